@@ -51,7 +51,7 @@ from .lab.terminal import (
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
-from .markers.notes import quoted_step_names
+from .markers.notes import step_names_in
 from .markers.placeholders import quoted_file_names
 from .messages import strings
 from .names import session_folder
@@ -672,7 +672,7 @@ def _clean_limits(
         for message in transcript.messages:
             for text in strings(message):
                 kept.update(quoted_file_names(text))
-                kept.update(quoted_step_names(text))
+                kept.update(step_names_in(text))
     whole_bytes = None if max_bytes is None else round(max_bytes)
     return Limits(whole_bytes, max_age, records, kept)
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from .edits.diff import Edit, apply_edits, diff, first_changed_block
 from .edits.thinking import Stale, mark_stale, shift_stale
 from .messages import common_prefix, ensure_messages, is_equal
-from .messages.identity import digest, parse, parse_from, says_the_same, with_marks, without_marks
+from .messages.identity import (
+    digest,
+    parse,
+    parse_from,
+    says_the_same,
+    with_marks,
+    without_marks,
+)
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -109,15 +116,22 @@ class Step:
     @property
     def is_idle(self) -> bool:
         """Whether the turn leaves the timeline as it was."""
-        return not (self.messages or self.edits or self.agreement.is_cut or self.adopted)
+        has_news = self.messages or self.edits
+        has_moved = self.agreement.is_cut or self.adopted
+        return not (has_news or has_moved)
 
     def forget_changes(self) -> tuple[int, int] | None:
         """The first place changed so far, after which changes are counted anew."""
-        place, self.touched.first = self.touched.first, None
+        place = self.touched.first
+        self.touched.first = None
         return place
 
     def edit(
-        self, before: Sequence[Message], after: Sequence[Message], *, paired: bool = True
+        self,
+        before: Sequence[Message],
+        after: Sequence[Message],
+        *,
+        paired: bool = True,
     ) -> list[Edit]:
         """Add the edits by which the context *before* has become *after*, and return them.
 
@@ -126,11 +140,13 @@ class Step:
         edits = diff(before, after, paired=paired)
         if not edits:
             return edits
-        last, first = edits[0], edits[-1]
-        place = first.start, first_changed_block(before, first)
+        last = edits[0]
+        first = edits[-1]
+        place = (first.start, first_changed_block(before, first))
+        tail = len(before) - last.stop
         touched = self.touched
         touched.first = min(place, touched.first or place)
-        touched.tail = min(touched.tail, len(before) - last.stop)
+        touched.tail = min(touched.tail, tail)
         for edit in edits:
             self.stale = shift_stale(self.stale, edit)
         self.edits += edits
@@ -167,12 +183,15 @@ class Timeline:
         self.history: list[Message] = []
         self.context: list[Message] = self.history
         self.sent: list[Message] = self.history
-        self._starts, self._ends = array("q"), array("q")  # empty while nothing was touched
+        # The columns are empty while nothing was touched.
+        self._starts = array("q")
+        self._ends = array("q")
         self.stale: Stale = {}
         self._contents: list[object] = []  # of the history, as they were last seen
         self._sizes = array("I")  # blocks, or characters, of each
         self._cursor = 0
-        self._digests: tuple[list[bytes], list[bytes]] = ([], [])  # of history and context
+        # Of the history and of the context.
+        self._digests: tuple[list[bytes], list[bytes]] = ([], [])
 
     @property
     def starts(self) -> array[int]:
@@ -194,7 +213,12 @@ class Timeline:
 
     # A turn ---------------------------------------------------------------------------------------
 
-    def begin(self, history: list[Message], *, thorough: bool = False) -> Step:
+    def begin(
+        self,
+        history: list[Message],
+        *,
+        thorough: bool = False,
+    ) -> Step:
         """The step that *history* makes; the timeline does not change until `apply`.
 
         A history that was shortened, branched or rebuilt agrees up to its first difference. The
@@ -208,25 +232,44 @@ class Timeline:
         if agreed < len(self.history) and self.context:
             in_context, moved_there = _agreement(self.sent, now)
             if in_context > agreed:
-                agreed, moved, adopted = in_context, moved_there, True
-        known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
+                agreed = in_context
+                moved = moved_there
+                adopted = True
+        known, cursor = self._first_difference(
+            now,
+            agreed,
+            adopted=adopted,
+            thorough=thorough,
+        )
         ensure_messages(now, known)
         moved = [index for index in moved if index < known]
         agreement = Agreement(now, moved=moved, cursor=cursor)
-        step = Step(known, adopted, now[known:], agreement=agreement)
+        step = Step(
+            known,
+            adopted,
+            now[known:],
+            agreement=agreement,
+        )
         self._prepare(step)
-        whole = len(self.sent if adopted else self.history)
+        ours = self.history
+        if adopted:
+            ours = self.sent
+        whole = len(ours)
         agreement.is_cut = known < whole
         agreement.has_diverged = agreed < whole or not self._grows(step, whole)
         if self.stale:
-            step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
+            for place, block in self.stale.items():
+                if place < step.kept:
+                    step.stale[place] = block
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
         return step
 
     def _grows(self, step: Step, whole: int) -> bool:
         """Whether no more than the last message was changed in place, of *whole*."""
-        if step.known < whole - 1 or step.kept < len(self.context) - 1:
+        if step.known < whole - 1:
+            return False
+        if step.kept < len(self.context) - 1:
             return False
         return step.agreement.fresh >= step.known
 
@@ -236,12 +279,18 @@ class Timeline:
         if step.adopted or self._is_untouched:
             return known, known
         kept = bisect_right(self._ends, known)
-        fresh = self._ends[kept - 1] if kept else 0
-        gap_end = self._starts[kept] if kept < len(self._starts) else len(self.history)
-        if not fresh < gap_end <= known:
+        fresh = 0
+        if kept:
+            fresh = self._ends[kept - 1]
+        gap_end = len(self.history)
+        if kept < len(self._starts):
+            gap_end = self._starts[kept]
+        has_gap = fresh < gap_end <= known
+        if not has_gap:
             return kept, fresh
         # What was removed stays removed, unless the caller has gone back to its last message.
-        if gap_end == known < len(self.history) and not step.messages:
+        ends_in_gap = gap_end == known < len(self.history)
+        if ends_in_gap and not step.messages:
             return kept, fresh
         return kept, gap_end
 
@@ -250,60 +299,89 @@ class Timeline:
         agreement = step.agreement
         step.kept, agreement.fresh = self._part_to_keep(step)
         if agreement.moved or not self._is_untouched:
-            agreement.marked = dict(self._new_marks(step))
+            marks = self._new_marks(step)
+            agreement.marked = dict(marks)
         step.same = min(agreement.marked, default=step.kept)
         new = step.messages
         if agreement.fresh < step.known:
             new = agreement.history[agreement.fresh :]
         plain = parse_from(agreement.history, agreement.fresh)
-        pairs = [*zip(plain, new, strict=True), *agreement.marked.values()]
+        pairs = [
+            *zip(plain, new, strict=True),
+            *agreement.marked.values(),
+        ]
         differ = any(one is not other for one, other in pairs)
-        is_untouched = self._is_untouched or (step.adopted and self.sent is self.context)
+        is_sent_plain = self.sent is self.context
+        is_untouched = self._is_untouched
+        if step.adopted and is_sent_plain:
+            is_untouched = True
         if is_untouched and not differ:
-            step.given = step.context = agreement.history
+            step.context = agreement.history
+            step.given = agreement.history
             return
-        step.given = step.context = [*self.context[: step.kept], *plain]
+        step.context = [*self.context[: step.kept], *plain]
+        step.given = step.context
         for place, (message, _) in agreement.marked.items():
             step.context[place] = message
-        if differ or self.sent is not self.context:
-            step.given = [*self.sent[: step.kept], *new]
-            for place, (_, message) in agreement.marked.items():
-                step.given[place] = message
+        if is_sent_plain and not differ:
+            return
+        step.given = [*self.sent[: step.kept], *new]
+        for place, (_, message) in agreement.marked.items():
+            step.given[place] = message
 
     def snapshot(self) -> Step:
         """The one step that makes this timeline of an empty one."""
         plain = parse_from(self.history)
         edits = diff(plain, self.context)
-        return Step(0, False, list(self.history), edits, self.stale)
+        return Step(
+            known=0,
+            adopted=False,
+            messages=list(self.history),
+            edits=edits,
+            stale=self.stale,
+        )
 
     def apply(self, step: Step) -> None:
         """Make *step*, which has its edits by now."""
         agreement = step.agreement
         if not agreement.history:  # a journal holds only what cannot be derived
-            ours = self.sent if step.adopted else self.history
+            ours = self.history
+            if step.adopted:
+                ours = self.sent
             agreement.history = [*ours[: step.known], *step.messages]
             self._prepare(step)
         if self._verify and agreement.digests is None:
             self.compute_digests(step)
         if step.adopted:
-            self.history = self.context = self.sent = list(self.sent)
-            self._contents, self._sizes = [], array("I")
+            self.history = list(self.sent)
+            self.context = self.history
+            self.sent = self.history
+            self._contents = []
+            self._sizes = array("I")
         del self.history[step.known :]
         self.history += step.messages
         for index in agreement.moved:
             self.history[index] = agreement.history[index]
         if step.context is agreement.history and not step.edits:
-            self.context = self.sent = self.history
-            self._starts, self._ends = array("q"), array("q")
+            self.context = self.history
+            self.sent = self.history
+            self._starts = array("q")
+            self._ends = array("q")
         else:
-            new = range(agreement.fresh, len(self.history))
-            self._starts = self.starts[: step.kept] + array("q", new)
-            self._ends = self.ends[: step.kept] + array("q", (index + 1 for index in new))
+            end = len(self.history)
+            new_starts = range(agreement.fresh, end)
+            new_ends = range(agreement.fresh + 1, end + 1)
+            starts = self.starts[: step.kept]
+            ends = self.ends[: step.kept]
+            self._starts = starts + array("q", new_starts)
+            self._ends = ends + array("q", new_ends)
             edits = list(map(self._align, step.edits))
-            self.context = self.sent = apply_edits(step.context, edits)
+            self.context = apply_edits(step.context, edits)
+            self.sent = self.context
             if step.given is not step.context:
                 self.sent = apply_edits(step.given, edits)
-        self.stale, self._cursor = step.stale, agreement.cursor
+        self.stale = step.stale
+        self._cursor = agreement.cursor
         self._remember_contents(step)
 
     def _align(self, edit: Edit) -> Edit:
@@ -312,18 +390,23 @@ class Timeline:
         Its first message replaces all that it removes, the others replace nothing.
         """
         start, stop, messages = edit
+        first = 0
+        last = 0
         if start < stop:
-            first, last = self._starts[start], self._ends[stop - 1]
-        else:
-            first = last = self._ends[start - 1] if start else 0
-        starts = [first, *[last] * (len(messages) - 1)]
-        self._starts[start:stop] = array("q", starts[: len(messages)])
-        self._ends[start:stop] = array("q", [last] * len(messages))
-        if stop - start == 1 == len(messages):
+            first = self._starts[start]
+            last = self._ends[stop - 1]
+        elif start:
+            first = self._ends[start - 1]
+            last = first
+        count = len(messages)
+        starts = [first, *[last] * (count - 1)]
+        ends = [last] * count
+        self._starts[start:stop] = array("q", starts[:count])
+        self._ends[start:stop] = array("q", ends)
+        if stop - start == 1 == count:
             return edit
-        return Edit(
-            start, stop, list(map(without_marks, messages))
-        )  # no message has their marks now
+        unmarked = list(map(without_marks, messages))  # no message has their marks now
+        return Edit(start, stop, unmarked)
 
     # Edits in place -------------------------------------------------------------------------------
 
@@ -331,29 +414,49 @@ class Timeline:
         """Whether any known message of *step* was given another content, or has grown."""
         if self._verify or step.adopted:
             return False
-        return self._first_edited(step.agreement.history, 0, step.known) < step.known
+        now = step.agreement.history
+        edited = self._first_edited(now, 0, step.known)
+        return edited < step.known
 
     def _first_difference(
-        self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
+        self,
+        now: Sequence[Message],
+        agreed: int,
+        *,
+        adopted: bool,
+        thorough: bool,
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""
         if self._verify:
-            pairs = enumerate(zip(self._digests[adopted], map(digest, now[:agreed]), strict=False))
-            return next((index for index, (old, new) in pairs if old != new), agreed), 0
+            digests = map(digest, now[:agreed])
+            pairs = zip(self._digests[adopted], digests, strict=False)
+            changes = (old != new for old, new in pairs)
+            changed = (index for index, is_changed in enumerate(changes) if is_changed)
+            return next(changed, agreed), 0
         if adopted:
-            return next((place for place in range(agreed) if self._has_grown(place)), agreed), 0
-        newest = 0 if thorough else max(0, agreed - WATCHED)
-        if not newest:
+            longer = filter(self._has_grown, range(agreed))
+            return next(longer, agreed), 0
+        newest = max(0, agreed - WATCHED)
+        if thorough or not newest:
             return self._first_edited(now, 0, agreed), self._cursor
-        start = self._cursor if self._cursor < newest else 0
+        start = self._cursor
+        if start >= newest:
+            start = 0
         # The older messages become more until all have been checked: two turns are for these.
-        stop = min(newest, start + max(LEAST_SLICE, -(-newest // (SLICES - 2))))
+        slice_size = -(-newest // (SLICES - 2))
+        stop = min(newest, start + max(LEAST_SLICE, slice_size))
         older = self._first_edited(now, start, stop)
         if older < stop:
             return older, self._cursor  # to be found again, should the turn fail
-        return self._first_edited(now, newest, agreed), stop
+        edited = self._first_edited(now, newest, agreed)
+        return edited, stop
 
-    def _first_edited(self, now: Sequence[Message], start: int, stop: int) -> int:
+    def _first_edited(
+        self,
+        now: Sequence[Message],
+        start: int,
+        stop: int,
+    ) -> int:
         """The first message between *start* and *stop* that was edited, *stop* if none was."""
         try:
             contents = list(map(_content, now[start:stop]))
@@ -361,33 +464,47 @@ class Timeline:
         except (KeyError, TypeError):
             ensure_messages(now)
             raise
-        if sizes == self._sizes[start:stop] and is_equal(contents, self._contents[start:stop]):
+        has_same_sizes = sizes == self._sizes[start:stop]
+        if has_same_sizes and is_equal(contents, self._contents[start:stop]):
             return stop
-        indices = range(start, stop)
-        return next((index for index in indices if self._differs(now[index], index)), stop)
+        for index in range(start, stop):
+            if self._differs(now[index], index):
+                return index
+        return stop
 
     def _has_grown(self, place: int) -> bool:
         """Whether message *place* of the context, if it is the caller's own, has grown."""
         index = self._starts[place]
-        if index == len(self.history) or self.sent[place] is not self.history[index]:
+        if index == len(self.history):
             return False
-        return _size(self.sent[place]["content"]) != self._sizes[index]
+        message = self.sent[place]
+        if message is not self.history[index]:
+            return False
+        return _size(message["content"]) != self._sizes[index]
 
     def _differs(self, message: Message, index: int) -> bool:
         """Whether *message* was edited since it was remembered as number *index*."""
         content = self._contents[index]
-        if message["content"] is content:
-            return _size(content) != self._sizes[index]
         if _size(content) != self._sizes[index]:
             return True  # nobody knows what it said
-        return not says_the_same(message, cast("Message", {**message, "content": content}))
+        if message["content"] is content:
+            return False
+        before = cast("Message", {**message, "content": content})
+        return not says_the_same(message, before)
 
     def compute_digests(self, step: Step) -> None:
         """Compute the digests that `apply` keeps of *step*; a thread may do it before."""
         context = apply_edits(step.context, step.edits)
-        same = min([step.kept, *(edit.start for edit in step.edits)])
-        history = [*self._digests[step.adopted][: step.known], *map(digest, step.messages)]
-        step.agreement.digests = history, [*self._digests[1][:same], *map(digest, context[same:])]
+        edit_starts = [edit.start for edit in step.edits]
+        same = min([step.kept, *edit_starts])
+        known_history = self._digests[step.adopted][: step.known]
+        known_context = self._digests[1][:same]
+        new_history = map(digest, step.messages)
+        new_context = map(digest, context[same:])
+        step.agreement.digests = (
+            [*known_history, *new_history],
+            [*known_context, *new_context],
+        )
 
     def _remember_contents(self, step: Step) -> None:
         """Keep what edits in place are detected from."""
@@ -397,8 +514,9 @@ class Timeline:
         self._contents[known:] = contents
         self._sizes[known:] = _sizes(contents)
         for index in agreement.moved:
-            self._contents[index] = self.history[index]["content"]
-            self._sizes[index] = _size(self._contents[index])
+            content = self.history[index]["content"]
+            self._contents[index] = content
+            self._sizes[index] = _size(content)
         if agreement.digests is not None:
             self._digests = agreement.digests
 
@@ -413,17 +531,21 @@ class Timeline:
                 yield index, (parse(now), now)
             return
         known = min(len(agreement.history), len(self.history))
-        for index in {*agreement.moved, *range(max(0, known - RECENT), known)}:
+        recent = range(max(0, known - RECENT), known)
+        for index in {*agreement.moved, *recent}:
             place = self._position(index)
-            if place is None or place >= step.kept:
+            if place is None:
+                continue
+            if place >= step.kept:
                 continue
             now = agreement.history[index]
             if self.sent[place] is self.history[index]:
                 if index in agreement.moved:
                     yield place, (parse(now), now)
                 continue
-            message = with_marks(self.context[place], now)
-            if message is not self.context[place]:
+            before = self.context[place]
+            message = with_marks(before, now)
+            if message is not before:
                 yield place, (message, message)
 
     def _position(self, index: int) -> int | None:
@@ -433,8 +555,11 @@ class Timeline:
         place = bisect_left(self._ends, index + 1)
         if place == len(self._ends):
             return None
-        is_alone = self._starts[place] == index and self._ends[place] == index + 1
-        return place if is_alone else None
+        if self._starts[place] != index:
+            return None
+        if self._ends[place] != index + 1:
+            return None
+        return place
 
 
 def _sizes(contents: list[object]) -> array[int]:
@@ -445,10 +570,15 @@ def _sizes(contents: list[object]) -> array[int]:
 
 
 def _size(content: object) -> int:
-    return 0 if content is None else len(content)  # type: ignore[arg-type]
+    if content is None:
+        return 0
+    return len(content)  # type: ignore[arg-type]
 
 
-def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[int]]:
+def _agreement(
+    ours: Sequence[Message],
+    now: list[Message],
+) -> tuple[int, list[int]]:
     """How many leading messages say the same, and which of them differ in form.
 
     Raises InvalidHistory.
@@ -463,10 +593,11 @@ def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[i
     agreed = common_prefix(ours, now)
     ensure_messages(now, agreed)
     moved: list[int] = []
-    for index in range(agreed, min(len(ours), len(now))):
+    shorter = min(len(ours), len(now))
+    for index in range(agreed, shorter):
         if is_equal(ours[index], now[index]):
             continue
         if not says_the_same(ours[index], now[index]):
             return index, moved
         moved.append(index)
-    return min(len(ours), len(now)), moved
+    return shorter, moved

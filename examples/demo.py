@@ -169,7 +169,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--model", default="claude-sonnet-5-5", help="the model to ask (%(default)s)"
     )
     parser.add_argument(
-        "--max-turns", type=int, default=300, help="give up after that many (%(default)s)"
+        "--max-turns", type=int, default=600, help="give up after that many (%(default)s)"
     )
     parser.add_argument(
         "--keep-going", action="store_true", help="wait out rate limits for minutes, not seconds"

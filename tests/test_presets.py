@@ -66,7 +66,7 @@ async def test_the_lean_presets_collapse_exchanges_instead(
     preset: Preset, min_chars: int, keep_recent: int, tmp_path: Path
 ) -> None:
     prices = Prices.relative(read=0.05)
-    direct, collapse, *rest = preset(LocalStorage(tmp_path), prices=prices)
+    direct, _, collapse, *rest = preset(LocalStorage(tmp_path), prices=prices)
 
     assert isinstance(direct, DirectOffload)
     assert isinstance(collapse, Collapse)
@@ -82,7 +82,7 @@ async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path: Path)
         history, session_id="s"
     )
 
-    assert result.reports[1].outcome is Outcome.CHANGED
+    assert result.reports[2].outcome is Outcome.CHANGED
     assert not check(result.messages)
     assert result.messages[-14:] == history[-14:]
     assert result.tokens_after < result.tokens_before / 3

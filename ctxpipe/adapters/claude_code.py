@@ -28,8 +28,20 @@ SECONDS = 10  # after which Claude Code goes on without the hook
 EVENT = "PostToolUse"
 MARK = "ctxpipe claude-code hook"
 COPY = ".before-ctxpipe"
+FOLDER = ".claude"
+FILE = "settings.json"
 # What is no text of the tool's result, or may not be changed.
-KEPT = frozenset({"data", "base64", "filePath", "file_path", "type", "media_type", "mimeType"})
+KEPT = frozenset(
+    {
+        "base64",
+        "data",
+        "filePath",
+        "file_path",
+        "media_type",
+        "mimeType",
+        "type",
+    }
+)
 
 Path = tuple[str | int, ...]
 
@@ -43,34 +55,51 @@ def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | 
     Each of its texts of *min_chars* characters or more is written to a file below *root*, and a
     placeholder with the path replaces it. Raises StorageError when a file cannot be written.
     """
-    if event.get("hook_event_name", EVENT) != EVENT or _is_read_back(event, root):
+    if event.get("hook_event_name", EVENT) != EVENT:
+        return None
+    if _is_read_back(event, root):
         return None
     output = event.get("tool_response")
-    places = [place for place in _texts(output) if len(_at(output, place)) >= min_chars]
+    places: list[Path] = []
+    texts: list[str] = []
+    for place in _texts(output):
+        text = _at(output, place)
+        if len(text) >= min_chars:
+            places.append(place)
+            texts.append(text)
     if not places:
         return None
     from ..markers.placeholders import DIRECT, Preview, placeholder
-    from ..names import safe_name, session_folder
 
-    folder = session_folder(str(event.get("session_id") or "unnamed")[:1000])
-    name = safe_name(str(event.get("tool_use_id") or "result"))
-    texts: list[tuple[str, str]] = []
-    for number, place in enumerate(places):
-        suffix = f"-{number}" if number else ""
-        texts.append((f"{folder}/{name}{suffix}.md", _at(output, place)))
-    paths = _write(root, texts)
-    for place, path in zip(places, paths, strict=True):
-        text = _at(output, place)
-        output = _replaced(output, place, placeholder(DIRECT, path, text, Preview()))
+    keys = _keys(event, len(texts))
+    paths = _write(root, list(zip(keys, texts, strict=True)))
+    for place, path, text in zip(places, paths, texts, strict=True):
+        pointer = placeholder(DIRECT, path, text, Preview())
+        output = _replace_at(output, place, pointer)
     return output
 
 
 def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
     """Whether the tool has read what was offloaded: that must not be offloaded again."""
-    if str(event.get("tool_name", "")).endswith(READING):
+    tool = str(event.get("tool_name", ""))
+    if tool.endswith(READING):
         return True
     asked = json.dumps(event.get("tool_input"), ensure_ascii=False)
-    return root in asked or os.path.basename(root) in asked
+    folder = os.path.basename(root)
+    return root in asked or folder in asked
+
+
+def _keys(event: Mapping[str, Any], count: int) -> list[str]:
+    """The keys below which the *count* texts of *event* are stored."""
+    from ..names import safe_name, session_folder
+
+    session = str(event.get("session_id") or "unnamed")
+    call = str(event.get("tool_use_id") or "result")
+    folder = session_folder(session[:1000])
+    name = safe_name(call)
+    keys = [f"{folder}/{name}.md"]
+    keys += [f"{folder}/{name}-{number}.md" for number in range(1, count)]
+    return keys
 
 
 def _texts(value: object, place: Path = ()) -> Iterator[Path]:
@@ -92,12 +121,14 @@ def _at(value: Any, place: Path) -> str:
     return str(value)
 
 
-def _replaced(value: Any, place: Path, text: str) -> Any:
+def _replace_at(value: Any, place: Path, text: str) -> Any:
     """A copy of *value* with *text* at *place*."""
     if not place:
         return text
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
-    copy[place[0]] = _replaced(value[place[0]], place[1:], text)
+    first = place[0]
+    rest = place[1:]
+    copy[first] = _replace_at(value[first], rest, text)
     return copy
 
 
@@ -106,21 +137,27 @@ def _write(root: str, texts: Sequence[tuple[str, str]]) -> Sequence[str]:
 
     from ..storage.local import LocalStorage
 
-    return asyncio.run(LocalStorage(root).write(texts))
+    storage = LocalStorage(root)
+    return asyncio.run(storage.write(texts))
 
 
 def _answer(raw: bytes, root: str, min_chars: int) -> str:
     """What the hook prints; "" leaves the result as it is. Nothing is ever raised."""
     try:
         event = json.loads(raw)
-        folder = os.path.join(str(event.get("cwd") or os.getcwd()), root)
+        project = str(event.get("cwd") or os.getcwd())
+        folder = os.path.join(project, root)
         output = new_output(event, os.path.abspath(folder), min_chars)
         if output is None:
             return ""
-        answer = {"hookEventName": EVENT, "updatedToolOutput": output}
+        answer = {
+            "hookEventName": EVENT,
+            "updatedToolOutput": output,
+        }
         return json.dumps({"hookSpecificOutput": answer})
     except Exception as error:  # noqa: BLE001  a tool call must not fail because of us
-        sys.stderr.write(f"ctxpipe: the result stays as it is: {type(error).__name__}\n")
+        name = type(error).__name__
+        sys.stderr.write(f"ctxpipe: the result stays as it is: {name}\n")
         return ""
 
 
@@ -134,10 +171,17 @@ def install(settings: str, command: Sequence[str]) -> bool:
     """
     before = _read(settings)
     hooks = _without_ours(before)
-    entry = {"type": "command", "command": shlex.join(command), "timeout": SECONDS}
+    entry = {
+        "type": "command",
+        "command": shlex.join(command),
+        "timeout": SECONDS,
+    }
+    ours = {"matcher": TOOLS, "hooks": [entry]}
     events = dict(hooks.get("hooks") or {})
-    events[EVENT] = [*(events.get(EVENT) or []), {"matcher": TOOLS, "hooks": [entry]}]
-    return _save(settings, before, {**hooks, "hooks": events})
+    others = events.get(EVENT) or []
+    events[EVENT] = [*others, ours]
+    after = {**hooks, "hooks": events}
+    return _save(settings, before, after)
 
 
 def uninstall(settings: str) -> bool:
@@ -146,7 +190,8 @@ def uninstall(settings: str) -> bool:
     Raises SettingsError when it holds no JSON object.
     """
     before = _read(settings)
-    return _save(settings, before, _without_ours(before))
+    after = _without_ours(before)
+    return _save(settings, before, after)
 
 
 def _read(settings: str) -> dict[str, Any]:
@@ -155,22 +200,37 @@ def _read(settings: str) -> dict[str, Any]:
             text = file.read()
     except FileNotFoundError:
         return {}
+    if not text.strip():
+        return {}
     try:
-        value = json.loads(text) if text.strip() else {}
+        value = json.loads(text)
     except ValueError as error:
         raise SettingsError(f"{settings} is no JSON ({error}); it was not changed") from error
-    hooks = value.get("hooks", {}) if isinstance(value, dict) else None
-    if not isinstance(hooks, dict) or not isinstance(hooks.get(EVENT, []), list):
+    if not _is_settings(value):
         raise SettingsError(f"{settings} has not the form of Claude Code; it was not changed")
     return dict(value)
+
+
+def _is_settings(value: object) -> bool:
+    """Whether *value* has the form of Claude Code's settings."""
+    if not isinstance(value, dict):
+        return False
+    hooks = value.get("hooks", {})
+    if not isinstance(hooks, dict):
+        return False
+    groups = hooks.get(EVENT, [])
+    return isinstance(groups, list)
 
 
 def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
     """*settings* without our hook, and without what only held it."""
     events = dict(settings.get("hooks") or {})
+    groups = events.get(EVENT) or []
     kept: list[Any] = []
-    for group in events.get(EVENT) or []:
-        hooks = group.get("hooks") if isinstance(group, dict) else None
+    for group in groups:
+        hooks = None
+        if isinstance(group, dict):
+            hooks = group.get("hooks")
         if not isinstance(hooks, list):
             kept.append(group)
             continue
@@ -179,17 +239,23 @@ def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
             kept.append(group)
         elif others:
             kept.append({**group, "hooks": others})
-    if kept == (events.get(EVENT) or []):
-        return dict(settings)
+    rest = dict(settings)
+    if kept == groups:
+        return rest
     events.pop(EVENT)
     if kept:
         events[EVENT] = kept
-    rest = {key: value for key, value in settings.items() if key != "hooks"}
-    return {**rest, "hooks": events} if events else rest
+    rest.pop("hooks")
+    if events:
+        rest["hooks"] = events
+    return rest
 
 
 def _is_ours(hook: object) -> bool:
-    return isinstance(hook, dict) and MARK in str(hook.get("command"))
+    if not isinstance(hook, dict):
+        return False
+    command = str(hook.get("command"))
+    return MARK in command
 
 
 def _save(settings: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
@@ -202,11 +268,13 @@ def _save(settings: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
         import shutil
 
         shutil.copy2(target, target + COPY)
+    text = json.dumps(after, indent=2, ensure_ascii=False)
     temporary = f"{target}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
-        file.write(json.dumps(after, indent=2, ensure_ascii=False) + "\n")
+        file.write(text + "\n")
     if os.path.exists(target):
-        os.chmod(temporary, os.stat(target).st_mode & 0o777)
+        mode = os.stat(target).st_mode & 0o777
+        os.chmod(temporary, mode)
     os.replace(temporary, target)
     return True
 
@@ -219,37 +287,71 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.action == "hook":
-        answer = _answer(sys.stdin.buffer.read(), given.root, given.min_chars)
+        event = sys.stdin.buffer.read()
+        answer = _answer(event, given.root, given.min_chars)
         sys.stdout.write(answer)
         return 0
     settings = given.settings
     if given.user:
-        settings = os.path.join(os.path.expanduser("~"), ".claude", "settings.json")
+        home = os.path.expanduser("~")
+        settings = os.path.join(home, FOLDER, FILE)
     try:
         if given.action == "install":
-            changed = install(settings, _command(given.root, given.min_chars))
+            command = _command(given.root, given.min_chars)
+            changed = install(settings, command)
         else:
             changed = uninstall(settings)
     except (CtxpipeError, OSError) as error:
         parser.error(str(error))
-    sys.stdout.write(f"{settings}: {'changed' if changed else 'as it should be already'}\n")
+    outcome = "as it should be already"
+    if changed:
+        outcome = "changed"
+    sys.stdout.write(f"{settings}: {outcome}\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ctxpipe claude-code", description=main.__doc__)
-    parser.add_argument("action", choices=["hook", "install", "uninstall"])
-    parser.add_argument("--root", default=ROOT, help="where the files go, below the project")
-    parser.add_argument(
-        "--min-chars", type=int, default=MIN_CHARS, help="the shortest text that goes to a file"
+    parser = argparse.ArgumentParser(
+        prog="ctxpipe claude-code",
+        description=main.__doc__,
     )
-    default = os.path.join(".claude", "settings.json")
-    parser.add_argument("--settings", default=default, help=f"the file; default: {default}")
-    parser.add_argument("--user", action="store_true", help="the settings of all your projects")
+    parser.add_argument(
+        "action",
+        choices=["hook", "install", "uninstall"],
+    )
+    parser.add_argument(
+        "--root",
+        default=ROOT,
+        help="where the files go, below the project",
+    )
+    parser.add_argument(
+        "--min-chars",
+        type=int,
+        default=MIN_CHARS,
+        help="the shortest text that goes to a file",
+    )
+    default = os.path.join(FOLDER, FILE)
+    parser.add_argument(
+        "--settings",
+        default=default,
+        help=f"the file; default: {default}",
+    )
+    parser.add_argument(
+        "--user",
+        action="store_true",
+        help="the settings of all your projects",
+    )
     return parser
 
 
 def _command(root: str, min_chars: int) -> list[str]:
     """What Claude Code runs; the same Python, whatever its path is then."""
-    options = ["--root", root, "--min-chars", str(min_chars)]
-    return [sys.executable, "-m", *MARK.split(), *options]
+    return [
+        sys.executable,
+        "-m",
+        *MARK.split(),
+        "--root",
+        root,
+        "--min-chars",
+        str(min_chars),
+    ]

@@ -34,7 +34,11 @@ for _name in ("wrap_model_call", "awrap_model_call"):
     ensure_hook(VERSIONS, _hook, ["request", "handler"])
 ensure_hook(VERSIONS, getattr(_hooks, "ModelRequest", None), ["messages", "system_message"])
 
-from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
+from langchain.agents.middleware import (  # noqa: E402
+    AgentMiddleware,
+    ModelRequest,
+    ModelResponse,
+)
 from langchain_core.messages import (  # noqa: E402
     AIMessage,
     BaseMessage,
@@ -51,11 +55,29 @@ __all__ = ["MessageCodec", "ctxpipe_middleware"]
 
 EMPTY = "[This message is empty.]"
 CALLS = frozenset(
-    {"tool_use", "tool_call", "function_call", "input_json_delta", "invalid_tool_call"}
+    {
+        "tool_use",
+        "tool_call",
+        "function_call",
+        "input_json_delta",
+        "invalid_tool_call",
+    }
 )
 """Content blocks of calls that a message has under ``tool_calls``, too."""
-OURS = frozenset({"thinking", "redacted_thinking", "document"})
+PROOFS = {
+    "thinking": "signature",
+    "redacted_thinking": "data",
+    "document": "source",
+}
+"""The field without which a content block of the Messages API is none."""
+OURS = frozenset(PROOFS)
 """Content blocks in the form of the Messages API."""
+WRITTEN = (
+    "cache_creation",
+    "ephemeral_5m_input_tokens",
+    "ephemeral_1h_input_tokens",
+)
+"""What LangChain calls the tokens that are written to the cache."""
 
 Request: TypeAlias = "ModelRequest[Any]"
 Reply: TypeAlias = Any
@@ -84,7 +106,12 @@ def ctxpipe_middleware(
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LangChain of the expected form.
     """
-    shaper = Shaper(pipeline, MessageCodec(), session_id=session_id, journal=journal)
+    shaper = Shaper(
+        pipeline,
+        MessageCodec(),
+        session_id=session_id,
+        journal=journal,
+    )
     return _Middleware(shaper)
 
 
@@ -100,7 +127,9 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         return "ctxpipe"
 
     async def awrap_model_call(
-        self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
+        self,
+        request: Request,
+        handler: Callable[[Request], Awaitable[ModelResponse[Any]]],
     ) -> Reply:
         """Call the model with the context."""
         shaped = await self._shape(request)
@@ -109,7 +138,8 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         try:
             reply = await handler(_with_items(request, shaped))
         except Exception as error:
-            shorter = await self._shaper.recover(shaped, as_refusal(error))
+            refusal = as_refusal(error)
+            shorter = await self._shaper.recover(shaped, refusal)
             if shorter is None:
                 raise
             shaped = shorter
@@ -118,7 +148,9 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         return reply
 
     def wrap_model_call(
-        self, request: Request, handler: Callable[[Request], ModelResponse[Any]]
+        self,
+        request: Request,
+        handler: Callable[[Request], ModelResponse[Any]],
     ) -> Reply:
         """The same for synchronous callers."""
         shaped = sync.wait_for(self._shape(request))
@@ -127,7 +159,8 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         try:
             reply = handler(_with_items(request, shaped))
         except Exception as error:
-            shorter = sync.wait_for(self._shaper.recover(shaped, as_refusal(error)))
+            refusal = as_refusal(error)
+            shorter = sync.wait_for(self._shaper.recover(shaped, refusal))
             if shorter is None:
                 raise
             shaped = shorter
@@ -139,27 +172,38 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         self._shaper.observe(shaped, _usage(reply))
 
     async def _shape(self, request: Request) -> Shaped | None:
-        system = request.system_message
+        names = tuple(_thread(request))
+        system = None
+        if request.system_message is not None:
+            system = list(_content_blocks(request.system_message.content))
+        thinking = getattr(request.model, "thinking", None)
         return await self._shaper.shape(
             request.messages,
             request=request,
-            found=tuple(_thread(request)),
-            system=None if system is None else list(_content_blocks(system.content)),
+            found=names,
+            system=system,
             tools=self._descriptions(request.tools),
             model=_model_name(request.model),
-            options={"thinking": getattr(request.model, "thinking", None)},
+            options={"thinking": thinking},
         )
 
     def _descriptions(self, tools: Sequence[object]) -> list[object]:
         """What the model is told of *tools*, for counting; made once for the same tools."""
         known, descriptions = self._tools
-        if len(known) != len(tools) or any(a is not b for a, b in zip(known, tools, strict=True)):
-            descriptions = [_description(tool) for tool in tools]
-            self._tools = (list(tools), descriptions)
+        if _are_same(known, tools):
+            return descriptions
+        descriptions = [_description(tool) for tool in tools]
+        self._tools = (list(tools), descriptions)
         return descriptions
 
 
 # Requests and replies -----------------------------------------------------------------------------
+
+
+def _are_same(known: Sequence[object], tools: Sequence[object]) -> bool:
+    if len(known) != len(tools):
+        return False
+    return all(old is new for old, new in zip(known, tools, strict=True))
 
 
 def _with_items(request: Request, shaped: Shaped) -> Request:
@@ -168,9 +212,12 @@ def _with_items(request: Request, shaped: Shaped) -> Request:
     if shaped.is_changed:
         changes["messages"] = shaped.items
     options = shaped.result.request_options
-    if options and type(request.model).__module__.startswith("langchain_anthropic"):
+    module = type(request.model).__module__
+    if options and module.startswith("langchain_anthropic"):
         changes["model_settings"] = {**request.model_settings, **options}
-    return request.override(**changes) if changes else request
+    if not changes:
+        return request
+    return request.override(**changes)
 
 
 def _thread(request: Request) -> Iterator[object]:
@@ -180,7 +227,8 @@ def _thread(request: Request) -> Iterator[object]:
     try:
         from langgraph.config import get_config
 
-        yield get_config().get("configurable", {}).get("thread_id")
+        configurable = get_config().get("configurable", {})
+        yield configurable.get("thread_id")
     except (ImportError, RuntimeError):  # outside of a graph
         return
 
@@ -197,32 +245,39 @@ def _description(tool: object) -> object:
     schema = getattr(tool, "tool_call_schema", None)
     if isinstance(tool, Mapping) or schema is None:
         return tool
-    parameters = schema if isinstance(schema, dict) else schema.model_json_schema()
-    description = getattr(tool, "description", "")
-    return {"name": getattr(tool, "name", ""), "description": description, "parameters": parameters}
+    parameters = schema
+    if not isinstance(schema, dict):
+        parameters = schema.model_json_schema()
+    return {
+        "name": getattr(tool, "name", ""),
+        "description": getattr(tool, "description", ""),
+        "parameters": parameters,
+    }
 
 
 def _usage(reply: Reply) -> dict[str, int] | None:
     response = getattr(reply, "model_response", reply)
-    for message in getattr(response, "result", None) or [response]:
+    messages = getattr(response, "result", None)
+    if not messages:
+        messages = [response]
+    for message in messages:
         billed = getattr(message, "usage_metadata", None)
         if billed:
-            details = billed.get("input_token_details") or {}
-            written = [
-                details.get(name) or 0
-                for name in (
-                    "cache_creation",
-                    "ephemeral_5m_input_tokens",
-                    "ephemeral_1h_input_tokens",
-                )
-            ]
-            return usage(
-                billed.get("input_tokens"),
-                read=details.get("cache_read"),
-                written=sum(written),
-                output=billed.get("output_tokens"),
-            )
+            return _usage_of(billed)
     return None
+
+
+def _usage_of(billed: Mapping[str, Any]) -> dict[str, int] | None:
+    details = billed.get("input_token_details") or {}
+    written = 0
+    for name in WRITTEN:
+        written += details.get(name) or 0
+    return usage(
+        billed.get("input_tokens"),
+        read=details.get("cache_read"),
+        written=written,
+        output=billed.get("output_tokens"),
+    )
 
 
 # Messages -----------------------------------------------------------------------------------------
@@ -239,13 +294,18 @@ class MessageCodec:
         """*item* as blocks."""
         if isinstance(item, ToolMessage):
             return Reading("result", [_result_block(item)])
-        if isinstance(item, AIMessage):
-            blocks = [*_content_blocks(item.content), *_call_blocks(item)]
-            return Reading("assistant", blocks or [text_block(EMPTY)])
-        side: Side = "system" if isinstance(item, SystemMessage) else "user"
-        if isinstance(item, BaseMessage):
-            return Reading(side, list(_content_blocks(item.content)) or [text_block(EMPTY)])
-        return Reading(side, [opaque_block(item)])
+        if not isinstance(item, BaseMessage):
+            return Reading("user", [opaque_block(item)])
+        blocks = list(_content_blocks(item.content))
+        side: Side = "user"
+        if isinstance(item, SystemMessage):
+            side = "system"
+        elif isinstance(item, AIMessage):
+            side = "assistant"
+            blocks.extend(_call_blocks(item))
+        if not blocks:
+            blocks = [text_block(EMPTY)]
+        return Reading(side, blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
@@ -253,20 +313,24 @@ class MessageCodec:
             content = _rebuild_result(item.content, blocks[0].get("content"))
             return item.model_copy(update={"content": content})
         if not isinstance(item, AIMessage):
-            return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
-        uses = {block["id"]: block for block in blocks if kind(block) == "tool_use"}
-        spoken = [block for block in blocks if kind(block) != "tool_use"]
+            content = _rebuild_content(item.content, blocks)
+            return item.model_copy(update={"content": content})
+        uses: dict[object, Mapping[str, Any]] = {}
+        spoken: list[Mapping[str, Any]] = []
+        for block in blocks:
+            if kind(block) == "tool_use":
+                uses[block["id"]] = block
+            else:
+                spoken.append(block)
         calls: list[dict[str, Any]] = []
         for call in item.tool_calls:
             use = uses.get(call["id"])
             if use is not None:
                 calls.append({**call, "args": dict(use["input"])})
         broken = [call for call in item.invalid_tool_calls if call["id"] in uses]
-        others = {
-            key: value
-            for key, value in item.additional_kwargs.items()
-            if key not in ("tool_calls", "function_call")
-        }
+        others = dict(item.additional_kwargs)
+        others.pop("tool_calls", None)
+        others.pop("function_call", None)
         changes = {
             "content": _rebuild_reply(item.content, spoken, uses),
             "tool_calls": calls,
@@ -278,22 +342,25 @@ class MessageCodec:
     def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
         """Messages that say *blocks*."""
         items: list[Item] = []
+        calls: list[dict[str, Any]] = []
+        spoken: list[Mapping[str, Any]] = []
         for block in blocks:
             if kind(block) == "tool_result":
-                content = result_text(block.get("content"))
-                items.append(ToolMessage(content, tool_call_id=block["tool_use_id"]))
-        uses = [block for block in blocks if kind(block) == "tool_use"]
-        spoken = [block for block in blocks if kind(block) not in ("tool_use", "tool_result")]
-        if not (uses or spoken):
+                items.append(_new_result(block))
+            elif kind(block) == "tool_use":
+                calls.append(_new_call(block))
+            else:
+                spoken.append(block)
+        if not calls and not spoken:
             return items
         content = _rebuild_content("", spoken)
         if role == "assistant":
-            calls = [
-                {"id": use["id"], "name": use["name"], "args": dict(use["input"])} for use in uses
-            ]
-            return [*items, AIMessage(content, tool_calls=calls)]
-        made = SystemMessage if role == "system" else HumanMessage
-        return [*items, made(content)]
+            items.append(AIMessage(content, tool_calls=calls))
+        elif role == "system":
+            items.append(SystemMessage(content))
+        else:
+            items.append(HumanMessage(content))
+        return items
 
     def repair(
         self,
@@ -302,9 +369,12 @@ class MessageCodec:
         given: Sequence[Item],
     ) -> list[Item]:
         """*items*, without a result whose call has left, or a call whose result has."""
-        lost_calls = _calls(given) - _calls(items)
-        lost_results = _results(given) - _results(items)
-        if not lost_calls & _results(items) and not lost_results & _calls(items):
+        calls = _calls(items)
+        results = _results(items)
+        lost_calls = _calls(given) - calls
+        lost_results = _results(given) - results
+        is_paired = lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls)
+        if is_paired:
             return items
         kept: list[Item] = []
         for item in items:
@@ -312,9 +382,9 @@ class MessageCodec:
                 if item.tool_call_id not in lost_calls:
                     kept.append(item)
                 continue
-            reading = self.read(item)
-            left = [block for block in reading.blocks if block.get("id") not in lost_results]
-            if len(left) == len(reading.blocks):
+            blocks = self.read(item).blocks
+            left = [block for block in blocks if block.get("id") not in lost_results]
+            if len(left) == len(blocks):
                 kept.append(item)
             elif left:
                 kept.append(self.rebuild(item, left))
@@ -324,13 +394,19 @@ class MessageCodec:
 def _calls(items: Sequence[Item]) -> set[object]:
     found: set[object] = set()
     for item in items:
-        if isinstance(item, AIMessage):
-            found.update(call["id"] for call in [*item.tool_calls, *item.invalid_tool_calls])
+        if not isinstance(item, AIMessage):
+            continue
+        found.update(call["id"] for call in item.tool_calls)
+        found.update(call["id"] for call in item.invalid_tool_calls)
     return found
 
 
 def _results(items: Sequence[Item]) -> set[object]:
-    return {item.tool_call_id for item in items if isinstance(item, ToolMessage)}
+    found: set[object] = set()
+    for item in items:
+        if isinstance(item, ToolMessage):
+            found.add(item.tool_call_id)
+    return found
 
 
 def _content_blocks(content: object) -> Iterator[dict[str, Any]]:
@@ -339,7 +415,9 @@ def _content_blocks(content: object) -> Iterator[dict[str, Any]]:
         if content:
             yield _text(content, content)
         return
-    for part in content if isinstance(content, list | tuple) else ():
+    if not isinstance(content, list | tuple):
+        return
+    for part in content:
         if kind(part) not in CALLS:
             yield _part_block(part)
 
@@ -347,7 +425,9 @@ def _content_blocks(content: object) -> Iterator[dict[str, Any]]:
 def _text(text: object, part: object) -> dict[str, Any]:
     if isinstance(text, str) and says(text):
         return text_block(text)
-    return opaque_block({"type": "text", "text": part} if isinstance(part, str) else part)
+    if isinstance(part, str):
+        part = {"type": "text", "text": part}
+    return opaque_block(part)
 
 
 def _part_block(part: Any) -> dict[str, Any]:
@@ -362,23 +442,36 @@ def _part_block(part: Any) -> dict[str, Any]:
         return _thinking_block(part)
     image = None
     if name == "image_url":
-        url = part.get("image_url")
-        image = image_block(url.get("url") if isinstance(url, Mapping) else url)
-    elif name == "image" and isinstance(part.get("source"), Mapping):
-        image = {"type": "image", "source": dict(part["source"])}
-    elif name == "image" and part.get("base64"):
-        mime = part.get("mime_type", "image/png")
-        image = image_block(f"data:{mime};base64,{part['base64']}")
+        image = _image_of_url(part)
     elif name == "image":
-        image = image_block(part.get("url"))
+        image = _image(part)
     return image or opaque_block(part)
+
+
+def _image_of_url(part: Mapping[str, Any]) -> dict[str, Any] | None:
+    url = part.get("image_url")
+    if isinstance(url, Mapping):
+        url = url.get("url")
+    return image_block(url)
+
+
+def _image(part: Mapping[str, Any]) -> dict[str, Any] | None:
+    source = part.get("source")
+    if isinstance(source, Mapping):
+        return {"type": "image", "source": dict(source)}
+    if part.get("base64"):
+        mime = part.get("mime_type", "image/png")
+        return image_block(f"data:{mime};base64,{part['base64']}")
+    return image_block(part.get("url"))
 
 
 def _as_ours(part: Mapping[str, Any]) -> dict[str, Any]:
     """A block of the Messages API, without what LangChain adds; opaque where it is none."""
-    block = {key: value for key, value in part.items() if key not in ("index", "cache_control")}
-    proof = {"thinking": "signature", "redacted_thinking": "data", "document": "source"}
-    if not block.get(proof[block["type"]]):
+    block = dict(part)
+    block.pop("index", None)
+    block.pop("cache_control", None)
+    proof = PROOFS[block["type"]]
+    if not block.get(proof):
         return opaque_block(part)
     return block
 
@@ -386,34 +479,50 @@ def _as_ours(part: Mapping[str, Any]) -> dict[str, Any]:
 def _thinking_block(part: Mapping[str, Any]) -> dict[str, Any]:
     """Reasoning in LangChain's own form, or in that of the responses API."""
     extras = part.get("extras") or {}
-    proof = extras.get("signature") or part.get("encrypted_content") or part.get("id")
+    proof = extras.get("signature") or part.get("encrypted_content") or part.get("id") or "unsigned"
     words = part.get("reasoning")
     if not words:
-        words = "\n".join(str(entry.get("text")) for entry in part.get("summary") or ())
+        summary = part.get("summary") or ()
+        words = "\n".join(str(entry.get("text")) for entry in summary)
     if not words:
-        return {"type": "redacted_thinking", "data": str(proof or "unsigned")}
-    thought = without_surrogates(str(words))
-    return {"type": "thinking", "thinking": thought, "signature": str(proof or "unsigned")}
+        return {"type": "redacted_thinking", "data": str(proof)}
+    return {
+        "type": "thinking",
+        "thinking": without_surrogates(str(words)),
+        "signature": str(proof),
+    }
 
 
 def _call_blocks(item: AIMessage) -> Iterator[dict[str, Any]]:
     for call in item.tool_calls:
-        arguments = arguments_object(call["args"])
-        yield {"type": "tool_use", "id": call["id"], "name": call["name"], "input": arguments}
+        yield {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["name"],
+            "input": arguments_object(call["args"]),
+        }
     for broken in item.invalid_tool_calls:
-        name = broken["name"] or ""
-        arguments = arguments_object(broken["args"])
-        yield {"type": "tool_use", "id": broken["id"], "name": name, "input": arguments}
+        yield {
+            "type": "tool_use",
+            "id": broken["id"],
+            "name": broken["name"] or "",
+            "input": arguments_object(broken["args"]),
+        }
 
 
 def _result_block(item: ToolMessage) -> dict[str, Any]:
-    content: Any = item.content
-    if isinstance(content, str):
-        content = without_surrogates(content)
+    content: Any
+    if isinstance(item.content, str):
+        content = without_surrogates(item.content)
+        is_text = True
     else:
-        content = [_part_block(part) for part in content]
-    block = {"type": "tool_result", "tool_use_id": item.tool_call_id, "content": content}
-    is_text = isinstance(content, str) or all(kind(part) == "text" for part in content)
+        content = [_part_block(part) for part in item.content]
+        is_text = all(kind(part) == "text" for part in content)
+    block = {
+        "type": "tool_result",
+        "tool_use_id": item.tool_call_id,
+        "content": content,
+    }
     if item.status == "error" and content and is_text:
         block["is_error"] = True
     return block
@@ -423,23 +532,41 @@ def _result_block(item: ToolMessage) -> dict[str, Any]:
 
 
 def _rebuild_result(old: object, content: object) -> Any:
-    if isinstance(content, str) or content is None:
-        blocks = [text_block(content)] if content else []
-    else:
-        blocks = list(content)  # type: ignore[call-overload]  # an iterable of blocks
+    if not content:
+        return _rebuild_content(old, [])
+    if isinstance(content, str):
+        return _rebuild_content(old, [text_block(content)])
+    blocks = list(content)  # type: ignore[call-overload]  # an iterable of blocks
     return _rebuild_content(old, blocks)
+
+
+def _new_result(block: Mapping[str, Any]) -> ToolMessage:
+    content = result_text(block.get("content"))
+    return ToolMessage(content, tool_call_id=block["tool_use_id"])
+
+
+def _new_call(use: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": use["id"],
+        "name": use["name"],
+        "args": dict(use["input"]),
+    }
 
 
 def _rebuild_content(old: object, blocks: Sequence[Mapping[str, Any]]) -> Any:
     """Content that says *blocks*, in the form of the *old* one, whose parts stay."""
-    if not isinstance(old, list) and all(kind(block) == "text" for block in blocks):
+    parts: list[Any] = []
+    if isinstance(old, list):
+        parts = list(old)
+    elif all(kind(block) == "text" for block in blocks):
         return "\n".join(map(block_text, blocks))
-    left = [(part, _part_block(part)) for part in old] if isinstance(old, list) else []
+    old_blocks: list[Mapping[str, Any]] = [_part_block(part) for part in parts]
     content: list[Any] = []
     for block in blocks:
-        place = next((place for place, pair in enumerate(left) if pair[1] == block), None)
-        if place is not None:
-            content.append(left.pop(place)[0])
+        if block in old_blocks:
+            place = old_blocks.index(block)
+            content.append(parts.pop(place))
+            old_blocks.pop(place)
         elif kind(block) in ("image", "document", *OURS):
             content.append(dict(block))
         else:
@@ -448,7 +575,9 @@ def _rebuild_content(old: object, blocks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _rebuild_reply(
-    old: object, spoken: Sequence[Mapping[str, Any]], uses: Mapping[object, Mapping[str, Any]]
+    old: object,
+    spoken: Sequence[Mapping[str, Any]],
+    uses: Mapping[object, Mapping[str, Any]],
 ) -> Any:
     """The content of a reply that says *spoken*, with only the calls *uses* in it."""
     if not isinstance(old, list):
@@ -457,23 +586,33 @@ def _rebuild_reply(
     content: list[Any] = []
     for part in old:
         if kind(part) in CALLS:
-            use = uses.get(part.get("call_id") or part.get("id"))
+            name = part.get("call_id") or part.get("id")
+            use = uses.get(name)
             if use is not None:
                 content.append(_with_input(part, use["input"]))
-        elif _part_block(part) in waiting:
-            waiting.remove(_part_block(part))
+            continue
+        block = _part_block(part)
+        if block in waiting:
+            waiting.remove(block)
             content.append(part)
-    return [*content, *_rebuild_content([], waiting)]
+    content += _rebuild_content([], waiting)
+    return content
 
 
 def _with_input(part: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """A content block of a call with *arguments*, without an id by which it is stored."""
-    key = next((name for name in ("input", "args", "arguments") if name in part), "input")
+    names = [name for name in ("input", "args", "arguments") if name in part]
+    key = names[0] if names else "input"
     old = part.get(key)
     if arguments_object(old) == arguments:
         return part
-    plain = {name: value for name, value in part.items() if name not in ("partial_json", "index")}
+    plain = dict(part)
+    plain.pop("partial_json", None)
+    plain.pop("index", None)
     if "call_id" in plain:
         plain.pop("id", None)
-    plain[key] = arguments_json(arguments) if isinstance(old, str) else dict(arguments)
+    if isinstance(old, str):
+        plain[key] = arguments_json(arguments)
+    else:
+        plain[key] = dict(arguments)
     return plain

@@ -164,7 +164,7 @@ class _Logger(CustomLogger):
             while len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
 
-    def _sent(self, kwargs: Mapping[str, Any]) -> Shaped | _Messages | None:
+    def _find_shaped(self, kwargs: Mapping[str, Any]) -> Shaped | _Messages | None:
         return self._pending.pop(str(kwargs.get("litellm_call_id")), None)
 
     async def async_log_success_event(
@@ -175,7 +175,7 @@ class _Logger(CustomLogger):
         end_time: Any,  # noqa: ARG002
     ) -> None:
         """Learn from the usage."""
-        sent = self._sent(kwargs)
+        sent = self._find_shaped(kwargs)
         with log_errors(NOT_LEARNT):
             billed = getattr(response_obj, "usage", None)
             if isinstance(response_obj, Mapping):
@@ -194,7 +194,7 @@ class _Logger(CustomLogger):
         end_time: Any,  # noqa: ARG002
     ) -> None:
         """After "too long", shorten the context for the next attempt."""
-        sent = self._sent(kwargs)
+        sent = self._find_shaped(kwargs)
         error = kwargs.get("exception")
         refusal = as_refusal(error) if isinstance(error, BaseException) else None
         if sent is None or refusal is None:

@@ -45,7 +45,13 @@ CHAT = "/chat/completions"
 RESPONSES = "/responses"
 STREAM = "text/event-stream"
 LARGE = 200_000  # bytes of a request that are read in a thread, not on the loop
-BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
+BEGINNING = frozenset(
+    {
+        "response.created",
+        "response.in_progress",
+        "response.queued",
+    }
+)
 MAX_HELD = 1_000_000  # bytes of a stream's beginning that are held back
 
 
@@ -81,7 +87,8 @@ def ctxpipe_client(
     if not isinstance(transport, httpx2.AsyncBaseTransport):
         raise SettingsError("transport is no httpx2.AsyncBaseTransport")
     client: httpx2.AsyncClient = _sdk.DefaultAsyncHttpxClient(
-        transport=_AsyncTransport(transport, shapers), **settings
+        transport=_AsyncTransport(transport, shapers),
+        **settings,
     )
     return client
 
@@ -101,7 +108,8 @@ def ctxpipe_sync_client(
     if not isinstance(transport, httpx2.BaseTransport):
         raise SettingsError("transport is no httpx2.BaseTransport")
     client: httpx2.Client = _sdk.DefaultHttpxClient(
-        transport=_SyncTransport(transport, shapers), **settings
+        transport=_SyncTransport(transport, shapers),
+        **settings,
     )
     return client
 
@@ -129,8 +137,14 @@ class _Call:
         if not shaped.is_changed:
             return self.request
         body = {**self.body, self.key: shaped.items}
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        headers = [pair for pair in self.request.headers.raw if not _is_length(pair[0])]
+        text = json.dumps(
+            body,
+            ensure_ascii=False,
+            separators=(",", ":"),
+            allow_nan=False,
+        )
+        sent = self.request.headers.raw
+        headers = [(name, value) for name, value in sent if not _is_length(name)]
         return httpx2.Request(
             self.request.method,
             self.request.url,
@@ -153,16 +167,29 @@ class _Shapers:
         session_id: SessionName | None,
         journal: JournalStorage | None,
     ) -> None:
-        self._chat = Shaper(pipeline, ChatCodec(), session_id=session_id, journal=journal)
-        self._responses = Shaper(pipeline, ResponsesCodec(), session_id=session_id, journal=journal)
+        self._chat = Shaper(
+            pipeline,
+            ChatCodec(),
+            session_id=session_id,
+            journal=journal,
+        )
+        self._responses = Shaper(
+            pipeline,
+            ResponsesCodec(),
+            session_id=session_id,
+            journal=journal,
+        )
 
     def of(self, request: httpx2.Request) -> tuple[Shaper, str] | None:
         """What shapes *request*, and where its items are; None for any other request."""
-        if request.method != "POST" or "content-encoding" in request.headers:
+        if request.method != "POST":
             return None
-        if request.url.path.endswith(CHAT):
+        if "content-encoding" in request.headers:
+            return None
+        path = request.url.path
+        if path.endswith(CHAT):
             return self._chat, "messages"
-        if request.url.path.endswith(RESPONSES):
+        if path.endswith(RESPONSES):
             return self._responses, "input"
         return None
 
@@ -178,40 +205,68 @@ class _Shapers:
             return None  # no JSON: the API says so
         if not _is_ours(body, key):
             return None
+        names = texts_at(
+            body,
+            "prompt_cache_key",
+            "metadata.session_id",
+            "user",
+        )
         shaped = await shaper.shape(
             body[key],
             request=body,
-            found=tuple(texts_at(body, "prompt_cache_key", "metadata.session_id", "user")),
+            found=tuple(names),
             system=body.get("instructions"),
             tools=body.get("tools"),
             model=body.get("model"),
         )
         if shaped is None:
             return None
-        return _Call(request, body, key, shaper, shaped)
+        return _Call(
+            request=request,
+            body=body,
+            key=key,
+            shaper=shaper,
+            shaped=shaped,
+        )
 
 
 def _is_ours(body: Any, key: str) -> bool:
     """Whether the client holds the conversation of *body*, and not the provider."""
-    if not isinstance(body, dict) or not isinstance(body.get(key), list) or not body[key]:
+    if not isinstance(body, dict):
         return False
-    if body.get("previous_response_id") or body.get("conversation"):
+    items = body.get(key)
+    if not isinstance(items, list) or not items:
         return False
-    return all(isinstance(item, dict) for item in body[key])
+    if body.get("previous_response_id"):
+        return False
+    if body.get("conversation"):
+        return False
+    return all(isinstance(item, dict) for item in items)
 
 
 # Responses ----------------------------------------------------------------------------------------
 
 
 def _is_stream(response: httpx2.Response) -> bool:
-    is_plain = "content-encoding" not in response.headers
-    return is_plain and response.headers.get("content-type", "").startswith(STREAM)
+    if "content-encoding" in response.headers:
+        return False
+    content_type = response.headers.get("content-type", "")
+    return content_type.startswith(STREAM)
+
+
+ENCODED = frozenset(
+    {
+        "content-encoding",
+        "content-length",
+        "transfer-encoding",
+    }
+)
 
 
 def _whole(response: httpx2.Response) -> httpx2.Response:
     """*response*, which was read, as one that can be read again."""
-    encoded = ("content-encoding", "content-length", "transfer-encoding")
-    headers = [pair for pair in response.headers.multi_items() if pair[0].lower() not in encoded]
+    sent = response.headers.multi_items()
+    headers = [(name, value) for name, value in sent if name.lower() not in ENCODED]
     return httpx2.Response(
         response.status_code,
         headers=headers,
@@ -231,7 +286,8 @@ def _with_stream(response: httpx2.Response, stream: Any) -> httpx2.Response:
 
 def _refusal(response: httpx2.Response) -> Refusal | None:
     """What *response*, which was read, says of a prompt that is too long."""
-    text = response.content[:MAX_TEXT].decode("utf-8", "replace")
+    beginning = response.content[:MAX_TEXT]
+    text = beginning.decode("utf-8", "replace")
     return read_refusal(response.status_code, text)
 
 
@@ -239,7 +295,8 @@ def _observe_body(call: _Call, shaped: Shaped, response: httpx2.Response) -> Non
     with log_errors(NOT_LEARNT):
         body = json.loads(response.content)
         if isinstance(body, dict):
-            call.shaper.observe(shaped, openai_usage(body.get("usage")))
+            usage = openai_usage(body.get("usage"))
+            call.shaper.observe(shaped, usage)
 
 
 class _Tap:
@@ -258,9 +315,13 @@ class _Tap:
         found = None
         with log_errors(NOT_LEARNT):
             for event in self._events.feed(chunk):
+                holder = event
                 response = event.get("response")
-                holder = response if isinstance(response, dict) else event
-                found = openai_usage(holder.get("usage")) or found
+                if isinstance(response, dict):
+                    holder = response
+                usage = openai_usage(holder.get("usage"))
+                if usage:
+                    found = usage
         return found
 
     def learn(self, usage: dict[str, int]) -> None:
@@ -286,7 +347,8 @@ class _Beginning:
             if kind in BEGINNING:
                 continue
             if kind in ("response.failed", "error"):
-                self.refusal = read_refusal(None, json.dumps(event)[:MAX_TEXT])
+                text = json.dumps(event)
+                self.refusal = read_refusal(None, text[:MAX_TEXT])
             return True
         return self._bytes > MAX_HELD
 
@@ -297,7 +359,13 @@ class _Beginning:
 class _AsyncStream(httpx2.AsyncByteStream):
     """What was *held* back of *inner*, then the rest of it, past *tap*."""
 
-    def __init__(self, held: list[bytes], rest: AsyncIterator[bytes], inner: Any, tap: _Tap):
+    def __init__(
+        self,
+        held: list[bytes],
+        rest: AsyncIterator[bytes],
+        inner: Any,
+        tap: _Tap,
+    ) -> None:
         self._held = held
         self._rest = rest
         self._inner = inner
@@ -328,7 +396,8 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         call = None
         if self._shapers.of(request) is not None:
-            call = await self._shapers.call(request, await request.aread())
+            raw = await request.aread()
+            call = await self._shapers.call(request, raw)
         if call is None:
             return await self._inner.handle_async_request(request)
         response, refusal = await self._send(call, call.shaped)
@@ -342,7 +411,8 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
 
     async def _send(self, call: _Call, shaped: Shaped) -> tuple[httpx2.Response, Refusal | None]:
         """The answer to *call* with the items of *shaped*, and what it says of their length."""
-        response = await self._inner.handle_async_request(call.to_send(shaped))
+        request = call.to_send(shaped)
+        response = await self._inner.handle_async_request(request)
         if response.status_code in REFUSING:
             await response.aread()
             return _whole(response), _refusal(response)
@@ -355,7 +425,10 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
         return _whole(response), None
 
     async def _stream(
-        self, call: _Call, shaped: Shaped, response: httpx2.Response
+        self,
+        call: _Call,
+        shaped: Shaped,
+        response: httpx2.Response,
     ) -> tuple[httpx2.Response, Refusal | None]:
         beginning = _Beginning()
         inner: Any = response.stream
@@ -364,7 +437,12 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
             async for chunk in rest:
                 if beginning.is_over(chunk):
                     break
-        stream = _AsyncStream(beginning.chunks, rest, inner, _Tap(call, shaped))
+        stream = _AsyncStream(
+            held=beginning.chunks,
+            rest=rest,
+            inner=inner,
+            tap=_Tap(call, shaped),
+        )
         return _with_stream(response, stream), beginning.refusal
 
     async def aclose(self) -> None:
@@ -374,7 +452,13 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
 class _SyncStream(httpx2.SyncByteStream):
     """As `_AsyncStream`."""
 
-    def __init__(self, held: list[bytes], rest: Iterator[bytes], inner: Any, tap: _Tap) -> None:
+    def __init__(
+        self,
+        held: list[bytes],
+        rest: Iterator[bytes],
+        inner: Any,
+        tap: _Tap,
+    ) -> None:
         self._held = held
         self._rest = rest
         self._inner = inner
@@ -405,20 +489,23 @@ class _SyncTransport(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         call = None
         if self._shapers.of(request) is not None:
-            call = sync.wait_for(self._shapers.call(request, request.read()))
+            raw = request.read()
+            call = sync.wait_for(self._shapers.call(request, raw))
         if call is None:
             return self._inner.handle_request(request)
         response, refusal = self._send(call, call.shaped)
         shorter = None
         if refusal is not None:
-            shorter = sync.wait_for(call.shaper.recover(call.shaped, refusal))
+            recovery = call.shaper.recover(call.shaped, refusal)
+            shorter = sync.wait_for(recovery)
         if shorter is not None:
             response.close()
             response, _ = self._send(call, shorter)
         return response
 
     def _send(self, call: _Call, shaped: Shaped) -> tuple[httpx2.Response, Refusal | None]:
-        response = self._inner.handle_request(call.to_send(shaped))
+        request = call.to_send(shaped)
+        response = self._inner.handle_request(request)
         if response.status_code in REFUSING:
             response.read()
             return _whole(response), _refusal(response)
@@ -431,7 +518,10 @@ class _SyncTransport(httpx2.BaseTransport):
         return _whole(response), None
 
     def _stream(
-        self, call: _Call, shaped: Shaped, response: httpx2.Response
+        self,
+        call: _Call,
+        shaped: Shaped,
+        response: httpx2.Response,
     ) -> tuple[httpx2.Response, Refusal | None]:
         beginning = _Beginning()
         inner: Any = response.stream
@@ -440,7 +530,12 @@ class _SyncTransport(httpx2.BaseTransport):
             for chunk in rest:
                 if beginning.is_over(chunk):
                     break
-        stream = _SyncStream(beginning.chunks, rest, inner, _Tap(call, shaped))
+        stream = _SyncStream(
+            held=beginning.chunks,
+            rest=rest,
+            inner=inner,
+            tap=_Tap(call, shaped),
+        )
         return _with_stream(response, stream), beginning.refusal
 
     def close(self) -> None:
@@ -450,7 +545,7 @@ class _SyncTransport(httpx2.BaseTransport):
 def _on_the_loop(work: Callable[..., None], *arguments: Any) -> None:
     """Do *work* where the sessions of synchronous callers are at home."""
 
-    async def done() -> None:
+    async def finish() -> None:
         work(*arguments)
 
-    sync.wait_for(done())
+    sync.wait_for(finish())

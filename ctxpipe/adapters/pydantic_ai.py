@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
@@ -30,14 +30,16 @@ from ..wire.values import (
 from ..wire.versions import Versions, ensure_hook, load
 
 VERSIONS = Versions("pydantic-ai-slim", "pydantic-ai", "2.64.0", "2.68.0")
-_capability = getattr(load("pydantic_ai.capabilities", VERSIONS), "AbstractCapability", None)
+_capabilities = load("pydantic_ai.capabilities", VERSIONS)
+_capability = getattr(_capabilities, "AbstractCapability", None)
 for _name, _wanted in (
     ("for_run", ["ctx"]),
     ("prepare_model_request", ["ctx", "request_context"]),
     ("on_model_request_error", ["ctx", "request_context", "error"]),
     ("after_model_request", ["ctx", "request_context", "response"]),
 ):
-    ensure_hook(VERSIONS, getattr(_capability, _name, None), _wanted)
+    _hook = getattr(_capability, _name, None)
+    ensure_hook(VERSIONS, _hook, _wanted)
 
 from pydantic_ai import RetryModelRequest, RunContext  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
@@ -91,7 +93,12 @@ class Ctxpipe(AbstractCapability[Any]):
         session_id: SessionName | None = None,
         journal: JournalStorage | None = None,
     ) -> None:
-        self._shaper = Shaper(pipeline, MessageCodec(), session_id=session_id, journal=journal)
+        self._shaper = Shaper(
+            pipeline,
+            MessageCodec(),
+            session_id=session_id,
+            journal=journal,
+        )
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         """What one run needs to remember."""
@@ -110,10 +117,13 @@ class _Run(AbstractCapability[Any]):
         return self
 
     async def prepare_model_request(
-        self, ctx: RunContext[Any], request_context: ModelRequestContext
+        self,
+        ctx: RunContext[Any],
+        request_context: ModelRequestContext,
     ) -> ModelRequestContext:
         """Send the context."""
-        shaped, self._shorter = self._shorter, None
+        shaped = self._shorter
+        self._shorter = None
         if shaped is None:
             shaped = await self._shape(ctx, request_context)
         self._shaped = shaped
@@ -122,14 +132,20 @@ class _Run(AbstractCapability[Any]):
         return dataclasses.replace(request_context, messages=shaped.items)
 
     async def on_model_request_error(
-        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
+        self,
+        ctx: RunContext[Any],
+        *,
+        request_context: ModelRequestContext,
+        error: Exception,
     ) -> ModelResponse:
         """Ask once more where the prompt was too long; any other error is raised."""
         del ctx
         shaped = self._shaped
-        if shaped is None or getattr(request_context, "attempt", 1) > 1:
+        attempt = getattr(request_context, "attempt", 1)
+        if shaped is None or attempt > 1:
             raise error
-        self._shorter = await self._shaper.recover(shaped, as_refusal(error))
+        refusal = as_refusal(error)
+        self._shorter = await self._shaper.recover(shaped, refusal)
         if self._shorter is None:
             raise error
         raise RetryModelRequest from error
@@ -148,24 +164,33 @@ class _Run(AbstractCapability[Any]):
         return response
 
     async def _shape(
-        self, ctx: RunContext[Any], request_context: ModelRequestContext
+        self,
+        ctx: RunContext[Any],
+        request_context: ModelRequestContext,
     ) -> Shaped | None:
+        conversation = getattr(ctx, "conversation_id", None)
+        run = getattr(ctx, "run_id", None)
         parameters = request_context.model_request_parameters
         parts = getattr(parameters, "instruction_parts", None) or ()
-        texts = [part.content for part in parts if says(part.content)]
+        system = [text_block(part.content) for part in parts if says(part.content)]
+        tools = [_description(tool) for tool in parameters.function_tools]
+        model = getattr(request_context.model, "model_name", None)
         return await self._shaper.shape(
             request_context.messages,
             request=ctx,
-            found=(getattr(ctx, "conversation_id", None), getattr(ctx, "run_id", None)),
-            system=list(map(text_block, texts)) or None,
-            tools=list(map(_description, parameters.function_tools)),
-            model=getattr(request_context.model, "model_name", None),
+            found=(conversation, run),
+            system=system or None,
+            tools=tools,
+            model=model,
         )
 
 
 def _description(tool: Any) -> dict[str, object]:
-    parameters = tool.parameters_json_schema
-    return {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    return {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.parameters_json_schema,
+    }
 
 
 def _usage(response: ModelResponse) -> dict[str, int] | None:
@@ -186,7 +211,8 @@ class MessageCodec:
 
     def frozen(self, items: Sequence[Item], start: int) -> int:
         """All up to the last part in which the provider has compacted what came before."""
-        for index in reversed(range(start, len(items))):
+        indexes = range(start, len(items))
+        for index in reversed(indexes):
             parts = getattr(items[index], "parts", ())
             if any(isinstance(part, CompactionPart) for part in parts):
                 return index + 1
@@ -198,10 +224,11 @@ class MessageCodec:
         for part in getattr(item, "parts", ()):
             blocks += _part_blocks(part)
         if not blocks:
-            blocks = [text_block(EMPTY)]
+            blocks.append(text_block(EMPTY))
         if isinstance(item, ModelResponse):
             return Reading("assistant", blocks)
-        if any(kind(block) == "tool_result" for block in blocks):
+        has_result = any(kind(block) == "tool_result" for block in blocks)
+        if has_result:
             return Reading("result", blocks)
         return Reading("user", blocks)
 
@@ -215,22 +242,26 @@ class MessageCodec:
             if kept == old:
                 parts.append(part)
                 continue
-            changed = _rebuild_part(part, [block for block in kept if block is not None])
+            left = [block for block in kept if block is not None]
+            changed = _rebuild_part(part, left)
             if changed is not None:
                 parts.append(changed)
-        said = [block_text(block) for block in waiting]
-        if said and isinstance(item, ModelResponse):
-            parts.append(TextPart("\n".join(said)))
-        elif said:
-            parts.append(UserPromptPart("\n".join(said)))
+        if waiting:
+            text = "\n".join(map(block_text, waiting))
+            if isinstance(item, ModelResponse):
+                parts.append(TextPart(text))
+            else:
+                parts.append(UserPromptPart(text))
         return dataclasses.replace(item, parts=parts)
 
     def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
         """Messages that say *blocks*."""
         if role == "assistant":
-            return [ModelResponse(parts=list(map(_new_reply_part, blocks)))]
+            reply_parts = [_new_reply_part(block) for block in blocks]
+            return [ModelResponse(parts=reply_parts)]
         if role == "system":
-            return [ModelRequest(parts=[SystemPromptPart("\n".join(map(block_text, blocks)))])]
+            prompt = "\n".join(map(block_text, blocks))
+            return [ModelRequest(parts=[SystemPromptPart(prompt)])]
         parts: list[Any] = []
         said: list[Any] = []
         for block in blocks:
@@ -239,9 +270,11 @@ class MessageCodec:
                 parts.append(ToolReturnPart("tool", text, block["tool_use_id"]))
             else:
                 said.append(_new_content(block))
-        if said:
-            is_text = all(isinstance(part, str) for part in said)
-            parts.append(UserPromptPart("\n".join(said) if is_text else said))
+        is_text = all(isinstance(part, str) for part in said)
+        if said and is_text:
+            parts.append(UserPromptPart("\n".join(said)))
+        elif said:
+            parts.append(UserPromptPart(said))
         return [ModelRequest(parts=parts)]
 
     def repair(
@@ -251,21 +284,22 @@ class MessageCodec:
         given: Sequence[Item],
     ) -> list[Item]:
         """*items*, without a result whose call has left, or a call whose result has."""
-        lost_calls = _ids(given, "id") - _ids(items, "id")
-        lost_results = _ids(given, "tool_use_id") - _ids(items, "tool_use_id")
-        if lost_calls.isdisjoint(_ids(items, "tool_use_id")) and lost_results.isdisjoint(
-            _ids(items, "id")
-        ):
+        calls = _ids(items, "id")
+        results = _ids(items, "tool_use_id")
+        lost_calls = _ids(given, "id") - calls
+        lost_results = _ids(given, "tool_use_id") - results
+        is_paired = lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls)
+        if is_paired:
             return items
         kept: list[Item] = []
         for item in items:
             blocks = self.read(item).blocks
-            left = [
-                block
-                for block in blocks
-                if block.get("id") not in lost_results
-                and block.get("tool_use_id") not in lost_calls
-            ]
+            left = []
+            for block in blocks:
+                is_lost_call = block.get("id") in lost_results
+                is_lost_result = block.get("tool_use_id") in lost_calls
+                if not is_lost_call and not is_lost_result:
+                    left.append(block)
             if len(left) == len(blocks):
                 kept.append(item)
             elif left:
@@ -274,7 +308,9 @@ class MessageCodec:
 
 
 def _ids(items: Sequence[Item], key: str) -> set[object]:
-    wanted = ToolCallPart if key == "id" else (ToolReturnPart, RetryPromptPart)
+    wanted: tuple[type[Any], ...] = (ToolReturnPart, RetryPromptPart)
+    if key == "id":
+        wanted = (ToolCallPart,)
     found: set[object] = set()
     for item in items:
         for part in getattr(item, "parts", ()):
@@ -286,8 +322,10 @@ def _ids(items: Sequence[Item], key: str) -> set[object]:
 def _take(waiting: list[Mapping[str, Any]], old: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What *old* has become, taken out of *waiting*; None where it has left."""
     for key in ("id", "tool_use_id"):
+        if key not in old:
+            continue
         for block in waiting:
-            if key in old and block.get(key) == old[key]:
+            if block.get(key) == old[key]:
                 waiting.remove(block)
                 return block
     if old in waiting:
@@ -312,8 +350,9 @@ def _result_blocks(part: ToolReturnPart) -> list[dict[str, Any]]:
     content: Any = text
     if files:
         content = [_text(text), *map(_content_block, files)]
-    block = {"type": "tool_result", "tool_use_id": part.tool_call_id, "content": content}
-    if part.outcome in ("failed", "denied", "retried") and text and not files:
+    block = _result(part.tool_call_id, content)
+    has_failed = part.outcome in ("failed", "denied", "retried")
+    if has_failed and text and not files:
         block["is_error"] = True
     return [block]
 
@@ -322,63 +361,96 @@ def _retry_blocks(part: RetryPromptPart) -> list[dict[str, Any]]:
     text = part.model_response()
     if not part.tool_name:
         return [_text(text)]
-    block = {"type": "tool_result", "tool_use_id": part.tool_call_id, "content": text}
-    return [{**block, "is_error": True} if text else block]
+    block = _result(part.tool_call_id, text)
+    if text:
+        block["is_error"] = True
+    return [block]
+
+
+def _result(call: str, content: object) -> dict[str, Any]:
+    return {
+        "type": "tool_result",
+        "tool_use_id": call,
+        "content": content,
+    }
 
 
 def _prompt_blocks(part: UserPromptPart) -> list[dict[str, Any]]:
-    content = [part.content] if isinstance(part.content, str) else part.content
-    return list(map(_content_block, content))
+    if isinstance(part.content, str):
+        return [_text(part.content)]
+    return [_content_block(content) for content in part.content]
 
 
 def _content_block(content: object) -> dict[str, Any]:
     if isinstance(content, str):
         return _text(content)
-    image = None
-    if isinstance(content, BinaryContent) and content.media_type.startswith("image/"):
-        image = image_block(f"data:{content.media_type};base64,{content.base64}")
-    elif isinstance(content, ImageUrl):
-        image = image_block(content.url)
-    return image or opaque_block(_plain(content))
+    image = _image(content)
+    if image:
+        return image
+    return opaque_block(_plain(content))
+
+
+def _image(content: object) -> dict[str, Any] | None:
+    if isinstance(content, ImageUrl):
+        return image_block(content.url)
+    if not isinstance(content, BinaryContent):
+        return None
+    if not content.media_type.startswith("image/"):
+        return None
+    return image_block(f"data:{content.media_type};base64,{content.base64}")
 
 
 def _call_blocks(part: ToolCallPart) -> list[dict[str, Any]]:
-    arguments = arguments_object(part.args)
-    name = part.tool_call_id
-    return [{"type": "tool_use", "id": name, "name": part.tool_name, "input": arguments}]
+    call = {
+        "type": "tool_use",
+        "id": part.tool_call_id,
+        "name": part.tool_name,
+        "input": arguments_object(part.args),
+    }
+    return [call]
 
 
 def _thinking_blocks(part: ThinkingPart) -> list[dict[str, Any]]:
     proof = part.signature or part.id or "unsigned"
     if not part.content:
         return [{"type": "redacted_thinking", "data": proof}]
-    return [{"type": "thinking", "thinking": part.content, "signature": proof}]
+    thought = {
+        "type": "thinking",
+        "thinking": part.content,
+        "signature": proof,
+    }
+    return [thought]
 
 
 def _text_blocks(part: Any) -> list[dict[str, Any]]:
-    return [_text(part.content)] if part.content else []
+    if not part.content:
+        return []
+    return [_text(part.content)]
 
 
 def _text(text: object) -> dict[str, Any]:
-    return text_block(text) if isinstance(text, str) and says(text) else opaque_block(text)
+    if isinstance(text, str) and says(text):
+        return text_block(text)
+    return opaque_block(text)
 
 
 def _plain(part: object) -> object:
     """*part* in plain values, without times, so that equal parts make equal blocks."""
     if not dataclasses.is_dataclass(part) or isinstance(part, type):
         return repr(part)
-    fields = {
-        field.name: getattr(part, field.name)
-        for field in dataclasses.fields(part)
-        if field.name != "timestamp" and not field.name.startswith("_")
-    }
+    fields: dict[str, object] = {}
+    for field in dataclasses.fields(part):
+        name = field.name
+        if name != "timestamp" and not name.startswith("_"):
+            fields[name] = getattr(part, name)
     try:
         return json.loads(as_json(fields))
     except InvalidHistory:
         return repr(fields)
 
 
-_READERS: tuple[tuple[type, Callable[[Any], list[dict[str, Any]]]], ...] = (
+Reader: TypeAlias = Callable[[Any], list[dict[str, Any]]]
+_READERS: tuple[tuple[type, Reader], ...] = (
     (ToolReturnPart, _result_blocks),
     (RetryPromptPart, _retry_blocks),
     (UserPromptPart, _prompt_blocks),
@@ -396,13 +468,20 @@ def _rebuild_part(part: Any, blocks: Sequence[Mapping[str, Any]]) -> Any:
     if isinstance(part, ToolReturnPart):
         text = _first_text(blocks[0].get("content"))
         files = list(getattr(part, "files", None) or ())
-        return dataclasses.replace(part, content=[text, *files] if files else text)
+        result: Any = [text, *files] if files else text
+        return dataclasses.replace(part, content=result)
     if isinstance(part, RetryPromptPart):
-        text = result_text(blocks[0].get("content"))
-        return ToolReturnPart(part.tool_name or "", text, part.tool_call_id, outcome="failed")
+        return ToolReturnPart(
+            part.tool_name or "",
+            result_text(blocks[0].get("content")),
+            part.tool_call_id,
+            outcome="failed",
+        )
     if isinstance(part, ToolCallPart):
         arguments = blocks[0]["input"]
-        args = arguments_json(arguments) if isinstance(part.args, str) else dict(arguments)
+        args: Any = dict(arguments)
+        if isinstance(part.args, str):
+            args = arguments_json(arguments)
         # By its id a provider would take its stored copy.
         return dataclasses.replace(part, args=args, id=None)
     if isinstance(part, UserPromptPart) and not isinstance(part.content, str):
@@ -419,7 +498,8 @@ def _first_text(content: object) -> str:
 
 def _new_reply_part(block: Mapping[str, Any]) -> Any:
     if kind(block) == "tool_use":
-        return ToolCallPart(block["name"], dict(block["input"]), block["id"])
+        arguments = dict(block["input"])
+        return ToolCallPart(block["name"], arguments, block["id"])
     return TextPart(block_text(block))
 
 
@@ -428,5 +508,7 @@ def _new_content(block: Mapping[str, Any]) -> Any:
     if kind(block) != "image" or not isinstance(source, Mapping):
         return block_text(block)
     if source.get("type") == "base64":
-        return BinaryContent.from_data_uri(f"data:{source['media_type']};base64,{source['data']}")
-    return ImageUrl(str(source.get("url")))
+        url = f"data:{source['media_type']};base64,{source['data']}"
+        return BinaryContent.from_data_uri(url)
+    url = str(source.get("url"))
+    return ImageUrl(url)

@@ -15,9 +15,21 @@ __all__ = ["Difference", "common_blocks", "differences", "index_blocks"]
 
 NAME_CHARS = 40
 _SETTINGS = (
-    ("tool_choice", Cause.TOOL_CHOICE, "tool_choice changed"),
-    ("thinking", Cause.THINKING, "the thinking settings changed"),
-    ("has_images", Cause.IMAGES, "the first image came, or the last one went"),
+    (
+        "tool_choice",
+        Cause.TOOL_CHOICE,
+        "tool_choice changed",
+    ),
+    (
+        "thinking",
+        Cause.THINKING,
+        "the thinking settings changed",
+    ),
+    (
+        "has_images",
+        Cause.IMAGES,
+        "the first image came, or the last one went",
+    ),
 )
 
 _AMENDED = (Cause.BETAS, Cause.THINKING)
@@ -50,9 +62,12 @@ def differences(before: Prompt, sent: Sent, now: Prompt) -> list[Difference]:
 def _switches(before: Prompt, now: Prompt) -> Iterator[Difference]:
     if now.settings.model != before.settings.model:
         names = f"{_name(now.model)} instead of {_name(before.model)}"
-        yield Difference(0, Cause.MODEL, f"the model was switched, {names}")
+        detail = f"the model was switched, {names}"
+        yield Difference(0, Cause.MODEL, detail)
     if now.settings.betas != before.settings.betas:
-        yield _by_whom(before, now, Difference(0, Cause.BETAS, "the betas of the request changed"))
+        detail = "the betas of the request changed"
+        difference = Difference(0, Cause.BETAS, detail)
+        yield _by_whom(before, now, difference)
 
 
 def _tools(before: Prompt, now: Prompt) -> Iterator[Difference]:
@@ -61,23 +76,36 @@ def _tools(before: Prompt, now: Prompt) -> Iterator[Difference]:
     if old == new:
         return
     place = _common(old, new)
-    yield Difference(place, Cause.TOOLS, _tools_detail(before, now, old, new))
+    detail = _tools_detail(before, now, old, new)
+    yield Difference(place, Cause.TOOLS, detail)
 
 
-def _tools_detail(before: Prompt, now: Prompt, old: Sequence[int], new: Sequence[int]) -> str:
+def _tools_detail(
+    before: Prompt,
+    now: Prompt,
+    old: Sequence[int],
+    new: Sequence[int],
+) -> str:
     if Counter(old) == Counter(new):
         return "the tools are in another order"
     added = [name for name in now.tools if name not in before.tools]
     removed = [name for name in before.tools if name not in now.tools]
     changed = []
     for name, key in zip(now.tools, new, strict=True):
-        if key not in old and name not in added:
+        is_new = key not in old
+        if is_new and name not in added:
             changed.append(name)
     parts = []
-    for names, what in ((added, "added"), (removed, "removed"), (changed, "changed")):
-        if names:
-            parts.append(f"{_names(names)} {what}")
-    return f"the tools changed: {', '.join(parts) or 'one of them twice'}"
+    if added:
+        parts.append(f"{_names(added)} added")
+    if removed:
+        parts.append(f"{_names(removed)} removed")
+    if changed:
+        parts.append(f"{_names(changed)} changed")
+    what = ", ".join(parts)
+    if not parts:
+        what = "one of them twice"
+    return f"the tools changed: {what}"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -102,25 +130,40 @@ def _system(before: Prompt, now: Prompt) -> Iterator[Difference]:
     where = "the system prompt"
     if max(len(old), len(new)) > 1:
         where = f"block {place} of the system prompt"
-    detail, is_lasting = f"{where} was added or removed", False
+    detail = f"{where} was added or removed"
+    is_lasting = False
     if place < min(len(old), len(new)):
         change = first_change(before.system[place], now.system[place])
         detail = f"{where} changed at character {change.character:,}"
         if change.thing:
             detail = f"{where} contains {change.thing} at character {change.character:,}"
             is_lasting = True
-    yield Difference(len(now.tools) + place, Cause.SYSTEM, detail, is_lasting)
+    yield Difference(
+        len(now.tools) + place,
+        Cause.SYSTEM,
+        detail,
+        is_lasting,
+    )
 
 
 def _settings(before: Prompt, now: Prompt) -> Iterator[Difference]:
     for name, cause, detail in _SETTINGS:
-        if getattr(now.settings, name) != getattr(before.settings, name):
-            yield _by_whom(before, now, Difference(now.head, cause, detail))
+        old = getattr(before.settings, name)
+        new = getattr(now.settings, name)
+        if new != old:
+            difference = Difference(now.head, cause, detail)
+            yield _by_whom(before, now, difference)
 
 
-def _by_whom(before: Prompt, now: Prompt, difference: Difference) -> Difference:
+def _by_whom(
+    before: Prompt,
+    now: Prompt,
+    difference: Difference,
+) -> Difference:
     """*difference*, or that the pipeline has made it: its change needs a beta and a setting."""
-    if now.is_amended == before.is_amended or difference.cause not in _AMENDED:
+    if now.is_amended == before.is_amended:
+        return difference
+    if difference.cause not in _AMENDED:
         return difference
     detail = f"{difference.detail}, as the pipeline's change of the context needs it"
     return Difference(difference.place, Cause.REWRITE, detail)
@@ -132,9 +175,12 @@ def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:
         return
     place = now.head + same
     if now.is_summarized and not before.is_summarized:
-        yield Difference(place, Cause.REWRITE, "the server summarized the conversation")
+        detail = "the server summarized the conversation"
+        yield Difference(place, Cause.REWRITE, detail)
         return
-    index = now.message_at(place) if place < len(now.keys) else len(now.messages)
+    index = len(now.messages)
+    if place < len(now.keys):
+        index = now.message_at(place)
     if _is_own_rewrite(sent, index):
         detail = f"the pipeline rewrote the context from message {index} on"
         yield Difference(place, Cause.REWRITE, detail)
@@ -144,14 +190,20 @@ def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:
 
 
 def _is_own_rewrite(sent: Sent, index: int) -> bool:
-    if sent.rewritten_from is None or sent.rewritten_from > index:
+    if sent.rewritten_from is None:
         return False
-    return sent.edited_from is None or sent.rewritten_from < sent.edited_from
+    if sent.rewritten_from > index:
+        return False
+    if sent.edited_from is None:
+        return True
+    return sent.rewritten_from < sent.edited_from
 
 
 def common_blocks(before: Prompt, now: Prompt) -> int:
     """How many blocks at the beginning of the messages are equal."""
-    return _common(before.keys[before.head :], now.keys[now.head :])
+    old = before.keys[before.head :]
+    new = now.keys[now.head :]
+    return _common(old, new)
 
 
 def index_blocks(before: Prompt, now: Prompt) -> int:
@@ -168,12 +220,15 @@ def index_blocks(before: Prompt, now: Prompt) -> int:
     places: dict[int, list[int]] = {}
     for index, key in enumerate(old):
         places.setdefault(key, []).append(index)
-    known, reached = place, -1
+    known = place
+    reached = -1
     for index in range(place, len(now.keys)):
-        later = (found for found in places.get(now.keys[index], ()) if found > reached)
-        found = next(later, None)
-        if found is not None:
-            known, reached = index + 1, found
+        key = now.keys[index]
+        for found in places.get(key, ()):
+            if found > reached:
+                known = index + 1
+                reached = found
+                break
     return known
 
 
@@ -182,5 +237,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     stop = min(len(one), len(other))
     if one[:stop] == other[:stop]:
         return stop
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (ours, theirs) in pairs if ours != theirs), stop)
+    for place in range(stop):
+        if one[place] != other[place]:
+            return place
+    return stop

@@ -14,7 +14,13 @@ from ..tokens import TokenCounter
 from .differences import Difference, differences, index_blocks
 from .misses import Bill, CacheMiss, Cause
 from .prompts import Mark, Prompt, Sent, as_prompt
-from .rules import FIVE_MINUTES, HOUR, LOOKBACK_BLOCKS, MOST_MINIMUM, min_cached_tokens
+from .rules import (
+    FIVE_MINUTES,
+    HOUR,
+    LOOKBACK_BLOCKS,
+    MOST_MINIMUM,
+    min_cached_tokens,
+)
 
 __all__ = ["CacheDoctor", "Sent"]
 
@@ -48,7 +54,9 @@ class _Entry:
         return now - self.used >= self.seconds
 
     def is_answered(self, event: int) -> bool:
-        return self.answered is not None and self.answered < event
+        if self.answered is None:
+            return False
+        return self.answered < event
 
 
 @dataclass(slots=True)
@@ -94,10 +102,17 @@ class CacheDoctor:
     def send(self, sent: Sent, source: object = None) -> None:
         """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
-        self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
+        request = _Request(
+            sent,
+            event=self._events,
+            source=source,
+            count=len(sent.messages),
+        )
+        self._waiting.append(request)
         most = MOST_WAITING if self._observed else MOST_UNREAD
         while len(self._waiting) > most:
-            self._carry(self._waiting.popleft())
+            oldest = self._waiting.popleft()
+            self._carry(oldest)
 
     def send_as(self, source: object, body: Mapping[str, object], seconds: float) -> None:
         """The request known by *source* goes out at *seconds* in *body*, with all of its marks."""
@@ -105,12 +120,14 @@ class CacheDoctor:
         messages = body.get("messages")
         if request is None or not isinstance(messages, list):
             return
+        system = body.get("system") or None
+        tools = body.get("tools") or None
         request.sent = replace(
             request.sent,
             messages=messages,
             seconds=seconds,
-            system=body.get("system") or None,
-            tools=cast("Iterable[object] | None", body.get("tools") or None),
+            system=system,
+            tools=cast("Iterable[object] | None", tools),
             options=body,
             are_marks_known=True,
         )
@@ -129,7 +146,11 @@ class CacheDoctor:
         sent = request.sent
         self._rewritten_from = _first(self._rewritten_from, sent.rewritten_from)
         self._edited_from = _first(self._edited_from, sent.edited_from)
-        request.sent = replace(sent, rewritten_from=None, edited_from=None)
+        request.sent = replace(
+            sent,
+            rewritten_from=None,
+            edited_from=None,
+        )
 
     def observe(
         self,
@@ -147,8 +168,12 @@ class CacheDoctor:
         request = self._find(source)
         if request is None and self._waiting and messages is not None:
             request = self._waiting[-1]
-            request.sent = replace(request.sent, messages=messages, are_marks_known=True)
             request.count = len(messages)
+            request.sent = replace(
+                request.sent,
+                messages=messages,
+                are_marks_known=True,
+            )
         if request is None:
             return []
         self._read_up_to(request, model)
@@ -173,23 +198,25 @@ class CacheDoctor:
     @staticmethod
     def _release(request: _Request) -> None:
         """Let go of all that is not needed to compare the next request with *request*."""
-        request.before = request.source = None
+        request.before = None
+        request.source = None
         request.sent = Sent((), request.sent.seconds)
 
     def _find(self, source: object) -> _Request | None:
-        if source is None:
-            return self._waiting[-1] if self._waiting else None
-        found = (request for request in reversed(self._waiting) if request.source is source)
-        return next(found, None)
+        for request in reversed(self._waiting):
+            if source is None or request.source is source:
+                return request
+        return None
 
     def _read_up_to(self, request: _Request, model: str | None) -> None:
         """Read the requests in the order in which they were sent, up to *request*."""
         for waiting in list(self._waiting):
+            is_wanted = waiting is request
             if waiting.prompt is None:
                 self._carry(waiting)
-                if waiting.is_on_its_way or waiting is request:
+                if waiting.is_on_its_way or is_wanted:
                     self._read(waiting, model)
-            if waiting is request:
+            if is_wanted:
                 break
 
     def _read(self, request: _Request, model: str | None) -> None:
@@ -203,19 +230,22 @@ class CacheDoctor:
             rewritten_from=self._rewritten_from,
             edited_from=self._edited_from,
         )
-        self._rewritten_from = self._edited_from = None
+        self._rewritten_from = None
+        self._edited_from = None
         request.before = self._last
         self._compare(request)
         self._last = request
 
     def _compare(self, request: _Request, *, thoroughly: bool = False) -> None:
         """Read *request*, and find out what differs from the one before."""
-        before = request.before
-        last = None if before is None else before.prompt
+        last = None
+        if request.before is not None:
+            last = request.before.prompt
         known = None if thoroughly else last
         sent = request.sent
         if request.count < len(sent.messages):
-            sent = replace(sent, messages=sent.messages[: request.count])
+            messages = sent.messages[: request.count]
+            sent = replace(sent, messages=messages)
         prompt = as_prompt(sent, self.counter, known)
         if request.prompt is not None:  # with a mark that was located
             prompt = replace(prompt, marks=request.prompt.marks)
@@ -241,9 +271,14 @@ class CacheDoctor:
         known = self._entries.get(chain)
         if known is not None and not known.is_expired(request.sent.seconds):
             return
-        entry = _Entry(chain, mark.place, request.event, request.sent.seconds, mark.seconds)
         self._entries.pop(chain, None)
-        self._entries[chain] = entry
+        self._entries[chain] = _Entry(
+            chain,
+            place=mark.place,
+            writer=request.event,
+            used=request.sent.seconds,
+            seconds=mark.seconds,
+        )
         while len(self._entries) > MOST_ENTRIES:
             oldest = next(iter(self._entries))
             del self._entries[oldest]
@@ -252,33 +287,42 @@ class CacheDoctor:
         """Where the caller has placed marks after the run, the bill says how far the last went."""
         prompt = request.prompt
         assert prompt is not None  # noqa: S101  read before
-        if prompt.marks or request.sent.are_marks_known or not bill.cached or not prompt.keys:
+        if prompt.marks or request.sent.are_marks_known:
             return
+        if not bill.cached or not prompt.keys:
+            return
+        last = len(prompt.keys) - 1
         raw = bill.cached * prompt.raw_tokens / bill.total
-        place = min(bisect_right(prompt.sums, raw + 0.5), len(prompt.keys)) - 1
+        place = bisect_right(prompt.sums, raw + 0.5) - 1
+        place = min(place, last)
         if bill.uncached <= LEAST_MISSED:
-            place = len(prompt.keys) - 1
+            place = last
         seconds = HOUR if bill.written_for_hour else FIVE_MINUTES
-        request.prompt = prompt.with_mark(max(0, place), seconds)
-        self._write(request, request.prompt, request.prompt.marks[-1])
+        prompt = prompt.with_mark(max(0, place), seconds)
+        request.prompt = prompt
+        self._write(request, prompt, prompt.marks[-1])
 
     def _answer(self, request: _Request) -> None:
         """What *request* has written can be read by others now, and what it has read lives on."""
-        prompt, bill = request.prompt, request.bill
+        prompt = request.prompt
+        bill = request.bill
         assert prompt is not None  # noqa: S101  read before
         seconds = request.sent.seconds
-        last = max((mark.place for mark in prompt.marks), default=-1)
+        places = [mark.place for mark in prompt.marks]
+        last = max(places, default=-1)
         for mark in prompt.marks:
             chain = prompt.chain[mark.place]
             entry = self._entries.pop(chain, None)
             if entry is None:
                 continue
             tokens = _tokens(prompt, bill, mark.place)
-            if bill is not None and not self._is_cached(prompt, bill, tokens, mark.place == last):
-                continue
+            is_last = mark.place == last
+            if bill is not None:
+                if not self._is_cached(prompt, bill, tokens, is_last):
+                    continue
+                if is_last:
+                    tokens = bill.cached
             self._entries[chain] = entry  # what was used last comes last
-            if bill is not None and mark.place == last:
-                tokens = bill.cached
             if entry.answered is None:
                 entry.answered = self._events
             entry.tokens = tokens
@@ -287,21 +331,29 @@ class CacheDoctor:
         if bill is None or not bill.read:
             return
         for entry in self._matching(prompt):
-            if abs(self._size(entry, prompt, bill) - bill.read) <= _tolerance(bill.read):
+            size = self._size(entry, prompt, bill)
+            if abs(size - bill.read) <= _tolerance(bill.read):
                 entry.used = max(entry.used, seconds)
                 break
 
     @staticmethod
-    def _is_cached(prompt: Prompt, bill: Bill, tokens: int, is_last: bool) -> bool:
+    def _is_cached(
+        prompt: Prompt,
+        bill: Bill,
+        tokens: int,
+        is_last: bool,
+    ) -> bool:
         """Whether the prefix of so many *tokens* is in the cache; the bill shows it of the last."""
-        if is_last:
-            return bill.cached > 0
-        return bill.cached > 0 and tokens >= min_cached_tokens(prompt.model)
+        if bill.cached <= 0:
+            return False
+        return is_last or tokens >= min_cached_tokens(prompt.model)
 
     def _matching(self, prompt: Prompt) -> Iterator[_Entry]:
         """The entries that are a prefix of *prompt*, those that were used last first."""
         for entry in reversed(self._entries.values()):
-            if entry.place < len(prompt.chain) and prompt.chain[entry.place] == entry.chain:
+            if entry.place >= len(prompt.chain):
+                continue
+            if prompt.chain[entry.place] == entry.chain:
                 yield entry
 
     def _size(self, entry: _Entry, prompt: Prompt, bill: Bill) -> int:
@@ -313,8 +365,9 @@ class CacheDoctor:
 
     def _judge(self, request: _Request, bill: Bill) -> list[CacheMiss]:
         """What *request* should have read from the cache, and has not."""
-        before, prompt = request.before, request.prompt
-        if before is None or prompt is None or before.prompt is None:
+        before = request.before
+        prompt = request.prompt
+        if before is None or before.prompt is None or prompt is None:
             return []
         expected = self._expectation(request, before, prompt, bill)
         if expected - bill.read <= _tolerance(expected):
@@ -327,23 +380,46 @@ class CacheDoctor:
         misses = []
         if usable:
             detail = "by the published rules these tokens were in the cache"
-            why = Difference(0, Cause.UNEXPLAINED, detail)
-            misses.append(self._miss(why, bill, bill.read, min(predicted, expected), prompt))
+            miss = self._miss(
+                Difference(0, Cause.UNEXPLAINED, detail),
+                bill,
+                bill.read,
+                min(predicted, expected),
+                prompt,
+            )
+            misses.append(miss)
         if expected - predicted > _tolerance(expected):
             # What is beyond the entries that can be used.
             beyond = [state for tokens, state in sized if state and tokens > predicted]
-            why = self._reason(request, before, prompt, beyond)
-            misses.append(self._miss(why, bill, predicted, expected, prompt))
+            miss = self._miss(
+                self._reason(request, before, prompt, beyond),
+                bill,
+                predicted,
+                expected,
+                prompt,
+            )
+            misses.append(miss)
         return misses
 
-    def _expectation(self, request: _Request, before: _Request, prompt: Prompt, bill: Bill) -> int:
+    def _expectation(
+        self,
+        request: _Request,
+        before: _Request,
+        prompt: Prompt,
+        bill: Bill,
+    ) -> int:
         """The tokens that would have been read if nothing had gone wrong."""
-        if not request.found and before.bill is not None and before.bill.total:
-            return min(before.bill.total, bill.total)
+        if not request.found and before.bill is not None:
+            total_before = before.bill.total
+            if total_before:
+                return min(total_before, bill.total)
         return _tokens(prompt, bill, request.known - 1)
 
     def _deeper_entries(
-        self, request: _Request, prompt: Prompt, bill: Bill
+        self,
+        request: _Request,
+        prompt: Prompt,
+        bill: Bill,
     ) -> list[tuple[int, Difference | None]]:
         """The prefixes longer than what was read: tokens, and why they could not be.
 
@@ -351,26 +427,40 @@ class CacheDoctor:
         """
         sized: list[tuple[int, Difference | None]] = []
         for entry in self._matching(prompt):
-            tokens = self._size(entry, prompt, bill)
-            if entry.writer == request.event or tokens - bill.read <= _tolerance(tokens):
+            if entry.writer == request.event:
                 continue
-            sized.append((tokens, self._obstacle(entry, request, prompt)))
+            tokens = self._size(entry, prompt, bill)
+            if tokens - bill.read <= _tolerance(tokens):
+                continue
+            obstacle = self._obstacle(entry, request, prompt)
+            sized.append((tokens, obstacle))
         return sorted(sized, key=lambda one: one[0], reverse=True)
 
-    def _obstacle(self, entry: _Entry, request: _Request, prompt: Prompt) -> Difference | None:
+    def _obstacle(
+        self,
+        entry: _Entry,
+        request: _Request,
+        prompt: Prompt,
+    ) -> Difference | None:
         """Why *request* cannot read *entry*; None when it can."""
         if entry.is_expired(request.sent.seconds):
             idle = request.sent.seconds - entry.used
-            return Difference(entry.place, Cause.LIFETIME, _lifetime(idle, entry.seconds))
+            detail = _lifetime(idle, entry.seconds)
+            return Difference(entry.place, Cause.LIFETIME, detail)
         if not entry.is_answered(request.event):
             detail = "the request was sent before the one before it was answered"
             return Difference(entry.place, Cause.CONCURRENT, detail)
         later = [mark.place for mark in prompt.marks if mark.place >= entry.place]
         if not later:
             detail = "no cache mark follows what was cached before"
-            return Difference(entry.place, Cause.NO_MARK, detail, is_lasting=True)
-        if min(later) - entry.place >= LOOKBACK_BLOCKS:
-            blocks = min(later) - entry.place
+            return Difference(
+                entry.place,
+                Cause.NO_MARK,
+                detail,
+                is_lasting=True,
+            )
+        blocks = min(later) - entry.place
+        if blocks >= LOOKBACK_BLOCKS:
             detail = f"{blocks} blocks lie between two cache marks, more than {LOOKBACK_BLOCKS}"
             return Difference(entry.place, Cause.LOOKBACK, detail)
         return None
@@ -390,41 +480,58 @@ class CacheDoctor:
         idle = request.sent.seconds - before.sent.seconds
         lifetime = self._lifetime_of(before)
         if idle >= lifetime:
-            return Difference(0, Cause.LIFETIME, _lifetime(idle, lifetime))
+            detail = _lifetime(idle, lifetime)
+            return Difference(0, Cause.LIFETIME, detail)
         if request.found:
             return request.found[0]
         if obstacles:
             return obstacles[0]
-        return self._unwritten(before, prompt)
+        return self._missing_write(before, prompt)
 
     def _lifetime_of(self, request: _Request) -> float:
         assert request.prompt is not None  # noqa: S101  read before
-        return max((mark.seconds for mark in request.prompt.marks), default=inf)
+        lifetimes = [mark.seconds for mark in request.prompt.marks]
+        return max(lifetimes, default=inf)
 
-    def _unwritten(self, before: _Request, prompt: Prompt) -> Difference:
+    def _missing_write(self, before: _Request, prompt: Prompt) -> Difference:
         """Why *before* has not written what *prompt* could have read."""
         assert before.prompt is not None  # noqa: S101  read before
         marks = before.prompt.marks
         is_lasting = not prompt.marks
         if not marks:
             which = "the request" if is_lasting else "the request before"
-            return Difference(0, Cause.NO_MARK, f"{which} has no cache mark", is_lasting)
+            detail = f"{which} has no cache mark"
+            return Difference(0, Cause.NO_MARK, detail, is_lasting)
         bill = before.bill
-        if bill is not None and not bill.cached and bill.total < MOST_MINIMUM:
-            detail = f"a prompt of {bill.total:,} tokens is below the least that is cached"
-            return Difference(0, Cause.TOO_SHORT, detail)
         if bill is not None and not bill.cached:
-            return Difference(0, Cause.UNEXPLAINED, "nothing was cached in spite of a cache mark")
-        after = len(before.prompt.keys) - 1 - max(mark.place for mark in marks)
+            if bill.total < MOST_MINIMUM:
+                detail = f"a prompt of {bill.total:,} tokens is below the least that is cached"
+                return Difference(0, Cause.TOO_SHORT, detail)
+            detail = "nothing was cached in spite of a cache mark"
+            return Difference(0, Cause.UNEXPLAINED, detail)
+        last_mark = max(mark.place for mark in marks)
+        after = len(before.prompt.keys) - 1 - last_mark
         detail = f"the last {after} blocks of the request before have no cache mark"
-        return Difference(0, Cause.NO_MARK, detail, is_lasting=True)
+        return Difference(
+            0,
+            Cause.NO_MARK,
+            detail,
+            is_lasting=True,
+        )
 
     def _miss(
-        self, why: Difference, bill: Bill, start: int, stop: int, prompt: Prompt
+        self,
+        why: Difference,
+        bill: Bill,
+        start: int,
+        stop: int,
+        prompt: Prompt,
     ) -> CacheMiss:
         """The miss of the tokens from *start* up to *stop*."""
-        written = max(0, min(stop, bill.cached) - start)
-        for_hour = max(0, min(stop, bill.read + bill.written_for_hour) - start)
+        written_stop = min(stop, bill.cached)
+        written = max(0, written_stop - start)
+        hour_stop = min(stop, bill.read + bill.written_for_hour)
+        for_hour = max(0, hour_stop - start)
         return CacheMiss(
             cause=why.cause,
             request=self._observed,
@@ -439,8 +546,11 @@ class CacheDoctor:
 
 
 def _first(one: int | None, other: int | None) -> int | None:
-    known = [place for place in (one, other) if place is not None]
-    return min(known, default=None)
+    if one is None:
+        return other
+    if other is None:
+        return one
+    return min(one, other)
 
 
 def _tolerance(tokens: int) -> float:
@@ -462,7 +572,8 @@ def _tokens(prompt: Prompt, bill: Bill | None, place: int) -> int:
     if bill is None or not prompt.raw_tokens:
         return int(raw)
     # From the end: what was appended last is the part that may be estimated wrongly.
-    rest = (prompt.raw_tokens - raw) * bill.total / prompt.raw_tokens
+    raw_rest = prompt.raw_tokens - raw
+    rest = raw_rest * bill.total / prompt.raw_tokens
     return round(bill.total - rest)
 
 

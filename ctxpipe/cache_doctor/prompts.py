@@ -127,10 +127,16 @@ class Prompt:
 
     def with_mark(self, place: int, seconds: float) -> Prompt:
         """The same prompt with a mark on the block at *place*."""
-        return replace(self, marks=(*self.marks, Mark(place, seconds)))
+        mark = Mark(place, seconds)
+        marks = (*self.marks, mark)
+        return replace(self, marks=marks)
 
 
-def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> Prompt:
+def as_prompt(
+    sent: Sent,
+    counter: TokenCounter,
+    last: Prompt | None = None,
+) -> Prompt:
     """*sent* as a `Prompt`.
 
     The messages that it shares with *last* are taken from there, and not read again; a change
@@ -138,26 +144,39 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
     """
     messages, known, is_summarized = _after_summary(sent.messages, last)
     head = _Head(sent, counter, last)
+    head_blocks = len(head.keys)
     keys, sums, starts, marks, images = _reuse_columns(last, known, head)
     for index in range(known, len(messages)):
         message = messages[index]
-        starts.append(len(keys))
+        role = message["role"]
         content = as_blocks(message)
-        keys.extend(_key(message["role"], block) for block in content)
-        sums.extend(accumulate(map(counter.block_estimate, content), initial=sums.pop()))
-        marks += _marks(message, starts[-1])
+        start = len(keys)
+        starts.append(start)
+        keys.extend(_key(role, block) for block in content)
+        sizes = map(counter.block_estimate, content)
+        sums.extend(accumulate(sizes, initial=sums.pop()))
+        marks += _marks(message, start)
         if any(map(_has_image, content)):
             images.append(index)
     settings = head.settings._replace(has_images=bool(images))
-    seed = hash((head.chain[-1] if head.chain else head.seed, settings[3:]))
+    before_messages = head.seed
+    if head.chain:
+        before_messages = head.chain[-1]
+    seed = hash((before_messages, settings[3:]))
     chain = array("q", head.chain)
     if last is not None and last.seed == seed:
-        same = starts[known] if known < len(starts) else len(keys)
-        chain.extend(last.chain[last.head : last.head + same - len(head.keys)])
-    _extend_chain(chain, keys, seed, len(head.keys))
+        same = len(keys)
+        if known < len(starts):
+            same = starts[known]
+        same_in_messages = same - head_blocks
+        stop = last.head + same_in_messages
+        chain.extend(last.chain[last.head : stop])
+    _extend_chain(chain, keys, seed, head_blocks)
     automatic = sent.option(MARK)
     if automatic and keys:
-        marks.append(Mark(len(keys) - 1, seconds_to_live(read(automatic, "ttl"))))
+        seconds = seconds_to_live(read(automatic, "ttl"))
+        last_block = len(keys) - 1
+        marks.append(Mark(last_block, seconds))
     return Prompt(
         model=head.model,
         settings=settings,
@@ -186,65 +205,105 @@ def _after_summary(
     And how many of these are those of *last*, and whether there is a summary.
     """
     now = list(messages)
-    known = 0 if last is None else _known(last.messages, now)
+    before: list[Message] = []
+    if last is not None:
+        before = last.messages
+    known = _common_length(before, now)
     start = known
     if last is not None and last.is_summarized:
         start = 0  # what was sent is longer than what was kept of it
     for index in range(len(now) - 1, start - 1, -1):
         message = now[index]
-        if message["role"] == "assistant" and server_summary(message) is not None:
-            rest = [part_after_summary(message), *now[index + 1 :]]
-            return rest, 0 if last is None else _known(last.messages, rest), True
+        if message["role"] != "assistant":
+            continue
+        if server_summary(message) is None:
+            continue
+        rest = [
+            part_after_summary(message),
+            *now[index + 1 :],
+        ]
+        known = _common_length(before, rest)
+        return rest, known, True
     return now, known, False
 
 
-def _known(before: list[Message], now: list[Message]) -> int:
+def _common_length(
+    before: list[Message],
+    now: list[Message],
+) -> int:
     """How many leading messages are equal."""
+    if not before:
+        return 0
     # In place: a slice touches every message, and so costs more than the comparison.
     rest = now[len(before) :]
     del now[len(before) :]
     are_equal = is_equal(now, before)
     now += rest
-    return len(before) if are_equal else common_prefix(before, now)
+    if are_equal:
+        return len(before)
+    return common_prefix(before, now)
 
 
 def _reuse_columns(
     last: Prompt | None,
     known: int,
     head: _Head,
-) -> tuple[array[int], array[int], array[int], list[Mark], list[int]]:
+) -> tuple[
+    array[int],
+    array[int],
+    array[int],
+    list[Mark],
+    list[int],
+]:
     """What a prompt with *head* has in common with the first *known* messages of *last*."""
     keys = array("q", head.keys)
     sums = array("q", head.sums)
     starts = array("q")
     if last is None or not known:
         return keys, sums, starts, [], []
+    first = last.head
     stop = len(last.keys)
     if known < len(last.starts):
         stop = last.starts[known]
-    keys.extend(last.keys[last.head : stop])
-    shift = len(head.keys) - last.head
-    more = sums[-1] - last.sums[last.head]
+    keys.extend(last.keys[first:stop])
+    shift = len(head.keys) - first
+    more = sums[-1] - last.sums[first]
+    same_starts = last.starts[:known]
+    same_sums = last.sums[first + 1 : stop + 1]
     if shift or more:
-        starts.extend(start + shift for start in last.starts[:known])
-        sums.extend(tokens + more for tokens in last.sums[last.head + 1 : stop + 1])
+        starts.extend(start + shift for start in same_starts)
+        sums.extend(tokens + more for tokens in same_sums)
     else:
-        starts.extend(last.starts[:known])
-        sums.extend(last.sums[last.head + 1 : stop + 1])
-    own = (mark for mark in last.marks if last.head <= mark.place < stop and _is_own(last, mark))
-    marks = [Mark(mark.place + shift, mark.seconds) for mark in own]
-    return keys, sums, starts, marks, [index for index in last.images if index < known]
+        starts.extend(same_starts)
+        sums.extend(same_sums)
+    marks = []
+    for mark in last.marks:
+        is_known = first <= mark.place < stop
+        if is_known and _is_own(last, mark):
+            place = mark.place + shift
+            marks.append(Mark(place, mark.seconds))
+    images = [index for index in last.images if index < known]
+    return keys, sums, starts, marks, images
 
 
 def _is_own(prompt: Prompt, mark: Mark) -> bool:
     index = prompt.message_at(mark.place)
-    return mark in _marks(prompt.messages[index], prompt.starts[index])
+    message = prompt.messages[index]
+    start = prompt.starts[index]
+    return mark in _marks(message, start)
 
 
-def _extend_chain(chain: array[int], keys: Sequence[int], seed: int, head: int) -> None:
+def _extend_chain(
+    chain: array[int],
+    keys: Sequence[int],
+    seed: int,
+    head: int,
+) -> None:
     """Add to *chain* what it lacks; that of the messages begins with *seed*."""
     start = len(chain)
-    value = seed if start == head else chain[-1]
+    value = seed
+    if start != head:
+        value = chain[-1]
     for key in keys[start:]:
         value = hash((value, key))
         chain.append(value)
@@ -256,27 +315,39 @@ def _extend_chain(chain: array[int], keys: Sequence[int], seed: int, head: int) 
 class _Head:
     """The tools and the system prompt of a request, and its settings."""
 
-    def __init__(self, sent: Sent, counter: TokenCounter, last: Prompt | None) -> None:
+    def __init__(
+        self,
+        sent: Sent,
+        counter: TokenCounter,
+        last: Prompt | None,
+    ) -> None:
         model = sent.option("model")
-        self.model = model if isinstance(model, str) else None
+        self.model = None
+        if isinstance(model, str):
+            self.model = model
         self.settings = _settings(sent, self.model)
         tools = list(sent.tools or ())
-        blocks = [] if sent.system is None else _system_blocks(sent.system)
+        blocks = _system_blocks(sent.system)
         self.given_tools = tools
-        self.system = tuple(str(read(block, "text") or "") for block in blocks)
+        self.system = tuple(map(_system_text, blocks))
         self.seed = hash(self.settings[:2])
-        self.marks = tuple(_marks_in(tools, 0)) + tuple(_marks_in(blocks, len(tools)))
+        self.marks = (
+            *_marks_in(tools, 0),
+            *_marks_in(blocks, len(tools)),
+        )
         self.chain = array("q")
-        if last is not None and _are_the_same(last.given[0], tools) and self.system == last.system:
+        if last is not None and self._is_that_of(last):
             self.tools = last.tools
             self.keys = last.keys[: last.head]
             self.sums = last.sums[: last.head + 1]
-            if self.settings[:3] == last.settings[:3]:
+            has_same_settings = self.settings[:3] == last.settings[:3]
+            if has_same_settings:
                 self.chain = last.chain[: last.head]
                 return
         else:
             self.tools = tuple(map(_tool_name, tools))
-            self.keys = array("q", (_key("tools", tool) for tool in tools))
+            self.keys = array("q")
+            self.keys.extend(_key("tools", tool) for tool in tools)
             self.keys.extend(_key("system", block) for block in blocks)
             sizes = [counter.total((), tools=[tool]) for tool in tools]
             sizes += map(counter.block_estimate, blocks)
@@ -288,12 +359,21 @@ class _Head:
             value = hash((value, key))
             self.chain.append(value)
 
+    def _is_that_of(self, last: Prompt) -> bool:
+        tools, _ = last.given
+        if not _are_the_same(tools, self.given_tools):
+            return False
+        return self.system == last.system
+
 
 def _are_the_same(before: object, tools: list[object]) -> bool:
     """Whether these are the very tools of *before*; equal ones may have other keys in front."""
-    if not isinstance(before, list) or len(before) != len(tools):
+    if not isinstance(before, list):
         return False
-    return all(one is other for one, other in zip(before, tools, strict=True))
+    if len(before) != len(tools):
+        return False
+    pairs = zip(before, tools, strict=True)
+    return all(one is other for one, other in pairs)
 
 
 def _system_blocks(system: object) -> Sequence[Block]:
@@ -304,18 +384,29 @@ def _system_blocks(system: object) -> Sequence[Block]:
     return ()
 
 
+def _system_text(block: Block) -> str:
+    text = read(block, "text") or ""
+    return str(text)
+
+
 def _tool_name(tool: object) -> str:
     name = read(tool, "name") or read(tool, "type")
-    return name if isinstance(name, str) else "a tool"
+    if isinstance(name, str):
+        return name
+    return "a tool"
 
 
 def _settings(sent: Sent, model: str | None) -> Settings:
+    betas = frozenset(_betas(sent.options))
+    speed = sent.option("speed")
+    tool_choice = sent.option("tool_choice")
+    thinking = sent.option("thinking")
     return Settings(
-        hash(model),
-        hash(frozenset(_betas(sent.options))),
-        _setting(sent.option("speed")),
-        _setting(sent.option("tool_choice")),
-        _setting(sent.option("thinking")),
+        model=hash(model),
+        betas=hash(betas),
+        speed=_setting(speed),
+        tool_choice=_setting(tool_choice),
+        thinking=_setting(thinking),
     )
 
 
@@ -334,8 +425,14 @@ def _betas(options: Mapping[str, object]) -> Iterator[str]:
     if not isinstance(headers, Mapping):
         return
     for name, value in headers.items():
-        if str(name).lower() == BETA_HEADER and isinstance(value, str):
-            yield from (beta.strip() for beta in value.split(",") if beta.strip())
+        if str(name).lower() != BETA_HEADER:
+            continue
+        if not isinstance(value, str):
+            continue
+        for part in value.split(","):
+            beta = part.strip()
+            if beta:
+                yield beta
 
 
 # Blocks -------------------------------------------------------------------------------------------
@@ -344,22 +441,34 @@ def _betas(options: Mapping[str, object]) -> Iterator[str]:
 def _key(role: str, block: Block) -> int:
     """A digest of *block*, in which neither its cache mark nor the order of its fields counts."""
     items: list[object] = [role]
-    for name, value in sorted(_fields(block).items()):
+    fields = _fields(block)
+    for name, value in sorted(fields.items()):
         if value is None or name == MARK:
             continue
-        items += (name, _value_key(role, value))
+        items.append(name)
+        items.append(_value_key(role, value))
     return hash(tuple(items))
 
 
 def _value_key(role: str, value: object) -> int:
     if isinstance(value, str):
         return hash(value)
-    if isinstance(value, dict) and all(type(item) is str for item in value.values()):
-        return hash(tuple(value.items()))  # such as the source of an image, as long as that may be
+    if isinstance(value, dict) and _has_texts_only(value):
+        # Such as the source of an image, as long as that may be.
+        return hash(tuple(value.items()))
     if isinstance(value, list | tuple) and value and all(map(kind, value)):
-        inner = [[_inner_value(part) for part in sorted(_fields(item).items())] for item in value]
-        return hash((role, str(len(inner)), *map(tuple, inner)))
+        blocks = []
+        for block in value:
+            fields = _fields(block)
+            items = sorted(fields.items())
+            blocks.append(tuple(map(_inner_value, items)))
+        count = str(len(blocks))
+        return hash((role, count, *blocks))
     return hash(compact_json(value))
+
+
+def _has_texts_only(value: dict[object, object]) -> bool:
+    return all(type(item) is str for item in value.values())
 
 
 def _inner_value(item: tuple[str, object]) -> tuple[str, int]:
@@ -368,20 +477,25 @@ def _inner_value(item: tuple[str, object]) -> tuple[str, int]:
         return ("", 0)
     if isinstance(value, str):
         return (name, hash(value))
-    if isinstance(value, dict) and all(type(item) is str for item in value.values()):
-        return (name, hash(tuple(value.items())))
+    if isinstance(value, dict) and _has_texts_only(value):
+        items = tuple(value.items())
+        return (name, hash(items))
     return (name, hash(compact_json(value)))
 
 
 def _fields(block: Block) -> Mapping[str, object]:
-    return block if isinstance(block, dict) else as_dict(block)
+    if isinstance(block, dict):
+        return block
+    return as_dict(block)
 
 
 def _has_image(block: Block) -> bool:
     if kind(block) == "image":
         return True
     content = read(block, "content")
-    return isinstance(content, list | tuple) and any(kind(part) == "image" for part in content)
+    if not isinstance(content, list | tuple):
+        return False
+    return any(kind(part) == "image" for part in content)
 
 
 def _marks(message: Message, start: int) -> list[Mark]:
@@ -391,14 +505,20 @@ def _marks(message: Message, start: int) -> list[Mark]:
     for place, inner in cache_marks(message):
         block = content[place]
         if inner is not None:
-            block = read(block, "content")[inner]
-        seconds = seconds_to_live(read(read(block, MARK), "ttl"))
+            parts = read(block, "content")
+            block = parts[inner]
+        mark = read(block, MARK)
+        seconds = seconds_to_live(read(mark, "ttl"))
         found[place] = Mark(start + place, seconds)
     return list(found.values())
 
 
-def _marks_in(items: Sequence[object], start: int) -> Iterator[Mark]:
+def _marks_in(
+    items: Sequence[object],
+    start: int,
+) -> Iterator[Mark]:
     for place, item in enumerate(items, start):
         mark = read(item, MARK)
         if mark:
-            yield Mark(place, seconds_to_live(read(mark, "ttl")))
+            seconds = seconds_to_live(read(mark, "ttl"))
+            yield Mark(place, seconds)

@@ -36,7 +36,7 @@ from .offload import text_of
 from .views import viewed_path
 
 if TYPE_CHECKING:
-    from ..messages import Message
+    from ..messages import Block, Message
     from ..tokens import TokenCounter
 
 __all__ = [
@@ -92,12 +92,23 @@ class Layout:
     @property
     def steps(self) -> list[Step]:
         """All steps, in order."""
-        runs = (part for part in self.parts if isinstance(part, list))
-        return [line for run in runs for line in run if isinstance(line, Step)]
+        steps: list[Step] = []
+        for part in self.parts:
+            if isinstance(part, list):
+                steps += _steps_of(part)
+        return steps
+
+
+def _steps_of(run: Iterable[Line]) -> list[Step]:
+    return [line for line in run if isinstance(line, Step)]
 
 
 def lay_out(
-    messages: Sequence[Message], start: int, stop: int, first_number: int, shape: Shape
+    messages: Sequence[Message],
+    start: int,
+    stop: int,
+    first_number: int,
+    shape: Shape,
 ) -> Layout:
     """The steps of the exchanges from *start* up to *stop*, numbered from *first_number* on.
 
@@ -117,9 +128,12 @@ def lay_out(
             continue
         leaving += range(index, index + length)
         lines = list(_lines(messages, index, length, number, shape))
-        number += sum(isinstance(line, Step) for line in lines)
+        number += len(_steps_of(lines))
         run += lines
-        kept = blocks_to_keep(messages[index + 1]) if length == 2 else []
+        kept: list[Block] = []
+        if length == 2:
+            results = messages[index + 1]
+            kept = blocks_to_keep(results)
         if kept:
             run = _close(run, parts)
             parts.append(cast("Message", {"role": "user", "content": kept}))
@@ -128,7 +142,10 @@ def lay_out(
     return Layout(messages, start, stop, parts, leaving)
 
 
-def _close(run: list[Line], parts: list[Message | list[Line]]) -> list[Line]:
+def _close(
+    run: list[Line],
+    parts: list[Message | list[Line]],
+) -> list[Line]:
     """Add *run* to *parts*, unless it is empty; a new one."""
     if run:
         parts.append(run)
@@ -136,35 +153,54 @@ def _close(run: list[Line], parts: list[Message | list[Line]]) -> list[Line]:
 
 
 def _lines(
-    messages: Sequence[Message], index: int, length: int, number: int, shape: Shape
+    messages: Sequence[Message],
+    index: int,
+    length: int,
+    number: int,
+    shape: Shape,
 ) -> Iterator[Line]:
     """The lines of the exchange of *length* messages at *index*, its first step being *number*."""
     message = messages[index]
     if length == 1:
-        yield Step(number, index, answer=answer_of(message))
+        answer = answer_of(message)
+        yield Step(number, index, answer=answer)
         return
-    words = _beginning(" ".join(texts(message)), shape.text_chars)
+    text = " ".join(texts(message))
+    words = _beginning(text, shape.text_chars)
     if words:
         yield words
-    results = {
-        result.tool_use_id: result for result in tool_results(messages, index + 1, index + 2)
-    }
-    for call in tool_calls(messages, index, index + 1):
-        yield Step(number, index, call, results[call.id])
+    after = index + 1
+    results = _results_by_id(messages, after, after + 1)
+    for call in tool_calls(messages, index, after):
+        result = results[call.id]
+        yield Step(number, index, call, result)
         number += 1
+
+
+def _results_by_id(
+    messages: Sequence[Message],
+    start: int,
+    stop: int,
+) -> dict[str, ToolResult]:
+    results = tool_results(messages, start, stop)
+    return {result.tool_use_id: result for result in results}
 
 
 def _beginning(text: str, chars: int) -> str:
     """The first *chars* characters of *text* on one line; "" where there is nothing to show."""
-    line = one_line(text[: chars + MOST_READ_CHARS])
+    start = text[: chars + MOST_READ_CHARS]
+    line = one_line(start)
     if len(line) <= chars:
         return line
-    return f"{line[:chars]}…" if chars else ""
+    if not chars:
+        return ""
+    return f"{line[:chars]}…"
 
 
 def first_free_number(notes: Iterable[Note]) -> int:
     """The number after those of all *notes*, in which the next step goes on."""
-    return 1 + max((note.last for note in notes), default=0)
+    numbers = (note.last for note in notes)
+    return 1 + max(numbers, default=0)
 
 
 # What was offloaded before ------------------------------------------------------------------------
@@ -180,18 +216,24 @@ def find_offloaded_files(layout: Layout) -> dict[str, str]:
     for step in layout.steps:
         if step.call is None or step.result is None:
             continue
-        id_name = safe_name(without_surrogates(step.call.id))
-        for text in (text_of(step.result.content), *strings(step.call.input)):
+        call_id = without_surrogates(step.call.id)
+        id_name = safe_name(call_id)
+        result_text = text_of(step.result.content)
+        for text in (result_text, *strings(step.call.input)):
             path = any_reference(text, MAX_SHOWN)
             if path is None:
                 continue
-            name = path.replace("\\", "/").rsplit("/", 1)[-1]
+            path = path.replace("\\", "/")
+            name = path.rsplit("/", 1)[-1]
             if id_name in name:
                 files[text] = name
     return files
 
 
-def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
+def step_texts(
+    layout: Layout,
+    whole: Mapping[str, str],
+) -> list[str]:
     """What the file of each step says: tool, input, and the whole result.
 
     *whole* are the texts behind placeholders.
@@ -202,8 +244,10 @@ def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
 def _step_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.call is None:
         return step.answer
-    given = "\n".join(whole.get(text, text) for text in strings(step.call.input))
-    return f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
+    inputs = [whole.get(text, text) for text in strings(step.call.input)]
+    given = "\n".join(inputs)
+    result = _result_text(step, whole)
+    return f"{step.call.name}\n{given}\n---\n{result}"
 
 
 def _result_text(step: Step, whole: Mapping[str, str]) -> str:
@@ -213,28 +257,57 @@ def _result_text(step: Step, whole: Mapping[str, str]) -> str:
     return whole.get(text, text)
 
 
-def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str, str]:
+def texts_of_notes(
+    raw: Sequence[Message],
+    notes: Sequence[Message],
+) -> dict[str, str]:
     """By path: what the files of *notes* say, which replace the messages *raw*.
 
     Which answers are steps is told by the notes. Empty where the numbers do not fit.
     """
-    headings = [note for note in map(note_of, notes) if note]
-    paths = {n: note.path(n) for note in headings for n in range(note.first, note.last + 1)}
-    lines = [line for note in notes for line in str(note["content"]).split("\n")]
-    answers = {int(line.split(" ", 1)[0]) for line in lines if _ANSWERED.match(line)}
+    paths = _paths_by_number(notes)
+    answers = _numbers_of_answers(notes)
     found: dict[str, str] = {}
     numbers = iter(sorted(paths))
     number = next(numbers, None)
     for step in _raw_steps(raw):
         if number is None:
             return {}
-        if (step.call is None) != (number in answers):
-            if step.call is None:
-                continue  # a short answer, which stayed
+        is_answer = step.call is None
+        is_expected = is_answer == (number in answers)
+        if is_answer and not is_expected:
+            continue  # a short answer, which stayed
+        if not is_expected:
             return {}
-        found[paths[number]] = _step_text(step, {})
+        path = paths[number]
+        found[path] = _step_text(step, {})
         number = next(numbers, None)
-    return found if number is None else {}
+    if number is not None:
+        return {}
+    return found
+
+
+def _paths_by_number(notes: Iterable[Message]) -> dict[int, str]:
+    """The path of the file of each step of *notes*."""
+    paths: dict[int, str] = {}
+    for note in map(note_of, notes):
+        if note is None:
+            continue
+        for number in range(note.first, note.last + 1):
+            paths[number] = note.path(number)
+    return paths
+
+
+def _numbers_of_answers(notes: Iterable[Message]) -> set[int]:
+    """The numbers of the steps of *notes* that are answers."""
+    answers: set[int] = set()
+    for note in notes:
+        content = str(note["content"])
+        for line in content.split("\n"):
+            if _ANSWERED.match(line):
+                number, _ = line.split(" ", 1)
+                answers.add(int(number))
+    return answers
 
 
 def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
@@ -243,14 +316,14 @@ def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
         if message["role"] != "assistant":
             continue
         if not has_calls(message):
-            yield Step(0, index, answer=answer_of(message))
+            answer = answer_of(message)
+            yield Step(0, index, answer=answer)
             continue
-        results = {
-            result.tool_use_id: result
-            for result in tool_results(raw, index + 1, min(index + 2, len(raw)))
-        }
-        for call in tool_calls(raw, index, index + 1):
-            yield Step(0, index, call, results.get(call.id))
+        after = index + 1
+        results = _results_by_id(raw, after, min(after + 1, len(raw)))
+        for call in tool_calls(raw, index, after):
+            result = results.get(call.id)
+            yield Step(0, index, call, result)
 
 
 # The notes ----------------------------------------------------------------------------------------
@@ -284,12 +357,14 @@ def collapse(
     """
     before = layout.messages[: layout.start]
     after = layout.messages[layout.stop :]
-    bare = [*before, *_with_notes(layout, {}, whole, folder, suffix, shape), *after]
+    bare_parts = _with_notes(layout, {}, whole, folder, suffix, shape)
+    bare = [*before, *bare_parts, *after]
     leaving = [layout.messages[index] for index in layout.leaving]
     leaving_tokens = sum(map(counter.message, leaving))
     touched = path_atoms(bare[-2 * keep_recent :])
+    passages = list(_passages(layout, whole, touched))
     chosen = choose_lines(
-        list(_passages(layout, whole, touched)),
+        passages,
         _visible(bare),
         counter.text,
         min_value=shape.min_value,
@@ -299,11 +374,13 @@ def collapse(
     # Counted here, in a worker thread: what the runner asks later is a look-up.
     known = set(map(id, layout.messages))
     new = [message for message in parts if id(message) not in known]
+    new_tokens = sum(map(counter.message, new))
+    runs = [part for part in layout.parts if isinstance(part, list)]
     return Rewritten(
-        [*before, *parts, *after],
-        notes=sum(isinstance(part, list) for part in layout.parts),
+        messages=[*before, *parts, *after],
+        notes=len(runs),
         lines=sum(map(len, chosen.values())),
-        freed_tokens=leaving_tokens - sum(map(counter.message, new)),
+        freed_tokens=leaving_tokens - new_tokens,
     )
 
 
@@ -320,33 +397,56 @@ def _with_notes(
         if not isinstance(part, list):
             messages.append(part)
             continue
-        numbers = [line.number for line in part if isinstance(line, Step)]
         lines: list[str] = []
         for line in part:
-            if isinstance(line, Step):
-                lines.append(_line_of_step(line, whole, shape))
-                lines += [f" {quoted}" for quoted in chosen.get(line.number, ())]
-            else:
+            if not isinstance(line, Step):
                 lines.append(words_line(line))
+                continue
+            lines.append(_line_of_step(line, whole, shape))
+            quotes = chosen.get(line.number, ())
+            lines += [f" {quoted}" for quoted in quotes]
         # What a tool has said stands in a message of the user's now: a tag of ours in it must not
         # pass for the user's command or the harness's reminder.
-        body = safe_summary(without_surrogates("\n".join(lines)))
-        heading = Note(folder, numbers[0], numbers[-1], suffix).heading
-        messages.append(cast("Message", {"role": "user", "content": f"{heading}\n{body}"}))
+        text = without_surrogates("\n".join(lines))
+        body = safe_summary(text)
+        steps = _steps_of(part)
+        note = Note(
+            folder,
+            first=steps[0].number,
+            last=steps[-1].number,
+            suffix=suffix,
+        )
+        content = f"{note.heading}\n{body}"
+        message = {"role": "user", "content": content}
+        messages.append(cast("Message", message))
     return messages
 
 
-def _line_of_step(step: Step, whole: Mapping[str, str], shape: Shape) -> str:
+def _line_of_step(
+    step: Step,
+    whole: Mapping[str, str],
+    shape: Shape,
+) -> str:
     chars = len(_result_text(step, whole))
     if step.call is None:
-        beginning = one_line(step.answer[: shape.answer_chars or 0])
+        answer_chars = shape.answer_chars or 0
+        beginning = one_line(step.answer[:answer_chars])
         return step_line(step.number, f"answered: {beginning}…", chars)
     name = one_line(step.call.name[:MOST_READ_CHARS])
-    about = f"{name} {_beginning(_subject(step.call), shape.line_chars)}"
+    subject = _subject(step.call)
+    beginning = _beginning(subject, shape.line_chars)
     failed = step.result is not None and is_failure(
-        {"is_error": step.result.is_error, "content": step.result.content}
+        {
+            "is_error": step.result.is_error,
+            "content": step.result.content,
+        }
     )
-    return step_line(step.number, about, chars, failed=failed)
+    return step_line(
+        step.number,
+        f"{name} {beginning}",
+        chars,
+        failed=failed,
+    )
 
 
 def _subject(call: ToolCall) -> str:
@@ -354,13 +454,18 @@ def _subject(call: ToolCall) -> str:
     place = target(call)
     for name in _SEARCH_ARGUMENTS:
         wanted = call.input.get(name)
-        if isinstance(wanted, str) and wanted and wanted not in place:
-            return f"{one_line(wanted[:MOST_READ_CHARS])} in {place}"
+        if not isinstance(wanted, str) or not wanted:
+            continue
+        if wanted not in place:
+            pattern = one_line(wanted[:MOST_READ_CHARS])
+            return f"{pattern} in {place}"
     return place
 
 
 def _passages(
-    layout: Layout, whole: Mapping[str, str], touched: AbstractSet[Atom]
+    layout: Layout,
+    whole: Mapping[str, str],
+    touched: AbstractSet[Atom],
 ) -> Iterator[Passage]:
     """What leaves, in the order in which it was said."""
     message = -1
@@ -368,32 +473,48 @@ def _passages(
     for step in layout.steps:
         if step.message != message:
             yield from late
-            late, message = [], step.message
+            late = []
+            message = step.message
             words = answer_of(layout.messages[message])
             yield Passage(words, "text", step.number, message)
         if step.call is None:
             continue
-        given = "\n".join(message_texts(_only(step.call, layout.messages)))
+        call_message = _only(step.call, layout.messages)
+        given = "\n".join(message_texts(call_message))
         yield Passage(given, "call", step.number, message)
-        late.append(_result_passage(step, whole, touched))
+        result = _result_passage(step, whole, touched)
+        late.append(result)
     yield from late
 
 
 def _only(call: ToolCall, messages: Sequence[Message]) -> Message:
     """The message of *call*, with nothing but the call."""
-    block = blocks(messages[call.message])[call.block]
+    message = messages[call.message]
+    block = blocks(message)[call.block]
     return cast("Message", {"role": "assistant", "content": [block]})
 
 
-def _result_passage(step: Step, whole: Mapping[str, str], touched: AbstractSet[Atom]) -> Passage:
-    name: PassageKind = "result"
+def _result_passage(
+    step: Step,
+    whole: Mapping[str, str],
+    touched: AbstractSet[Atom],
+) -> Passage:
+    kind: PassageKind = "result"
     is_touched = False
-    path = viewed_path(step.call, COMMON_READING_TOOLS, True) if step.call else None
+    path = None
+    if step.call:
+        path = viewed_path(step.call, COMMON_READING_TOOLS, True)
     if path:
-        name = "view"
+        kind = "view"
         is_touched = path_atom(path) in touched
     text = _result_text(step, whole)
-    return Passage(text, name, step.number, step.message + 1, is_touched)
+    return Passage(
+        text,
+        kind,
+        step.number,
+        step.message + 1,
+        is_touched,
+    )
 
 
 def path_atoms(recent: Sequence[Message]) -> set[Atom]:

@@ -134,7 +134,7 @@ class ExchangeIndex:
         self._freed = array("q")  # tokens
 
     @property
-    def known(self) -> int:
+    def message_count(self) -> int:
         """How many messages the index includes."""
         return len(self._replies) - 1
 
@@ -144,7 +144,7 @@ class ExchangeIndex:
         return self._replies[-1]
 
     @property
-    def sent(self) -> int:
+    def messages_sent(self) -> int:
         """Messages that the last call sent: those before its reply."""
         if not self.calls:
             return 0
@@ -166,7 +166,7 @@ class ExchangeIndex:
     def count_replies(self, messages: Sequence[Message]) -> None:
         """Add the messages after those that are known."""
         replies = self._replies[-1]
-        for index in range(self.known, len(messages)):
+        for index in range(self.message_count, len(messages)):
             replies += messages[index]["role"] == "assistant"
             self._replies.append(replies)
 

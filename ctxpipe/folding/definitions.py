@@ -13,7 +13,7 @@ from ..agent_tools import NUMBERED_LINE
 from .languages import STEPS, DefinitionType, Language, language_called, language_of
 
 if TYPE_CHECKING:
-    from ast_grep_py import Rule, SgNode
+    from ast_grep_py import Relation, Rule, SgNode
 
 __all__ = [
     "Definition",
@@ -49,10 +49,15 @@ def definitions(path: str, text: str) -> Definitions | None:
     if language is None:
         return None
     source, numbers = without_gutter(text)
-    found = _read(_without_long_lines(source), language)
+    source = _without_long_lines(source)
+    found = _read(source, language)
     if not numbers:
         return tuple(found)
-    return tuple(replace(each, line=numbers[each.line - 1]) for each in found)
+    with_own_lines: list[Definition] = []
+    for each in found:
+        line = numbers[each.line - 1]
+        with_own_lines.append(replace(each, line=line))
+    return tuple(with_own_lines)
 
 
 def definitions_in_batches(
@@ -62,11 +67,14 @@ def definitions_in_batches(
 
     *texts* are path, text, path, text, …
     """
-    for path, text in zip(texts[::2], texts[1::2], strict=True):
+    paths = texts[::2]
+    sources = texts[1::2]
+    for path, text in zip(paths, sources, strict=True):
         found = definitions(path, text) or ()
         rows = [(each.type, each.name, each.line) for each in found]
         for start in range(0, len(rows), _BATCH):
-            yield rows[start : start + _BATCH]
+            batch = rows[start : start + _BATCH]
+            yield batch
         yield None
 
 
@@ -95,8 +103,9 @@ def without_gutter(text: str) -> tuple[str, list[int]]:
         else:
             code.append(row[3])
             numbers.append(int(row[1]))
-    if all(line.startswith(" ") for line in code if line):  # the blank after "12:" is the gutter's
-        code = [line[1:] for line in code]
+    lines_of_code = (line for line in code if line)
+    if all(line.startswith(" ") for line in lines_of_code):
+        code = [line[1:] for line in code]  # the blank after "12:" is the gutter's
     return "\n".join(code), numbers
 
 
@@ -104,7 +113,8 @@ def _is_numbered(sample: str) -> bool:
     rows = list(NUMBERED_LINE.finditer(sample))
     if len(rows) < 2:
         return False
-    text_lines = [line for line in sample.splitlines() if line and not line.isspace()]
+    lines = sample.splitlines()
+    text_lines = [line for line in lines if line and not line.isspace()]
     if 2 * len(rows) < len(text_lines):
         return False
     signs = {row[2] for row in rows}
@@ -116,9 +126,13 @@ def _is_numbered(sample: str) -> bool:
 
 def _without_long_lines(source: str) -> str:
     lines = source.split("\n")
-    if max(map(len, lines)) <= LONGEST_LINE:
+    longest = max(map(len, lines))
+    if longest <= LONGEST_LINE:
         return source
-    return "\n".join("" if len(line) > LONGEST_LINE else line for line in lines)
+    for index, line in enumerate(lines):
+        if len(line) > LONGEST_LINE:
+            lines[index] = ""
+    return "\n".join(lines)
 
 
 # Parsing ------------------------------------------------------------------------------------------
@@ -135,7 +149,8 @@ def _read(source: str, language: Language) -> list[Definition]:
         found = _find_definitions(tree, as_language, is_doubtful)
         score = (len(found), -errors)
         if best_score is None or score > best_score:
-            best, best_score = found, score
+            best = found
+            best_score = score
         if not errors:
             break
     return best
@@ -147,9 +162,11 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
     if language.has_macros:
         yield without_macros(source), language
     if language.else_as:
-        yield source, language_called(language.else_as)
+        other = language_called(language.else_as)
+        yield source, other
     beginning = source.lstrip("\r\n")
-    cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
+    bodied = f"{language.bodied} {language.misread}"
+    cautious = replace(language, bodied=bodied)
     for opening, first_line in language.openings.items():
         if re.match(first_line, beginning):
             yield opening + source, cautious
@@ -159,13 +176,17 @@ def _parse(source: str, language: Language) -> SgNode:
     from ast_grep_py import SgRoot
 
     without_surrogates = source.encode(errors="replace").decode()
-    return SgRoot(without_surrogates, language.name).root()
+    tree = SgRoot(without_surrogates, language.name)
+    return tree.root()
 
 
 def _error_chars(tree: SgNode) -> int:
     """How many characters belong to no construct of the language."""
-    spans = (node.range() for node in tree.find_all(kind="ERROR"))
-    return sum(span.end.index - span.start.index + 1 for span in spans)
+    chars = 0
+    for node in tree.find_all(kind="ERROR"):
+        span = node.range()
+        chars += span.end.index - span.start.index + 1
+    return chars
 
 
 MACRO = r"[A-Z][A-Z0-9_]{2,}(?:[ \t]*\([^()\n]*\))?"
@@ -216,17 +237,25 @@ LONGEST_NAME = 100
 ODD = re.compile(r"[{};\n]|system-reminder")
 
 
-def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
+def _find_definitions(
+    tree: SgNode,
+    language: Language,
+    is_doubtful: bool,
+) -> list[Definition]:
     found = list(_definitions_by_kind(tree, language))
     if is_doubtful or language.unparsed:
         found += _definitions_by_keyword(tree, language)
     if is_doubtful:
         found = [each for each in found if each.name not in NO_NAMES]
     found.sort(key=lambda each: each.line)
-    return list(dict.fromkeys(found))
+    without_repetitions = dict.fromkeys(found)
+    return list(without_repetitions)
 
 
-def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
+def _definitions_by_kind(
+    tree: SgNode,
+    language: Language,
+) -> Iterator[Definition]:
     """The definitions that are nodes of the tree."""
     types = _kinds(language.name)
     bodied = language.bodied.split()
@@ -235,43 +264,60 @@ def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definitio
         span = node.range()
         if span.start.index < end_of_function:
             continue
-        if node.kind() in bodied and node.field("body") is None:
+        kind = node.kind()
+        if kind in bodied and node.field("body") is None:
             continue
         type_ = _definition_type(node, types, language)
         if type_ == "function" and not language.has_locals:
             end_of_function = span.end.index
-        prefix = language.prefixes.get(node.kind(), "")
+        prefix = language.prefixes.get(kind, "")
         for name in _names(node, language):
             text = prefix + _name_text(name)
             if _is_name(text):
-                yield Definition(type_, text, _line(name))
+                line = _line(name)
+                yield Definition(type_, text, line)
 
 
 def _is_name(text: str) -> bool:
-    return 0 < len(text) <= LONGEST_NAME and not ODD.search(text)
+    if not 0 < len(text) <= LONGEST_NAME:
+        return False
+    return ODD.search(text) is None
 
 
 def _line(node: SgNode) -> int:
-    return node.range().start.line + 1
+    span = node.range()
+    return span.start.line + 1
 
 
-def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Definition]:
+def _definitions_by_keyword(
+    tree: SgNode,
+    language: Language,
+) -> Iterator[Definition]:
     """The names after a keyword where the parser could not build a definition, or did not try."""
     rules: list[Rule] = [{"kind": "ERROR"}]
     if language.unparsed:
         keywords = "|".join(language.keywords)
-        rules.append({"kind": language.unparsed, "regex": rf"\b({keywords})\s+\w"})
+        unparsed: Rule = {
+            "kind": language.unparsed,
+            "regex": rf"\b({keywords})\s+\w",
+        }
+        rules.append(unparsed)
     for node in tree.find_all(any=rules):
         leaves = [child for child in node.children() if child.is_leaf()]
         for keyword, name in pairwise(leaves):
             type_ = language.keywords.get(keyword.text())
-            if type_ is not None and re.fullmatch(r"[^\W\d]\w*[?!]?", name.text()):
-                yield Definition(type_, name.text(), _line(name))
+            if type_ is None:
+                continue
+            text = name.text()
+            if re.fullmatch(r"[^\W\d]\w*[?!]?", text):
+                line = _line(name)
+                yield Definition(type_, text, line)
 
 
 @cache
 def _kinds(language: str) -> Mapping[str, DefinitionType]:
-    return dict(language_called(language).kinds())
+    table = language_called(language)
+    return dict(table.kinds())
 
 
 @cache
@@ -282,14 +328,23 @@ def _rules(language: str) -> list[Rule]:
     for kind in _kinds(language):
         rule: Rule = {"kind": kind}
         if kind in table.inside:
-            parents: list[Rule] = [{"kind": parent} for parent in table.inside[kind].split()]
+            kinds = table.inside[kind].split()
+            parents: list[Rule] = [{"kind": parent} for parent in kinds]
             rule["inside"] = {"any": parents}
         if kind in table.outside:
-            rule["not"] = {"inside": {"kind": table.outside[kind], "stopBy": "end"}}
+            around: Relation = {
+                "kind": table.outside[kind],
+                "stopBy": "end",
+            }
+            rule["not"] = {"inside": around}
         rules.append(rule)
     if table.calls:
         macros = "|".join(table.calls)
-        rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({macros})$"}})
+        target: Relation = {
+            "field": "target",
+            "regex": f"^({macros})$",
+        }
+        rules.append({"kind": "call", "has": target})
     return [rule for rule in rules if _is_known(rule, language)]
 
 
@@ -301,23 +356,29 @@ def _is_known(rule: Rule, language: str) -> bool:
     from ast_grep_py import SgRoot
 
     try:
-        SgRoot("", language).root().find(any=[rule])
+        empty = SgRoot("", language).root()
+        empty.find(any=[rule])
     except RuntimeError:
         return False
     return True
 
 
 def _definition_type(
-    node: SgNode, types: Mapping[str, DefinitionType], language: Language
+    node: SgNode,
+    types: Mapping[str, DefinitionType],
+    language: Language,
 ) -> DefinitionType:
-    target = node.field("target") if language.calls else None
-    if target is not None:
-        return language.calls[target.text()]
+    if language.calls:
+        target = node.field("target")
+        if target is not None:
+            macro = target.text()
+            return language.calls[macro]
     type_ = types[node.kind()]
     if type_ == "function" or not language.told_by:
         return type_
     for child in node.children():
-        exact_type = language.told_by.get(child.kind())
+        kind = child.kind()
+        exact_type = language.told_by.get(kind)
         if exact_type:
             return exact_type
     return type_
@@ -326,7 +387,12 @@ def _definition_type(
 # Names --------------------------------------------------------------------------------------------
 
 DECLARATORS = frozenset(
-    {"function_declarator", "pointer_declarator", "array_declarator", "reference_declarator"}
+    {
+        "function_declarator",
+        "pointer_declarator",
+        "array_declarator",
+        "reference_declarator",
+    }
 )
 COMPUTED = frozenset({"subscript_expression", "bracket_index_expression"})
 PATTERNS = frozenset({"object_pattern", "array_pattern"})
@@ -343,11 +409,15 @@ WRAPPERS = frozenset(
 
 def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
     """The names of a definition: the target's that it is assigned to, if any, and its own."""
-    target = _target_name(node, language) if language.named_by else None
+    target = None
+    if language.named_by:
+        target = _target_name(node, language)
     if target is not None:
         yield target
     kind = node.kind()
-    own = _find_name(node, language.names.get(kind, "name"), language.through.get(kind, ""))
+    places = language.names.get(kind, "name")
+    through = language.through.get(kind, "")
+    own = _find_name(node, places, through)
     if own is None:
         return
     if target is None or target.text() != own.text():
@@ -366,7 +436,11 @@ def _target_name(node: SgNode, language: Language) -> SgNode | None:
     return _find_name(parent, places)
 
 
-def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
+def _find_name(
+    node: SgNode,
+    places: str,
+    through: str = "",
+) -> SgNode | None:
     """The name in the first of *places* that *node* has.
 
     With *through*, only where one of those is around it.
@@ -390,13 +464,15 @@ def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
         part = _next_step(node, kind)
         if part is None:
             return None
-        if kind in COMPUTED and part.kind() != "string":
+        part_kind = part.kind()
+        if kind in COMPUTED and part_kind != "string":
             return None
         node = part
-        kind = node.kind()
+        kind = part_kind
     if kind in PATTERNS:
         return None
-    if through and declarator not in through and kind not in through:
+    is_inside = declarator in through or kind in through
+    if through and not is_inside:
         return None
     return node
 
@@ -423,8 +499,11 @@ def _name_text(name: SgNode) -> str:
     if kind == "operator_cast":
         parameters = name.find(kind="abstract_function_declarator")
         if parameters is not None:
-            length = parameters.range().start.index - name.range().start.index
-            text = text[:length]
+            start = name.range().start.index
+            end = parameters.range().start.index
+            text = text[: end - start]
     if kind == "operator_name":
-        text = f"operator {text.removeprefix('operator').strip()}"
-    return " ".join(text.strip("`").split())
+        operator = text.removeprefix("operator").strip()
+        text = f"operator {operator}"
+    words = text.strip("`").split()
+    return " ".join(words)

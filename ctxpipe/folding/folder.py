@@ -32,7 +32,7 @@ from .languages import DefinitionType, language_of
 
 __all__ = ["Folder"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 Files: TypeAlias = Sequence[tuple[str, str]]
 Definitions: TypeAlias = tuple[Definition, ...]

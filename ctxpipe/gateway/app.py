@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gateway"]
 
-logger = logging.getLogger("ctxpipe.gateway")
+logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
@@ -49,13 +49,13 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.record = Record()
+        self.record: Record = Record()
         self.is_off = False
         self._guard = Guard(settings.tokens)
         self._shapers: dict[str, Shaper] = {}
         self.shaper(next(iter(settings.tokens), ""))  # its settings are checked now
         self._upstream = Upstream(settings.upstreams)
-        self.app = Starlette(
+        self.app: Starlette = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=METHODS)],
             lifespan=self._lifespan,
         )

@@ -58,30 +58,45 @@ class Body:
     spans: list[Span] = field(default_factory=list, repr=False)
     places: dict[str, Span] = field(default_factory=dict, repr=False)
 
-    def write(self, items: Sequence[Any], values: Mapping[str, Any]) -> bytes:
+    def write(
+        self,
+        items: Sequence[Any],
+        values: Mapping[str, Any],
+    ) -> bytes:
         """The body with other *items*, and with *values* beside them.
 
         What is unchanged, an item by its identity, keeps its bytes and its place.
         """
-        known = {id(item): span for item, span in zip(self.items, self.spans, strict=True)}
-        pieces = []
+        known: dict[int, Span] = {}
+        for item, span in zip(self.items, self.spans, strict=True):
+            known[id(item)] = span
+        pieces: list[bytes] = []
         for item in items:
-            span = known.get(id(item))
-            pieces.append(_encode(item) if span is None else self.raw[span.start : span.stop])
-        changes = [(self.places[self.key], b"[" + b",".join(pieces) + b"]")]
+            place = known.get(id(item))
+            if place is None:
+                pieces.append(_encode(item))
+            else:
+                pieces.append(self.raw[place.start : place.stop])
+        new_list = b"[" + b",".join(pieces) + b"]"
+        changes = [(self.places[self.key], new_list)]
         added = b""
         for name, value in values.items():
+            new_value = _encode(value)
             if name in self.places:
-                changes.append((self.places[name], _encode(value)))
+                changes.append((self.places[name], new_value))
             else:
-                added += b"," + _encode(name) + b":" + _encode(value)
+                added += b"," + _encode(name) + b":" + new_value
         if added:
             end = self.raw.rindex(b"}")
             changes.append((Span(end, end), added))
-        return b"".join(_splice(self.raw, sorted(changes)))
+        changes.sort()
+        return b"".join(_splice(self.raw, changes))
 
 
-def _splice(raw: bytes, changes: Iterable[tuple[Span, bytes]]) -> Iterator[bytes]:
+def _splice(
+    raw: bytes,
+    changes: Iterable[tuple[Span, bytes]],
+) -> Iterator[bytes]:
     position = 0
     for span, new in changes:
         yield raw[position : span.start]
@@ -91,13 +106,19 @@ def _splice(raw: bytes, changes: Iterable[tuple[Span, bytes]]) -> Iterator[bytes
 
 
 def _encode(value: Any) -> bytes:
+    separators = (",", ":")
+    text = json.dumps(value, ensure_ascii=False, separators=separators)
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return text.encode()
     except UnicodeEncodeError:  # a lone surrogate, which the client has sent as an escape
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, separators=separators).encode()
 
 
-def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
+def read_body(
+    raw: bytes,
+    key: str,
+    *known: Body,
+) -> Body | None:
     """The body in *raw* with its list *key*; None where it is no object with such a list.
 
     Items whose bytes are those of a *known* body from its beginning on are the very items of that.
@@ -106,8 +127,9 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
     names a key twice, so that another reader might take the other one.
     """
     last, same = _closest(raw, key, known)
+    reader = _Reader(raw, key, last, same)
     try:
-        return _Reader(raw, key, last, same).read()
+        return reader.read()
     except RecursionError as error:
         raise Refused(400, _TOO_DEEP) from error
 
@@ -115,18 +137,24 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
 _TOO_DEEP = f"the body nests deeper than {MAX_DEPTH} levels"
 
 
-def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, int]:
+def _closest(
+    raw: bytes,
+    key: str,
+    known: Iterable[Body],
+) -> tuple[Body | None, int]:
     """The one of *known* that has most in common with *raw*, and how many of its items.
 
     The newest come first: one that *raw* continues is taken without a look at the others.
     """
-    closest, most = None, 0
+    closest = None
+    most = 0
     for body in known:
         if body.key != key or not body.items:
             continue
         same = _same_items(body, raw)
         if same > most:
-            closest, most = body, same
+            closest = body
+            most = same
         if most >= len(body.items) - 1:
             break
     return closest, most
@@ -135,16 +163,23 @@ def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, 
 class _Reader:
     """Reads one body; positions in its text become bytes where a value is noted."""
 
-    def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
+    def __init__(
+        self,
+        raw: bytes,
+        key: str,
+        last: Body | None,
+        kept: int,
+    ) -> None:
         self.body = Body(raw, key)
         start = 0
         if last is not None and kept:
             self.body.items = last.items[:kept]
             self.body.spans = last.spans[:kept]
-            listed = last.places[key]
-            before = {name: span for name, span in last.places.items() if span.stop < listed.start}
-            self.body.places = before
-            self.body.values = {name: last.values[name] for name in before}
+            list_start = last.places[key].start
+            for name, span in last.places.items():
+                if span.stop < list_start:
+                    self.body.places[name] = span
+                    self.body.values[name] = last.values[name]
             start = self.body.spans[-1].stop
         self.base = start  # the byte at which the text begins
         self.text = raw[start:].decode()
@@ -168,13 +203,16 @@ class _Reader:
             self.expect(",")
             self.read_member()
         self.expect_end()
-        if self.body.key not in self.body.places:
-            return None
-        return None if self.body.key in self.body.values else self.body
+        is_found = self.body.key in self.body.places
+        is_list = self.body.key not in self.body.values
+        if is_found and is_list:
+            return self.body
+        return None
 
     def _list_start(self) -> int:
         # Nothing but blanks can be between the bracket and the first item.
-        return self.body.raw.rindex(b"[", 0, self.body.spans[0].start)
+        first_item = self.body.spans[0]
+        return self.body.raw.rindex(b"[", 0, first_item.start)
 
     def read_member(self) -> None:
         name = self.read_value()
@@ -184,31 +222,37 @@ class _Reader:
             raise ValueError("the body names a key twice")
         self.expect(":")
         self.skip_blanks()
-        if name == self.body.key and self.text.startswith("[", self.at):
-            start = self.byte(self.at)
+        start = self.byte(self.at)
+        is_list = self.text.startswith("[", self.at)
+        if is_list and name == self.body.key:
             self.at += 1
             if self.opens_with("]"):
-                self.body.places[name] = Span(start, self.byte(self.at))
+                stop = self.byte(self.at)
+                self.body.places[name] = Span(start, stop)
                 return
             self.read_item()
             self.read_rest_of_list(start)
             return
-        start = self.byte(self.at)
         value = self.read_value()
-        self.body.places[name] = Span(start, self.byte(self.at))
+        stop = self.byte(self.at)
+        self.body.places[name] = Span(start, stop)
         self.body.values[name] = value
 
     def read_rest_of_list(self, start: int) -> None:
         while not self.opens_with("]"):
             self.expect(",")
             self.read_item()
-        self.body.places[self.body.key] = Span(start, self.byte(self.at))
+        stop = self.byte(self.at)
+        name = self.body.key
+        self.body.places[name] = Span(start, stop)
 
     def read_item(self) -> None:
         self.skip_blanks()
         start = self.byte(self.at)
-        self.body.items.append(self.read_value())
-        self.body.spans.append(Span(start, self.byte(self.at)))
+        item = self.read_value()
+        stop = self.byte(self.at)
+        self.body.items.append(item)
+        self.body.spans.append(Span(start, stop))
 
     def read_value(self) -> Any:
         self.skip_blanks()
@@ -244,8 +288,9 @@ class _Reader:
         if self.is_ascii:
             return self.base + position
         before, byte = self.counted
-        byte += len(self.text[before:position].encode())
-        self.counted = position, byte
+        between = self.text[before:position]
+        byte += len(between.encode())
+        self.counted = (position, byte)
         return byte
 
 
@@ -253,8 +298,10 @@ def _same_items(last: Body, raw: bytes) -> int:
     """How many of the items of *last* have the same bytes in *raw*, from the beginning on."""
     same = _common_bytes(last.raw, raw)
     kept = bisect_right(last.spans, same, key=_stop)
-    if kept and last.raw[last.spans[kept - 1].stop - 1] not in _CLOSING:
-        kept -= 1  # a number may go on
+    if kept:
+        last_kept = last.spans[kept - 1]
+        if last.raw[last_kept.stop - 1] not in _CLOSING:
+            kept -= 1  # a number may go on
     return kept
 
 
@@ -265,7 +312,8 @@ def _stop(span: Span) -> int:
 def _common_bytes(one: bytes, other: bytes) -> int:
     """How many bytes two bodies have in common from their beginning on."""
     length = min(len(one), len(other))
-    start, step = 0, FIRST_STEP
+    start = 0
+    step = FIRST_STEP
     stop = min(length, step)
     # Each step is twice as long: bodies that differ early cost little, equal ones few steps.
     while start < length and one[start:stop] == other[start:stop]:

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["gateway", "wrap"]
 
-ANTHROPIC, OPENAI = "/anthropic", "/openai"
+ANTHROPIC = "/anthropic"
+OPENAI = "/openai"
 """Under which paths `wrap` serves the two APIs."""
 ANTHROPIC_URL = "https://api.anthropic.com"
 OPENAI_URL = "https://api.openai.com/v1"
 LOG = "gateway.log"
 START_SECONDS = 60.0
 
-logger = logging.getLogger("ctxpipe.gateway")
+logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 Root = Annotated[
     Path,
@@ -48,7 +49,10 @@ NoFiles = Annotated[
     typer.Option("--no-files", help="Write nothing: compact and truncate only."),
 ]
 Preset = Annotated[
-    str, typer.Option(help="What shapes the requests: coding, chat, or a pipeline in a FILE.toml.")
+    str,
+    typer.Option(
+        help="What shapes the requests: coding, coding-lean, chat, or a pipeline in a FILE.toml."
+    ),
 ]
 Window = Annotated[
     int | None,
@@ -93,6 +97,9 @@ def gateway(
     The address is the first line on standard output; a line for each turn goes to standard error.
     """
     host, port = _address(listen)
+    tokens: Sequence[str] = ()
+    if token_file is not None:
+        tokens = read_tokens(token_file)
     settings = Settings(
         {"": upstream},
         None if no_files else root,
@@ -101,13 +108,17 @@ def gateway(
         preset=preset,
         window=window,
         work_dir=work_dir,
-        tokens=read_tokens(token_file) if token_file is not None else (),
+        tokens=tokens,
         show_texts=show_texts,
         dry_run=dry_run,
     )
     serving = _serving(settings)
     stopped = threading.Event()
-    with _logging(logging.StreamHandler()), _in_thread(serving), _signals(lambda _: stopped.set()):
+    with (
+        _logging(logging.StreamHandler()),
+        _in_thread(serving),
+        _signals(lambda _: stopped.set()),
+    ):
         print(json.dumps({"listening": serving.url}), flush=True)
         stopped.wait()
     print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
@@ -130,10 +141,12 @@ def wrap(
     where its requests go. Terminal, signals and the exit status pass through. While it runs, lines
     go to a log file in the root; the sum follows on standard error.
     """
+    anthropic_url = os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
+    openai_url = os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
     settings = Settings(
         {
-            ANTHROPIC: os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL,
-            OPENAI: os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
+            ANTHROPIC: anthropic_url,
+            OPENAI: openai_url,
         },
         None if no_files else root.resolve(),
         preset=preset,
@@ -154,9 +167,15 @@ def wrap(
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > 65_535:
+    if not host or not _is_port(port):
         raise SettingsError(f"listen is {excerpt(listen)}; give 127.0.0.1:8787, or a port of 0")
-    return ("127.0.0.1" if host == "localhost" and is_loopback(host) else host), int(port)
+    if host == "localhost" and is_loopback(host):
+        host = "127.0.0.1"
+    return host, int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isdigit() and int(text) <= 65_535
 
 
 def _serving(settings: Settings) -> Serving:
@@ -191,7 +210,8 @@ def _logging(handler: logging.Handler) -> Iterator[None]:
 def _log_file(root: Path) -> logging.Handler:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = root / LOG
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
     os.close(descriptor)
     return logging.FileHandler(path)
 
@@ -199,7 +219,11 @@ def _log_file(root: Path) -> logging.Handler:
 @contextmanager
 def _in_thread(serving: Serving) -> Iterator[None]:
     """Meanwhile *serving* runs beside the main thread, which has the signals."""
-    thread = threading.Thread(target=anyio.run, args=(serving.run,), daemon=True)
+    thread = threading.Thread(
+        target=anyio.run,
+        args=(serving.run,),
+        daemon=True,
+    )
     thread.start()
     try:
         if not serving.wait(START_SECONDS):
@@ -232,14 +256,17 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     with _signals(pass_on):
         status = child.wait()
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        return 128 - status
+    return status
 
 
 @contextmanager
 def _signals(act: Callable[[int], object]) -> Iterator[None]:
     """Meanwhile *act* on the signals that ask a program to end, instead of ending."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda given, _: act(given)) for number in numbers}
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda given, _: act(given))
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange"]
 
-logger = logging.getLogger("ctxpipe.gateway")
+logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 SWITCH = "x-ctxpipe"
 """With the value "off" a request passes as it came."""
@@ -50,7 +50,13 @@ class Exchange:
     an error of ours is a line in the log.
     """
 
-    def __init__(self, known: Format, request: Request, upstream: Upstream, shaper: Shaper) -> None:
+    def __init__(
+        self,
+        known: Format,
+        request: Request,
+        upstream: Upstream,
+        shaper: Shaper,
+    ) -> None:
         self._format = known
         self._request = request
         self._upstream = upstream
@@ -63,24 +69,34 @@ class Exchange:
 
     async def answer(self, record: Record, *, is_off: bool, show_texts: bool) -> Response:
         """The reply, whose turn *record* counts once it is over. Raises Refused."""
-        raw = b"".join([chunk async for chunk in limit(self._request.stream())])
+        received = [chunk async for chunk in limit(self._request.stream())]
+        raw = b"".join(received)
         async with self._opened:
             if is_off or self._request.headers.get(SWITCH) == "off":
                 self._reason = "switched off"
             else:
                 await self._shape(raw)
             response, opening = await self._ask(raw)
-            shaping = self._shaping
-            saved = {} if shaping is None else {SAVED: str(shaping.conversation.saved)}
+            saved: dict[str, str] = {}
+            if self._shaping is not None:
+                saved[SAVED] = str(self._shaping.conversation.saved)
             turn = self._turn(response.status_code, show_texts=show_texts)
-            chunks = self._chunks(self._opened.pop_all(), response, opening, turn, record)
+            chunks = self._chunks(
+                self._opened.pop_all(),
+                response,
+                opening,
+                turn,
+                record,
+            )
         return reply_with(response, chunks, saved)
 
     async def _shape(self, raw: bytes) -> None:
-        if self._request.headers.get("content-encoding", "identity") != "identity":
+        headers = self._request.headers
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
             self._reason = "its body is compressed"
             return
-        shaping = self._shaper.shape(self._format, dict(self._request.headers), raw)
+        shaping = self._shaper.shape(self._format, dict(headers), raw)
         try:
             self._shaping = await self._opened.enter_async_context(shaping)
         except Refused:
@@ -90,7 +106,9 @@ class Exchange:
         except Exception as error:  # noqa: BLE001  it is logged, and the request goes out as it came
             self._reason = _warn("not shaped, and sent as it came", error)
         if self._shaping is not None:
-            self._what = "shaped" if self._shaping.is_changed else "unchanged"
+            self._what = "unchanged"
+            if self._shaping.is_changed:
+                self._what = "shaped"
         elif not self._reason:
             self._reason = "not for us to shape"
 
@@ -102,12 +120,14 @@ class Exchange:
         if self._shaping is None:
             return response, Opening(response.aiter_raw())
         opening = await self._open(response)
-        if opening.refusal and await self._recover(response.status_code, opening.refusal):
-            await response.aclose()
-            self._what = "recovered"
-            response = await self._send(raw)
-            opening = Opening(response.aiter_raw())
-        return response, opening
+        if not opening.refusal:
+            return response, opening
+        if not await self._recover(response.status_code, opening.refusal):
+            return response, opening
+        await response.aclose()
+        self._what = "recovered"
+        response = await self._send(raw)
+        return response, Opening(response.aiter_raw())
 
     async def _send(self, raw: bytes) -> httpx2.Response:
         headers = [
@@ -129,7 +149,7 @@ class Exchange:
         if response.status_code in REFUSING:
             held = [chunk async for chunk in chunks]
             return Opening(chunks, held, b"".join(held))
-        if self._format.may_refuse_late and EVENTS in response.headers.get("content-type", ""):
+        if self._format.may_refuse_late and _is_stream(response):
             return await read_opening(chunks)
         return Opening(chunks)
 
@@ -137,9 +157,13 @@ class Exchange:
         if self._shaping is None:
             return False
         headers = dict(self._request.headers)
+        error_status = max(status, BAD_REQUEST)
         try:
             return await self._shaper.recover(
-                self._shaping, headers, max(status, BAD_REQUEST), refusal
+                self._shaping,
+                headers,
+                error_status,
+                refusal,
             )
         except Exception as error:  # noqa: BLE001  it is logged, and the answer goes back
             _warn("the context could not be shortened", error)
@@ -186,6 +210,9 @@ class Exchange:
             return Turn("", "", self._what, reason=self._reason, status=status)
         reports = shaping.result.reports
         left = [(report.stage, report.tokens_saved) for report in reports if report.tokens_saved]
+        text = ""
+        if show_texts:
+            text = _last_words(shaping.history.messages)
         sent = shaping.result.tokens_after
         return Turn(
             shaping.conversation.session.session_id,
@@ -195,13 +222,18 @@ class Exchange:
             whole=sent + shaping.conversation.saved,
             left=left,
             status=status,
-            text=_last_words(shaping.history.messages) if show_texts else "",
+            text=text,
         )
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    content_type = response.headers.get("content-type", "")
+    return EVENTS in content_type
 
 
 def _reader(response: httpx2.Response) -> EventReader | ReplyReader:
     """What reads the bill in *response*."""
-    if EVENTS in response.headers.get("content-type", ""):
+    if _is_stream(response):
         return EventReader(b'"usage"')
     return ReplyReader()
 

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from ..wire import Codec
     from .body import Body
 
-__all__ = ["FORMATS", "Format", "History", "Translator", "format_of", "model_of"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "History",
+    "Translator",
+    "format_of",
+    "model_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +96,10 @@ class Messages:
 
     def is_ours(self, body: Body) -> bool:
         """Not where the server is to summarize the conversation, has done so, or holds it."""
-        if not body.items or body.values.get("compaction") or body.values.get("thread"):
+        values = body.values
+        if values.get("compaction") or values.get("thread"):
             return False
-        if not all(isinstance(item, dict) for item in body.items):
+        if not _has_objects(body):
             return False
         first = body.items[0].get("content")
         if not isinstance(first, list):
@@ -100,7 +108,9 @@ class Messages:
 
     def says_the_same(self, one: Any, other: Any) -> bool:
         """Cache marks and the form of a text make no difference."""
-        return one is other or says_the_same(one, other)
+        if one is other:
+            return True
+        return says_the_same(one, other)
 
     def is_reply(self, item: Any) -> bool:
         """A message of the assistant."""
@@ -113,7 +123,9 @@ class Messages:
     def bill_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """That of the message that a stream begins with, of its end, or of the whole reply."""
         message = event.get("message")
-        return message if isinstance(message, dict) else event
+        if isinstance(message, dict):
+            return message
+        return event
 
     def is_whole(self, event: Mapping[str, Any]) -> bool:
         """A whole reply, or the beginning of a stream."""
@@ -128,13 +140,18 @@ class _Unchanged:
         if pending_calls(body.items):
             return None
         values = body.values
-        options = {name: values.get(name) for name in ("thinking", "model", "cache_control")}
+        options = {
+            "thinking": values.get("thinking"),
+            "model": values.get("model"),
+            "cache_control": values.get("cache_control"),
+        }
         arguments = {
             "system": values.get("system"),
             "tools": values.get("tools"),
             "request": options,
         }
-        return History(list(body.items), arguments, _as_they_are)
+        messages = list(body.items)
+        return History(messages, arguments, _as_they_are)
 
 
 def _as_they_are(messages: list[Message]) -> Sequence[Any]:
@@ -153,11 +170,13 @@ class Chat:
 
     def is_ours(self, body: Body) -> bool:
         """Always, where there are messages."""
-        return bool(body.items) and all(isinstance(item, dict) for item in body.items)
+        return _has_objects(body)
 
     def says_the_same(self, one: Any, other: Any) -> bool:
         """Cache marks make no difference."""
-        return one is other or _without_marks(one) == _without_marks(other)
+        if one is other:
+            return True
+        return bool(_without_marks(one) == _without_marks(other))
 
     def is_reply(self, item: Any) -> bool:
         """A message of the assistant."""
@@ -185,19 +204,23 @@ class Responses:
 
     def is_ours(self, body: Body) -> bool:
         """Not where the server holds what came before."""
-        if body.values.get("previous_response_id") or body.values.get("conversation"):
+        values = body.values
+        if values.get("previous_response_id") or values.get("conversation"):
             return False
-        return bool(body.items) and all(isinstance(item, dict) for item in body.items)
+        return _has_objects(body)
 
     def says_the_same(self, one: Any, other: Any) -> bool:
         """Cache marks make no difference."""
-        return one is other or _without_marks(one) == _without_marks(other)
+        if one is other:
+            return True
+        return bool(_without_marks(one) == _without_marks(other))
 
     def is_reply(self, item: Any) -> bool:
         """What the model has said, thought or called."""
-        if item.get("type", "message") == "message":
+        item_type = item.get("type", "message")
+        if item_type == "message":
             return bool(item.get("role") == "assistant")
-        return not str(item.get("type")).endswith("_output")
+        return not str(item_type).endswith("_output")
 
     def new_translator(self) -> Translator:
         """One by the codec."""
@@ -206,7 +229,9 @@ class Responses:
     def bill_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """That of the response at the end of a stream, or of a whole one."""
         response = event.get("response")
-        return _bill(response if isinstance(response, dict) else event)
+        if isinstance(response, dict):
+            return _bill(response)
+        return _bill(event)
 
     def is_whole(self, event: Mapping[str, Any]) -> bool:
         """Whatever has a bill."""
@@ -224,10 +249,13 @@ class _Translated:
         units = self._translation.read(body.items)
         if not units.messages or pending_calls(units.messages):
             return None
+        values = body.values
+        instructions = _as_blocks(values.get("instructions"))
+        system = [*instructions, *units.system]
         arguments = {
-            "system": [*_as_blocks(body.values.get("instructions")), *units.system] or None,
-            "tools": body.values.get("tools"),
-            "request": {"model": model_of(body.values)},
+            "system": system or None,
+            "tools": values.get("tools"),
+            "request": {"model": model_of(values)},
         }
 
         def write(messages: list[Message]) -> Sequence[Any]:
@@ -236,15 +264,27 @@ class _Translated:
         return History(units.messages, arguments, write)
 
 
+def _has_objects(body: Body) -> bool:
+    """Whether there are items, and all of them are objects."""
+    if not body.items:
+        return False
+    return all(isinstance(item, dict) for item in body.items)
+
+
 def _as_blocks(text: object) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text}] if isinstance(text, str) and text else []
+    if not isinstance(text, str) or not text:
+        return []
+    return [{"type": "text", "text": text}]
 
 
 def _bill(reply: Mapping[str, Any]) -> Mapping[str, Any] | None:
     usage = openai_usage(reply.get("usage"))
     if usage is None:
         return None
-    return {"model": reply.get("model"), "usage": usage}
+    return {
+        "model": reply.get("model"),
+        "usage": usage,
+    }
 
 
 _MARKS = ("cache_control", "prompt_cache_breakpoint")
@@ -253,8 +293,11 @@ _MARKS = ("cache_control", "prompt_cache_breakpoint")
 def _without_marks(value: Any) -> Any:
     """*value* without the marks of the cache, which clients move from turn to turn."""
     if isinstance(value, dict):
-        kept = ((name, inner) for name, inner in value.items() if name not in _MARKS)
-        return {name: _without_marks(inner) for name, inner in kept}
+        plain = {}
+        for name, inner in value.items():
+            if name not in _MARKS:
+                plain[name] = _without_marks(inner)
+        return plain
     if isinstance(value, list):
         return [_without_marks(inner) for inner in value]
     return value
@@ -262,7 +305,11 @@ def _without_marks(value: Any) -> Any:
 
 # Which one ----------------------------------------------------------------------------------------
 
-FORMATS: tuple[Format, ...] = (Messages(), Chat(), Responses())
+FORMATS: tuple[Format, ...] = (
+    Messages(),
+    Chat(),
+    Responses(),
+)
 """Every API whose requests are shaped."""
 
 
@@ -279,4 +326,6 @@ def format_of(method: str, path: str) -> Format | None:
 def model_of(values: Mapping[str, Any]) -> str | None:
     """The model that a request asks."""
     model = values.get("model")
-    return model if isinstance(model, str) else None
+    if isinstance(model, str):
+        return model
+    return None

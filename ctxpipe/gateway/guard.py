@@ -12,7 +12,13 @@ from typing import Any
 
 from .body import Refused
 
-__all__ = ["MAX_BODY", "TOKEN", "Guard", "error_body", "is_loopback"]
+__all__ = [
+    "MAX_BODY",
+    "TOKEN",
+    "Guard",
+    "error_body",
+    "is_loopback",
+]
 
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request; the Messages API takes no more."""
@@ -20,7 +26,13 @@ MAX_BODY = 32 * 1024 * 1024
 TOKEN = "x-ctxpipe-token"  # noqa: S105  a name
 """The header in which a client shows its token."""
 
-_LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+_LOCAL_NAMES = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "ip6-localhost",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,12 @@ class Guard:
 
     tokens: Sequence[str] = field(default=(), repr=False)
 
-    def check(self, headers: Sequence[tuple[str, str]], *, is_page: bool = False) -> str:
+    def check(
+        self,
+        headers: Sequence[tuple[str, str]],
+        *,
+        is_page: bool = False,
+    ) -> str:
         """The token that a request with *headers* shows, "" where none is needed.
 
         A browser that asks for the page *is_page* may show it as a password. Raises Refused.
@@ -44,7 +61,8 @@ class Guard:
         if "origin" in values:
             raise Refused(403, "a page in a browser may not send requests to this gateway")
         if not self.tokens:
-            if not is_loopback(_host_of(values.get("host", ""))):
+            host = _host_of(values.get("host", ""))
+            if not is_loopback(host):
                 raise Refused(403, "the Host of a request must be 127.0.0.1 or localhost")
             return ""
         shown = values.get(TOKEN, "")
@@ -54,8 +72,9 @@ class Guard:
 
     def _find_token(self, shown: str) -> str:
         found = ""
+        shown_bytes = shown.encode()
         for token in self.tokens:  # all of them, so that the time says nothing
-            if hmac.compare_digest(token.encode(), shown.encode()):
+            if hmac.compare_digest(token.encode(), shown_bytes):
                 found = token
         if not found:
             raise Refused(401, f"the header {TOKEN} must show a token of this gateway")
@@ -69,8 +88,9 @@ def _check_form(headers: Sequence[tuple[str, str]]) -> None:
     if "transfer-encoding" in names and "content-length" in names:
         raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both")
     for name in ("host", "content-length", "transfer-encoding"):
-        if names.count(name) > 1:
-            raise Refused(400, f"a request has one {name} header, not {names.count(name)}")
+        count = names.count(name)
+        if count > 1:
+            raise Refused(400, f"a request has one {name} header, not {count}")
     length = values.get("content-length", "0")
     if not length.isascii() or not length.isdigit():
         raise Refused(400, "the Content-Length is no number")
@@ -96,8 +116,12 @@ def is_loopback(host: str) -> bool:
 def _host_of(value: str) -> str:
     """The host in a ``Host`` header, without its port and brackets."""
     if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.rpartition(":")[0] if ":" in value else value
+        address, _, _ = value[1:].partition("]")
+        return address
+    if ":" not in value:
+        return value
+    host, _, _ = value.rpartition(":")
+    return host
 
 
 def _password(authorization: str) -> str:
@@ -106,9 +130,11 @@ def _password(authorization: str) -> str:
     if scheme.lower() != "basic":
         return ""
     try:
-        return b64decode(given, validate=True).decode().partition(":")[2]
+        credentials = b64decode(given, validate=True).decode()
     except (Error, UnicodeDecodeError):
         return ""
+    _, _, password = credentials.partition(":")
+    return password
 
 
 _OPENAI = ("/chat/completions", "/responses")
@@ -128,5 +154,18 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     kind = _KINDS.get(status, "api_error")
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    return {"type": "error", "error": {"type": kind, "message": message}}
+        return {
+            "error": {
+                "message": message,
+                "type": kind,
+                "param": None,
+                "code": None,
+            },
+        }
+    return {
+        "type": "error",
+        "error": {
+            "type": kind,
+            "message": message,
+        },
+    }

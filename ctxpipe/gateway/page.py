@@ -116,13 +116,17 @@ def _by_session(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     """The turns of each session, the session with the newest turn first."""
     found: dict[str, list[Turn]] = {}
     for turn in reversed(turns):
-        found.setdefault(turn.session, []).append(turn)
-    return {session: own[::-1] for session, own in found.items()}
+        own = found.setdefault(turn.session, [])
+        own.append(turn)
+    for own in found.values():
+        own.reverse()
+    return found
 
 
 def _session(session: str, turns: Sequence[Turn]) -> Iterator[str]:
     last = turns[-1]
-    yield f"<h2>{escape(session or 'Requests that were not shaped')}</h2>"
+    title = session or "Requests that were not shaped"
+    yield f"<h2>{escape(title)}</h2>"
     if last.text:
         yield f"<p class=soft>{escape(last.text)}</p>"
     if any(turn.whole for turn in turns):
@@ -133,39 +137,56 @@ def _session(session: str, turns: Sequence[Turn]) -> Iterator[str]:
         yield _row(turn)
     yield "</table></div>"
     if len(turns) > MAX_ROWS:
-        yield f"<p class=soft>and {count_phrase(len(turns) - MAX_ROWS, 'earlier turn')}</p>"
+        more = len(turns) - MAX_ROWS
+        yield f"<p class=soft>and {count_phrase(more, 'earlier turn')}</p>"
 
 
 def _bars(turns: Sequence[Turn]) -> str:
     """A bar for each turn: what was sent, and above it what was left out."""
-    most = max((turn.whole for turn in turns), default=0) or 1
+    most = max([1, *(turn.whole for turn in turns)])
     width = 100 / max(len(turns), 20)
     label = f"tokens by turn, {most:,} at most"
     parts = [f"<svg viewBox='0 0 100 100' preserveAspectRatio=none role=img aria-label='{label}'>"]
     for place, turn in enumerate(turns):
-        sent, whole = 100 * turn.sent / most, 100 * turn.whole / most
-        x, w = place * width, width * 0.8
+        sent = 100 * turn.sent / most
+        whole = 100 * turn.whole / most
+        x = place * width
+        w = width * 0.8
         title = f"<title>turn {turn.number}: {turn.sent:,} of {turn.whole:,} tokens</title>"
         parts.append(_rect("left", x, w, 100 - whole, whole - sent, title))
         parts.append(_rect("sent", x, w, 100 - sent, sent, title))
     return "".join([*parts, "</svg>"])
 
 
-def _rect(kind: str, x: float, width: float, y: float, height: float, title: str) -> str:
-    place = f"x={x:.2f} y={y:.2f} width={width:.2f} height={max(0.0, height):.2f}"
+def _rect(
+    kind: str,
+    x: float,
+    width: float,
+    y: float,
+    height: float,
+    title: str,
+) -> str:
+    height = max(0.0, height)
+    place = f"x={x:.2f} y={y:.2f} width={width:.2f} height={height:.2f}"
     return f"<rect class={kind} {place}>{title}</rect>"
 
 
 def _row(turn: Turn) -> str:
-    what = [turn.reason or turn.what, *(f"{stage} −{tokens:,}" for stage, tokens in turn.left)]
-    is_bad = turn.status >= 400 or turn.what == "not shaped"
-    if turn.status >= 400:
+    what = [turn.reason or turn.what]
+    what += [f"{stage} −{tokens:,}" for stage, tokens in turn.left]
+    is_error = turn.status >= 400
+    if is_error:
         what.append(f"status {turn.status}")
-    dollars = "" if turn.dollars is None else f"{turn.dollars:.4f}"
+    css_class = "text"
+    if is_error or turn.what == "not shaped":
+        css_class = "text bad"
+    dollars = ""
+    if turn.dollars is not None:
+        dollars = f"{turn.dollars:.4f}"
     at = time.strftime("%H:%M:%S", time.localtime(turn.at))
     cells = [
         f"<td title='{at}'>{turn.number}",
-        f"<td class='text{' bad' if is_bad else ''}'>{escape(', '.join(what))}",
+        f"<td class='{css_class}'>{escape(', '.join(what))}",
         f"<td>{turn.sent:,}",
         f"<td>{turn.whole:,}",
         f"<td class=rare>{turn.seconds:.1f}",

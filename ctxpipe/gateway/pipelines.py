@@ -30,11 +30,19 @@ def _coding(storage: Any, work_dir: Any) -> list[Stage]:
     return presets.coding_agent(storage, work_dir=work_dir, summarize=ExtractiveSummarizer())
 
 
+def _lean(storage: Any, work_dir: Any) -> list[Stage]:
+    return presets.coding_agent_lean(storage, work_dir=work_dir, summarize=ExtractiveSummarizer())
+
+
 def _chat(storage: Any, work_dir: Any) -> list[Stage]:  # noqa: ARG001  it reads no files
     return presets.chat(storage, summarize=ExtractiveSummarizer())
 
 
-PRESETS: Mapping[str, Callable[[Any, Any], list[Stage]]] = {"coding": _coding, "chat": _chat}
+PRESETS: Mapping[str, Callable[[Any, Any], list[Stage]]] = {
+    "coding": _coding,
+    "coding-lean": _lean,
+    "chat": _chat,
+}
 """The stages by the name of a preset, of a storage and the folder of the agent's files."""
 
 

@@ -25,7 +25,7 @@ class Serving:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.gateway = Gateway(settings)
+        self.gateway: Gateway = Gateway(settings)
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self._socket = socket.create_server(
             (settings.host, settings.port), family=family, backlog=BACKLOG

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ..edits.thinking import BINDING_BETA
@@ -65,26 +66,37 @@ class Shaping:
         """Whether another body is sent than the client's."""
         if self.is_dry:
             return False
-        if self.result.request_options or len(self.items) != len(self.body.items):
+        if self.result.request_options:
             return True
-        return any(one is not other for one, other in zip(self.items, self.body.items, strict=True))
+        received = self.body.items
+        if len(self.items) != len(received):
+            return True
+        return not all(map(is_, self.items, received))
 
     def content(self) -> bytes:
         """The body to send: the client's own bytes where nothing is changed."""
         if not self.is_changed:
             return self.body.raw
         extra = self.result.request_options.get("extra_body")
-        return self.body.write(self.items, extra if isinstance(extra, Mapping) else {})
+        if not isinstance(extra, Mapping):
+            extra = {}
+        return self.body.write(self.items, extra)
 
     def headers(self, headers: Headers) -> Headers:
         """*headers* with the beta that the context needs, beside those of the client."""
         if self.is_dry or not self.result.request_options:
             return headers
-        given = [value for name, value in headers if name.lower() == BETA]
-        names = [name.strip() for value in given for name in value.split(",")]
-        betas = ",".join(dict.fromkeys([*filter(None, names), BINDING_BETA]))
-        others = [(name, value) for name, value in headers if name.lower() != BETA]
-        return [*others, (BETA, betas)]
+        betas: list[str] = []
+        others: list[tuple[str, str]] = []
+        for name, value in headers:
+            if name.lower() != BETA:
+                others.append((name, value))
+                continue
+            names = [beta.strip() for beta in value.split(",")]
+            betas += filter(None, names)
+        betas.append(BINDING_BETA)
+        distinct = dict.fromkeys(betas)
+        return [*others, (BETA, ",".join(distinct))]
 
 
 class Shaper:
@@ -96,14 +108,16 @@ class Shaper:
     def __init__(self, settings: Settings, token: str = "") -> None:
         self._is_dry = settings.dry_run
         self._storage = _storage(settings, token)
-        texts = MemoryStorage() if self._is_dry else self._storage
+        texts: LocalStorage | MemoryStorage | None = self._storage
+        if self._is_dry:
+            texts = MemoryStorage()
         self._pipelines = Pipelines(
             settings.preset,
             texts,
             window=settings.window,
             work_dir=settings.work_dir,
         )
-        self.conversations = Conversations(max_bytes=settings.max_bytes)
+        self.conversations: Conversations = Conversations(max_bytes=settings.max_bytes)
 
     async def warm(self) -> None:
         """Load what the first turn would wait for."""
@@ -129,36 +143,64 @@ class Shaper:
         headers: Mapping[str, str],
         raw: bytes,
     ) -> AsyncIterator[Shaping | None]:
+        is_bulk = len(raw) > IN_THREAD
         last = self.conversations.bodies()
-        body = await in_thread_if(len(raw) > IN_THREAD, read_body, raw, known.key, *last)
+        body = await in_thread_if(
+            is_bulk,
+            read_body,
+            raw,
+            known.key,
+            *last,
+        )
         if body is None or not known.is_ours(body):
             yield None
             return
-        pipeline = self._pipelines.of(model_of(body.values), headers.get(BETA, ""))
+        model = model_of(body.values)
+        betas = headers.get(BETA, "")
+        pipeline = self._pipelines.of(model, betas)
 
         def open_session(session_id: str) -> Session:
             return pipeline.new_session(session_id, journal=self._storage)
 
         conversation = await self.conversations.find(
-            conversation_name(headers, body.values), Question(known, body), open_session
+            conversation_name(headers, body.values),
+            Question(known, body),
+            open_session,
         )
         try:
             yield await self._run(known, body, conversation)
         finally:
             self.conversations.release(conversation)
 
-    async def _run(self, known: Format, body: Body, conversation: Conversation) -> Shaping | None:
+    async def _run(
+        self,
+        known: Format,
+        body: Body,
+        conversation: Conversation,
+    ) -> Shaping | None:
         """The context for *body*; None where calls at its end have no result yet."""
         # Reading, running and writing belong together: a translation remembers one turn.
         async with conversation.lock:
             history = conversation.translate(body)
             if history is None:
                 return None
-            result = await conversation.session.run(history.messages, **history.arguments)
-            return Shaping(known, body, history, conversation, result, is_dry=self._is_dry)
+            session = conversation.session
+            result = await session.run(history.messages, **history.arguments)
+            return Shaping(
+                known,
+                body,
+                history,
+                conversation,
+                result,
+                is_dry=self._is_dry,
+            )
 
     async def recover(
-        self, shaping: Shaping, headers: Mapping[str, str], status: int, answer: bytes
+        self,
+        shaping: Shaping,
+        headers: Mapping[str, str],
+        status: int,
+        answer: bytes,
     ) -> bool:
         """Whether there is a shorter context to send, after *answer* with *status*."""
         text = answer[:MAX_TEXT].decode("utf-8", "replace")
@@ -174,7 +216,10 @@ class Shaper:
             if history is None:
                 return False
             shorter = await conversation.session.recover(
-                refusal, history.messages, shaping.result, **history.arguments
+                refusal,
+                history.messages,
+                shaping.result,
+                **history.arguments,
             )
             if shorter is None:
                 return False
@@ -185,13 +230,19 @@ class Shaper:
     def learn(self, shaping: Shaping, event: Mapping[str, Any]) -> None:
         """Learn what the reply to *shaping*, of which *event* is a part, was billed."""
         reply = shaping.format.bill_in(event)
-        if reply is None or not isinstance(reply.get("usage"), dict):
+        if reply is None:
             return
-        usage = reply["usage"]
-        shaping.usage.update({name: value for name, value in usage.items() if value is not None})
-        # In a dry run the bill is that of another context.
-        if not self._is_dry and shaping.format.is_whole(event) and has_usage(reply):
-            shaping.conversation.session.observe(reply, shaping.result.messages)
+        usage = reply.get("usage")
+        if not isinstance(usage, dict):
+            return
+        for name, value in usage.items():
+            if value is not None:
+                shaping.usage[name] = value
+        if self._is_dry:  # the bill is that of another context
+            return
+        if shaping.format.is_whole(event) and has_usage(reply):
+            session = shaping.conversation.session
+            session.observe(reply, shaping.result.messages)
 
 
 def _storage(settings: Settings, token: str) -> LocalStorage | None:
@@ -200,5 +251,6 @@ def _storage(settings: Settings, token: str) -> LocalStorage | None:
         return None
     if not token:
         return LocalStorage(settings.root)
-    folder = hashlib.sha256(token.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(token.encode())
+    folder = digest.hexdigest()[:16]
     return LocalStorage(settings.root / folder)

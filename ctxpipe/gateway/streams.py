@@ -7,48 +7,22 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..wire.events import Events
+
 __all__ = ["EventReader", "Opening", "ReplyReader", "read_opening"]
 
 MAX_HELD = 1 << 20  # bytes of a stream's beginning that are held back
 _BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
 _REFUSED = frozenset({"error", "response.failed"})
-MAX_EVENT = 1 << 20  # bytes; an event with usage is short
 MAX_REPLY = 16 << 20  # bytes of a reply that is not streamed
 
 
-class EventReader:
-    """Reads server-sent events chunk by chunk; *wanted* says by its bytes which ones to parse."""
-
-    def __init__(self, *wanted: bytes) -> None:
-        self._wanted = wanted
-        self._rest = b""
-        self._is_skipping = False
-
-    def feed(self, chunk: bytes) -> Iterator[Any]:
-        """The events that *chunk* completes."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if self._is_skipping and lines:
-            self._is_skipping = False
-            lines = lines[1:]
-        for line in lines:
-            event = self._parse(line)
-            if event is not None:
-                yield event
-        if len(self._rest) > MAX_EVENT:
-            self._rest, self._is_skipping = b"", True
+class EventReader(Events):
+    """Reads server-sent events chunk by chunk; only those with a wanted part are parsed."""
 
     def end(self) -> Iterator[Any]:
         """What is left when the stream is over."""
         return self.feed(b"\n")
-
-    def _parse(self, line: bytes) -> Any:
-        if not line.startswith(b"data:") or not any(part in line for part in self._wanted):
-            return None
-        try:
-            event = json.loads(line[len(b"data:") :])
-        except (ValueError, RecursionError):
-            return None
-        return event if isinstance(event, dict) else None
 
 
 class ReplyReader:

@@ -16,16 +16,22 @@ from ..agent_tools import COMMON_READING_TOOLS
 from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
 from ..markers.notes import note_of
-from ..markers.placeholders import (
-    any_reference,
-    reference_with_excerpt,
-)
+from ..markers.placeholders import any_reference, reference_with_excerpt
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
 
-__all__ = ["Context", "Past", "Source", "Store", "Use", "location_in", "sources_to_fetch", "use_of"]
+__all__ = [
+    "Context",
+    "Past",
+    "Source",
+    "Store",
+    "Use",
+    "location_in",
+    "sources_to_fetch",
+    "use_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +106,16 @@ class Use:
 
     def _share(self, amount: float) -> float:
         total = self.total
-        return amount / total if total else 1.0
+        if not total:
+            return 1.0
+        return amount / total
 
     @property
     def fetch_tokens(self) -> float:
         """The mean number of tokens to read for what only a pointer leads to."""
-        return self.fetch / self.pointer if self.pointer else 0.0
+        if not self.pointer:
+            return 0.0
+        return self.fetch / self.pointer
 
 
 class Past:
@@ -122,24 +132,29 @@ class Past:
         """Take in the next message."""
         for call in tool_calls([message]):
             path = viewed_path(call, COMMON_READING_TOOLS, True)
-            self._views[call.id] = path_atom(path) if path else None
+            view = None
+            if path:
+                view = path_atom(path)
+            self._views[call.id] = view
         parts = blocks(message) or [message]
-        for text, block in zip(message_texts(message), parts, strict=True):
-            call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
+        texts = message_texts(message)
+        for text, block in zip(texts, parts, strict=True):
+            call_id = _call_id(block)
             view = None
             if kind(block) == "tool_result":
                 view = self._views.get(call_id)
+            place = len(self.sources)
             for atom in self._index.text(text):
-                self._holders.setdefault(atom, []).append(len(self.sources))
-            self.sources.append(
-                Source(
-                    self._length,
-                    message["role"],
-                    text,
-                    call_id,
-                    view,
-                )
+                holders = self._holders.setdefault(atom, [])
+                holders.append(place)
+            source = Source(
+                self._length,
+                message["role"],
+                text,
+                call_id,
+                view,
             )
+            self.sources.append(source)
         self._length += 1
 
     def __contains__(self, atom: Atom) -> bool:
@@ -147,8 +162,9 @@ class Past:
 
     def uses_of(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
-        said = self._index.message(reply)
-        return sorted(atom for atom in said if atom in self._holders)
+        atoms = self._index.message(reply)
+        said_before = [atom for atom in atoms if atom in self._holders]
+        return sorted(said_before)
 
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""
@@ -156,14 +172,22 @@ class Past:
         return [self.sources[index] for index in indices]
 
 
+def _call_id(block: object) -> str:
+    """The id of the call that *block* is part of, "" where it is of none."""
+    call_id = field(block, "tool_use_id")
+    if not call_id:
+        call_id = field(block, "id")
+    return str(call_id or "")
+
+
 class Context:
     """The atoms and the stored files' keys in the context, updated from turn to turn."""
 
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
-        folder = re.escape(session_folder(session_id))
-        self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
         self._folder = session_folder(session_id)
+        folder = re.escape(self._folder)
+        self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._doubted: Counter[Atom] = Counter()  # messages in which only an excerpt says it
@@ -182,7 +206,9 @@ class Context:
 
         Such lines are chosen by their atoms. So atoms alone would say that they are enough.
         """
-        return 0 < self._counts.get(atom, 0) <= self._doubted.get(atom, 0)
+        messages = self._counts.get(atom, 0)
+        doubted = self._doubted.get(atom, 0)
+        return 0 < messages <= doubted
 
     def update(self, messages: list[Message]) -> None:
         """The context is *messages* now; only what differs from before is read."""
@@ -190,15 +216,21 @@ class Context:
         before = {id(message) for message in self._messages}
         for message in self._messages:
             if id(message) not in now:
-                self._counts.subtract(self._index.message(message))
-                self._doubted.subtract(self._excerpt_atoms(message))
-                self._keys.subtract(self._keys_in(message))
+                self._remove(message)
         for message in messages:
             if id(message) not in before:
-                self._counts.update(self._index.message(message))
-                self._doubted.update(self._excerpt_atoms(message))
-                self._keys.update(self._keys_in(message))
+                self._add(message)
         self._messages = messages
+
+    def _remove(self, message: Message) -> None:
+        self._counts.subtract(self._index.message(message))
+        self._doubted.subtract(self._excerpt_atoms(message))
+        self._keys.subtract(self._keys_in(message))
+
+    def _add(self, message: Message) -> None:
+        self._counts.update(self._index.message(message))
+        self._doubted.update(self._excerpt_atoms(message))
+        self._keys.update(self._keys_in(message))
 
     def _excerpt_atoms(self, message: Message) -> AbstractSet[Atom]:
         """The atoms that *message* says only in lines which a stage has chosen."""
@@ -208,17 +240,20 @@ class Context:
         others = [text for text in texts if reference_with_excerpt(text) is None]
         if len(others) == len(texts):
             return frozenset()
-        return self._index.message(message).difference(*map(self._index.text, others))
+        elsewhere = [self._index.text(text) for text in others]
+        atoms = self._index.message(message)
+        return atoms.difference(*elsewhere)
 
     def _keys_in(self, message: Message) -> set[str]:
         keys: set[str] = set()
         for text in message_texts(message):
             keys.update(self._key.findall(text))
         note = note_of(message)
-        if note is not None:
-            numbers = range(note.first, note.last + 1)
-            names = [PurePosixPath(note.path(number)).name for number in numbers]
-            keys.update(f"{self._folder}/{name}" for name in names)
+        if note is None:
+            return keys
+        for number in range(note.first, note.last + 1):
+            path = PurePosixPath(note.path(number))
+            keys.add(f"{self._folder}/{path.name}")
         return keys
 
 
@@ -248,7 +283,8 @@ class Store:
                 self._forget(before, key)
             self._texts[key] = text
             for atom in self._atoms(text, key):
-                self._holders.setdefault(atom, []).append(key)
+                holders = self._holders.setdefault(atom, [])
+                holders.append(key)
 
     def _forget(self, text: str, key: str) -> None:
         for atom in self._atoms(text, key):
@@ -258,14 +294,20 @@ class Store:
         if not key.endswith(".json"):
             return self._index.text(text)
         messages = parse_archive(text, key)
-        return frozenset().union(*map(self._index.message, messages))
+        atoms = [self._index.message(message) for message in messages]
+        return frozenset().union(*atoms)
 
-    def smallest(self, atom: Atom, visible: AbstractSet[str]) -> int | None:
+    def smallest(
+        self,
+        atom: Atom,
+        visible: AbstractSet[str],
+    ) -> int | None:
         """The tokens of the smallest *visible* file that holds *atom*, None when none does."""
         sizes = []
         for key in self._holders.get(atom, ()):
             if key in visible:
-                tokens = self._counter.text(self._texts[key])
+                text = self._texts[key]
+                tokens = self._counter.text(text)
                 sizes.append(tokens)
         return min(sizes, default=None)
 
@@ -289,7 +331,11 @@ def use_of(
 
     What is *doubtful* is visible all the same.
     """
-    visible = pointer = reread = lost = fetch = 0.0
+    visible = 0.0
+    pointer = 0.0
+    reread = 0.0
+    lost = 0.0
+    fetch = 0.0
     missing: dict[Atom, float] = {}
     keys: AbstractSet[str] | None = None
     for atom in used:
@@ -308,22 +354,33 @@ def use_of(
             reread += worth
         else:
             lost += worth
-    return Use(
+    use = Use(
         visible,
         pointer,
         reread,
         lost,
         fetch,
-        sum(map(weight, doubtful)),
-    ), missing
+        doubtful=sum(map(weight, doubtful)),
+    )
+    return use, missing
 
 
-def _can_reread(atom: Atom, past: Past, context: Context) -> bool:
-    views = (source.view for source in past.holders(atom))
-    return any(view is not None and view in context for view in views)
+def _can_reread(
+    atom: Atom,
+    past: Past,
+    context: Context,
+) -> bool:
+    for source in past.holders(atom):
+        view = source.view
+        if view is not None and view in context:
+            return True
+    return False
 
 
-def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
+def sources_to_fetch(
+    missing: Iterable[Atom],
+    past: Past,
+) -> list[Source]:
     """The blocks to fetch for what is missing, oldest first.
 
     For each atom the newest one that no model wrote.
@@ -332,6 +389,11 @@ def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
     for atom in missing:
         holders = past.holders(atom)
         given = [source for source in holders if source.role == "user"]
-        newest = (given or holders)[-1]
+        candidates = given or holders
+        newest = candidates[-1]
         found[id(newest)] = newest
-    return sorted(found.values(), key=lambda source: source.message)
+    return sorted(found.values(), key=_message_index)
+
+
+def _message_index(source: Source) -> int:
+    return source.message

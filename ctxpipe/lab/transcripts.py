@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
@@ -99,6 +99,25 @@ def _name(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
+def _details(
+    messages: Sequence[Message],
+    entries: Sequence[Entry],
+) -> Iterator[tuple[int, Entry]]:
+    """The details of each of *messages*, which were repaired, by index.
+
+    Repair keeps the messages that it does not change. Where their number is the same, those that
+    it has changed are in their places.
+    """
+    if len(messages) == len(entries):
+        yield from enumerate(entries)
+        return
+    known = {id(entry.message): entry for entry in entries}
+    for index, message in enumerate(messages):
+        details = known.get(id(message))
+        if details is not None:
+            yield index, details
+
+
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     """The conversation in *text*; errors begin with *name*. Raises TranscriptError."""
     records, request = _request(_records(text, name), name)
@@ -112,15 +131,10 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         messages = repair(messages)
     if not any(message["role"] == "assistant" for message in messages):
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
-    # Repair keeps the messages that it does not change: these still have their details.
-    known = {id(entry.message): entry for entry in entries}
     seconds = {}
     usages = {}
     models = {}
-    for index, message in enumerate(messages):
-        details = known.get(id(message))
-        if details is None:
-            continue
+    for index, details in _details(messages, entries):
         if details.seconds is not None:
             seconds[index] = details.seconds
         if details.usage:

@@ -102,7 +102,11 @@ class Candidate:
             stages["BatchOffload"] = self._batch_offload()
         stages["Compact"] = "restore = { shell = true }\n"
         stages["SmartTruncate"] = "shell = true\n"
-        return [f'[[stage]]\nuse = "{name}"\n{settings}' for name, settings in stages.items()]
+        sections: list[str] = []
+        for name, settings in stages.items():
+            header = f'[[stage]]\nuse = "{name}"\n'
+            sections.append(header + settings)
+        return sections
 
     def _collapse(self) -> str:
         settings = f"alpha = {self.alpha}\nkeep_recent = {self.keep_recent}\n"
@@ -111,8 +115,10 @@ class Candidate:
         return f"{settings}text_chars = {self.text_chars}\n"
 
     def _batch_offload(self) -> str:
-        tools = sorted(WRITING_TOOLS) if self.inputs else []
-        inputs = ", ".join(f'"{tool}"' for tool in tools)
+        inputs = ""
+        if self.inputs:
+            tools = [f'"{tool}"' for tool in sorted(WRITING_TOOLS)]
+            inputs = ", ".join(tools)
         excerpt = ""
         if self.min_value is not None:
             excerpt = f"excerpt = {{ min_value = {self.min_value} }}\n"
@@ -153,12 +159,15 @@ def candidates(
     The others are drawn so that each value of a setting is tried about equally often.
     """
     draw = random.Random(seed)  # noqa: S311  no secret
-    found = dict.fromkeys([Candidate(window=window), replace(LEAN, window=window)])
+    coding = Candidate(window=window)
+    lean = replace(LEAN, window=window)
+    found = dict.fromkeys([coding, lean])
     while len(found) < count:
         columns = [_shuffle(values, count, draw) for values in _VALUES.values()]
         for row in zip(*columns, strict=True):
             values = dict(zip(_VALUES, row, strict=True))
-            found[_candidate(values, window)] = None
+            candidate = _candidate(values, window)
+            found[candidate] = None
     return list(found)[:count]
 
 
@@ -170,7 +179,9 @@ def _candidate(values: Mapping[str, Any], window: int) -> Candidate:
         candidate = replace(candidate, preview=usual.preview)
     if not candidate.collapse:
         return replace(candidate, text_chars=usual.text_chars)
-    min_value = LEAN.min_value if candidate.min_value is None else candidate.min_value
+    min_value = candidate.min_value
+    if min_value is None:
+        min_value = LEAN.min_value
     return replace(
         candidate,
         min_chars=usual.min_chars,
@@ -219,17 +230,22 @@ class Score:
     @property
     def recall(self) -> float:
         """The share of what was used that the context showed."""
-        return self.seen / self.used if self.used else 1.0
+        return self._share(self.seen)
 
     @property
     def strict_recall(self) -> float:
         """The same by the second yardstick of a replay."""
-        return (self.seen - self.doubtful) / self.used if self.used else 1.0
+        return self._share(self.seen - self.doubtful)
 
     @property
     def reachable(self) -> float:
         """As `recall`, including what the context named the place of."""
-        return self.found / self.used if self.used else 1.0
+        return self._share(self.found)
+
+    def _share(self, amount: float) -> float:
+        if not self.used:
+            return 1.0
+        return amount / self.used
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +284,17 @@ class Tuned:
 
 def front(scored: Iterable[Scored]) -> list[Scored]:
     """Those that no other beats in both cost and recall, the cheapest first."""
+
+    def cost_then_recall(one: Scored) -> tuple[float, float]:
+        return one.score.cost, -one.score.recall
+
     best: list[Scored] = []
-    for one in sorted(scored, key=lambda one: (one.score.cost, -one.score.recall)):
-        if not best or one.score.recall > best[-1].score.recall:
+    most_shown = -1.0
+    for one in sorted(scored, key=cost_then_recall):
+        recall = one.score.recall
+        if recall > most_shown:
             best.append(one)
+            most_shown = recall
     return best
 
 
@@ -307,10 +330,13 @@ def tune(
     search.try_all(files, [preset], {NONE: Policy(NONE, prices)})
     files = [path for path in files if path not in search.errors]
     if not files:
-        raise SettingsError(f"nothing to tune by: {next(iter(search.errors.values()))}")
+        first_error = next(iter(search.errors.values()))
+        raise SettingsError(f"nothing to tune by: {first_error}")
     runs = _runs(files, folds)
-    count = _affordable_count(budget - search.replays, runs)
-    return search.run(runs, candidates(count, seed, window))
+    left = budget - search.replays
+    count = _affordable_count(left, runs)
+    tried = candidates(count, seed, window)
+    return search.run(runs, tried)
 
 
 def least_budget(files: int, folds: int) -> int:
@@ -331,28 +357,37 @@ def _runs(files: Sequence[str], folds: int) -> list[list[str]]:
     runs = [list(files)]
     if len(files) > 1:
         folds = min(folds, len(files))
-        runs += [_outside_fold(files, fold, folds) for fold in range(folds)]
+        for fold in range(folds):
+            others = _outside_fold(files, fold, folds)
+            runs.append(others)
     return runs
 
 
-def _outside_fold(files: Sequence[str], fold: int, folds: int) -> list[str]:
+def _outside_fold(
+    files: Sequence[str],
+    fold: int,
+    folds: int,
+) -> list[str]:
     return [path for index, path in enumerate(files) if index % folds != fold]
 
 
 def _first_share(run: Sequence[str], share: float) -> Sequence[str]:
-    return run[: math.ceil(share * len(run))]
+    count = math.ceil(share * len(run))
+    return run[:count]
 
 
 def _union(runs: Sequence[Sequence[str]], share: float) -> list[str]:
     """The first *share* of every run, each file once."""
     paths: dict[str, None] = {}
     for run in runs:
-        paths.update(dict.fromkeys(_first_share(run, share)))
+        first = _first_share(run, share)
+        paths.update(dict.fromkeys(first))
     return list(paths)
 
 
 def _survivor_count(count: int) -> int:
-    return max(1, math.ceil(count * SURVIVING_SHARE))
+    survivors = math.ceil(count * SURVIVING_SHARE)
+    return max(1, survivors)
 
 
 def _affordable_count(budget: int, runs: Sequence[Sequence[str]]) -> int:
@@ -411,13 +446,19 @@ class _Search:
             missing = {name: makers[name] for name in names}
             self._replay(group, missing)
 
-    def _replay(self, files: Sequence[str], makers: Mapping[str, PipelineMaker]) -> None:
+    def _replay(
+        self,
+        files: Sequence[str],
+        makers: Mapping[str, PipelineMaker],
+    ) -> None:
         self.replays += len(files) * len(makers)
         for file in self.evaluate(files, makers):
             if file.error:
                 self.errors[file.path] = file.error
             for name in makers:
-                score = Score() if file.error else self._score(file.replays[name])
+                score = Score()
+                if not file.error:
+                    score = self._score(file.replays[name])
                 self.scores[name, file.path] = score
 
     def _score(self, replay: Replay) -> Score:
@@ -439,7 +480,11 @@ class _Search:
                 total += self.scores[name, path]
         return total
 
-    def ranking(self, tried: Iterable[Candidate], files: Sequence[str]) -> list[Candidate]:
+    def ranking(
+        self,
+        tried: Iterable[Candidate],
+        files: Sequence[str],
+    ) -> list[Candidate]:
         """The best first: those that show enough by cost, the others by what they show."""
 
         def key(candidate: Candidate) -> tuple[bool, float, str]:
@@ -451,7 +496,11 @@ class _Search:
 
         return sorted(tried, key=key)
 
-    def run(self, runs: Sequence[Sequence[str]], tried: Sequence[Candidate]) -> Tuned:
+    def run(
+        self,
+        runs: Sequence[Sequence[str]],
+        tried: Sequence[Candidate],
+    ) -> Tuned:
         """Halve the candidates, for each of *runs* by its own files.
 
         The preset stays to the end.
@@ -463,7 +512,8 @@ class _Search:
                 for index, run in enumerate(runs):
                     seen = _first_share(run, previous_share)
                     alive[index] = self._survivors(alive[index], seen)
-            self.try_all(_union(runs, share), _distinct(alive))
+            files = _union(runs, share)
+            self.try_all(files, _distinct(alive))
             previous_share = share
         preset = tried[0]
         chosen = []
@@ -480,22 +530,33 @@ class _Search:
         finalists: Iterable[Candidate],
     ) -> Tuned:
         everything = runs[0]
-        score = self.total(chosen[0].name, everything)
-        unmanaged = Scored(None, self.total(NONE, everything))
-        scored = [Scored(one, self.total(one.name, everything)) for one in finalists]
-        pairs = zip(runs[1:], chosen[1:], strict=True)
-        folds = [self._test(run, everything, best) for run, best in pairs]
+        best = chosen[0]
+        score = self.total(best.name, everything)
+        without = self.total(NONE, everything)
+        scored = [Scored(None, without)]
+        for candidate in finalists:
+            total = self.total(candidate.name, everything)
+            scored.append(Scored(candidate, total))
+        folds: list[HeldOut] = []
+        for run, fold_best in zip(runs[1:], chosen[1:], strict=True):
+            held_out = self._test(run, everything, fold_best)
+            folds.append(held_out)
+        replayed = [path for path in everything if path not in self.errors]
         return Tuned(
-            chosen=Scored(chosen[0], score),
-            tried=(unmanaged, *scored),
+            chosen=Scored(best, score),
+            tried=tuple(scored),
             folds=tuple(folds),
             reached=score.recall >= self.floor,
             replays=self.replays,
-            conversations=sum(path not in self.errors for path in everything),
+            conversations=len(replayed),
             errors=tuple(self.errors.values()),
         )
 
-    def _survivors(self, remaining: Sequence[Candidate], files: Sequence[str]) -> list[Candidate]:
+    def _survivors(
+        self,
+        remaining: Sequence[Candidate],
+        files: Sequence[str],
+    ) -> list[Candidate]:
         count = _survivor_count(len(remaining))
         return self.ranking(remaining, files)[:count]
 

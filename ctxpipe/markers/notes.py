@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Note", "find_imitations", "note_of", "quoted_step_names", "step_line", "words_line"]
+__all__ = ["Note", "find_imitations", "note_of", "step_line", "step_names_in", "words_line"]
 
 _OPENING = "[Earlier steps, shortened; whole in "
 _MAX_PATH = 4096
@@ -75,7 +75,7 @@ def note_of(message: Message) -> Note | None:
     return note if 1 <= steps <= lines.count("\n") + 1 else None
 
 
-def quoted_step_names(text: str) -> list[str]:
+def step_names_in(text: str) -> list[str]:
     """The names of all files of steps in a *text* that quotes the heading of a note anywhere.
 
     It returns too many names rather than too few.

@@ -26,7 +26,16 @@ __all__ = [
 ]
 
 MARK = "cache_control"
-_PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
+_PLAIN_VALUES = frozenset(
+    {
+        str,
+        int,
+        float,
+        bool,
+        type(None),
+        dict,
+    }
+)
 
 
 # One plain form -----------------------------------------------------------------------------------
@@ -39,45 +48,56 @@ def parse(message: Message, index: int = 0) -> Message:
     cannot be sent.
     """
     content: object = message["content"]
-    has_blocks = content is not None and not isinstance(content, str)
-    if type(message) is dict and (not has_blocks or _are_plain(content)):
-        return message
-    if not has_blocks:
+    is_text = content is None or isinstance(content, str)
+    if type(message) is dict:
+        if is_text or _are_plain(content):
+            return message
+    elif is_text:
         return cast("Message", dict(message))
     plain: list[object] = []
     for place, block in enumerate(blocks(message)):
         try:
             plain.append(_parse_block(block))
         except InvalidHistory as error:
-            raise InvalidHistory(f"message {index}, block {place}: it holds {error}") from error
+            where = f"message {index}, block {place}"
+            raise InvalidHistory(f"{where}: it holds {error}") from error
     return cast("Message", {**message, "content": plain})
 
 
-def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
+def parse_from(
+    messages: Sequence[Message],
+    start: int = 0,
+) -> list[Message]:
     """The messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
-    return [parse(messages[index], index) for index in range(start, len(messages))]
+    indices = range(start, len(messages))
+    return [parse(messages[index], index) for index in indices]
 
 
 def _are_plain(content: object) -> bool:
-    return type(content) is list and all(map(_is_plain, content))
+    if type(content) is not list:
+        return False
+    return all(map(_is_plain, content))
 
 
 def _is_plain(block: object) -> bool:
     if type(block) is not dict:
         return False
     for value in block.values():
-        if type(value) is list:
+        value_type = type(value)
+        if value_type is list:
             if not all(type(item) in _PLAIN_VALUES for item in value):
                 return False
-        elif type(value) not in _PLAIN_VALUES:
+        elif value_type not in _PLAIN_VALUES:
             return False
     return True
 
 
 def _parse_block(block: Block) -> Block:
-    if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
+    is_object = isinstance(block, Mapping) or hasattr(block, "model_dump")
+    if not is_object:
         return block
-    return {key: _parse_value(value) for key, value in as_dict(block).items()}
+    plain = as_dict(block)
+    return {key: _parse_value(value) for key, value in plain.items()}
 
 
 def _parse_value(value: object) -> object:
@@ -96,7 +116,9 @@ def says_the_same(one: Message, other: Message) -> bool:
 
     Cache marks, keys that are None, and text as one block make no difference.
     """
-    return is_equal(one, other) or is_equal(_canonical(one), _canonical(other))
+    if is_equal(one, other):
+        return True
+    return is_equal(_canonical(one), _canonical(other))
 
 
 def digest(message: Message) -> bytes:
@@ -107,19 +129,26 @@ def digest(message: Message) -> bytes:
 def digest_of(message: Message, make: Callable[[], Any]) -> bytes:
     """The digest of the canonical form of *message*, by the hash object that *make* returns."""
     hasher = make()
-    for piece in pieces(canonical_json(_canonical(message))):
+    text = canonical_json(_canonical(message))
+    for piece in pieces(text):
         hasher.update(piece.encode())
     return cast("bytes", hasher.digest())
 
 
 def _canonical(message: Message) -> list[Any]:
-    return [message["role"], *map(_canonical_block, as_blocks(message))]
+    return [
+        message["role"],
+        *map(_canonical_block, as_blocks(message)),
+    ]
 
 
 def _canonical_block(block: Block) -> Any:
     plain = _without_mark(block)
-    if isinstance(plain, dict) and isinstance(plain.get("content"), list | tuple):
-        plain["content"] = [_without_mark(inner) for inner in plain["content"]]
+    if not isinstance(plain, dict):
+        return plain
+    content = plain.get("content")
+    if isinstance(content, list | tuple):
+        plain["content"] = [_without_mark(inner) for inner in content]
     return plain
 
 
@@ -140,16 +169,22 @@ def with_marks(message: Message, source: Message) -> Message:
     sources = as_blocks(source)
     if len(content) != len(sources):
         return without_marks(message)
-    return _replace_content(message, content, list(map(_copy_marks, content, sources)))
+    marked = list(map(_copy_marks, content, sources))
+    return _replace_content(message, content, marked)
 
 
 def without_marks(message: Message) -> Message:
     """*message* without cache marks; the same object when it has none."""
     content = blocks(message)
-    return _replace_content(message, content, [_copy_marks(block, {}) for block in content])
+    unmarked = [_copy_marks(block, {}) for block in content]
+    return _replace_content(message, content, unmarked)
 
 
-def _replace_content(message: Message, old: Sequence[Block], new: Sequence[Block]) -> Message:
+def _replace_content(
+    message: Message,
+    old: Sequence[Block],
+    new: Sequence[Block],
+) -> Message:
     if all(map(is_, old, new)):
         return message
     return cast("Message", {**message, "content": new})
@@ -160,10 +195,12 @@ def _copy_marks(block: Block, source: Block) -> Block:
     content = field(block, "content")
     if isinstance(content, list | tuple):
         sources = field(source, "content")
-        if not isinstance(sources, list | tuple) or len(sources) != len(content):
+        is_list = isinstance(sources, list | tuple)
+        if not is_list or len(sources) != len(content):
             sources = [{}] * len(content)
         marked = list(map(_copy_own_mark, content, sources))
-        if not all(map(is_, marked, content)):
+        is_unchanged = all(map(is_, marked, content))
+        if not is_unchanged:
             block = {**as_dict(block), "content": marked}
     return _copy_own_mark(block, source)
 

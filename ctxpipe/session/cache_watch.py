@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheWatch"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MOST_MISSES = 200
 

@@ -25,7 +25,10 @@ __all__ = ["write_lost_files"]
 _AT_ONCE = 16
 
 
-async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int, int]:
+async def write_lost_files(
+    timeline: Timeline,
+    storage: TextReader,
+) -> tuple[int, int]:
     """Write each file again that the context of *timeline* points to, that is gone, and that its
     history holds.
 
@@ -40,19 +43,33 @@ async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int
     known = {where: text for where, text in lost.items() if text}
     if not isinstance(storage, TextWriter):
         return 0, len(lost)
-    keys = ["/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:]) for where in known]
-    if keys:
-        await storage.write(list(zip(keys, known.values(), strict=True)))
-    return len(known), len(lost) - len(known)
+    batch: list[tuple[str, str]] = []
+    for where, text in known.items():
+        key = _key(where)
+        batch.append((key, text))
+    if batch:
+        await storage.write(batch)
+    written = len(known)
+    return written, len(lost) - written
 
 
-async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
+def _key(where: str) -> str:
+    path = where.replace("\\", "/")
+    ending = PurePosixPath(path).parts[-2:]
+    return "/".join(ending)
+
+
+async def _missing(
+    storage: TextReader,
+    locations: Sequence[str],
+) -> list[str]:
     """Those of *locations* at which there is no text."""
     if not locations:
         return []
     ask = getattr(storage, "missing", None)
     if ask is not None:
-        return list(await ask(locations))
+        answer = await ask(locations)
+        return list(answer)
     missing: list[str] = []
     limit = Semaphore(_AT_ONCE)
 
@@ -77,21 +94,29 @@ async def _is_gone(where: str, storage: TextReader) -> bool:
 
 def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
     """Each path in a placeholder of ours, with the text for which it stands."""
-    starts, ends = timeline.starts, timeline.ends
+    starts = timeline.starts
+    ends = timeline.ends
     for place, message in enumerate(timeline.context):
-        start, end = starts[place], ends[place]
+        start = starts[place]
+        end = ends[place]
         if start == end:
             continue  # part of the edit before
-        is_own = timeline.sent[place] is timeline.history[start]
-        if note_of(message) is not None and not is_own:
+        original = timeline.history[start]
+        is_own = timeline.sent[place] is original
+        is_note = note_of(message) is not None
+        if is_note and not is_own:
             after = place + 1
             while after < len(starts) and starts[after] == ends[after]:
                 after += 1
-            notes = [one for one in timeline.context[place:after] if note_of(one)]
-            yield from texts_of_notes(timeline.history[start:end], notes).items()
+            edit = timeline.context[place:after]
+            notes = [one for one in edit if note_of(one)]
+            raw = timeline.history[start:end]
+            texts = texts_of_notes(raw, notes)
+            yield from texts.items()
         elif end - start == 1 and not is_own:
             yield from _texts_behind_placeholders(
-                timeline.history[start]["content"], message["content"]
+                original["content"],
+                message["content"],
             )
 
 
@@ -102,22 +127,39 @@ def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]
         raw, shown = pending.pop()
         if raw is shown:
             continue
-        where = any_reference(shown, MAX_SHOWN) if isinstance(shown, str) else None
+        where = None
+        if isinstance(shown, str):
+            where = any_reference(shown, MAX_SHOWN)
+        are_mappings = isinstance(raw, Mapping) and isinstance(shown, Mapping)
+        are_lists = isinstance(raw, list | tuple) and isinstance(shown, list | tuple)
         if where is not None and shown != raw:
-            text = (
-                raw
-                if isinstance(raw, str)
-                else stored_text(raw, indent=2 if is_batch(shown) else None)
-            )
-            yield where, text
-        elif isinstance(raw, Mapping) and isinstance(shown, Mapping):
-            pending += [(raw[key], held) for key, held in shown.items() if key in raw]
-        elif isinstance(raw, list | tuple) and isinstance(shown, list | tuple):
+            yield where, _text_behind(raw, shown)
+        elif are_mappings:
+            for key, held in shown.items():
+                if key not in raw:
+                    continue
+                pair = (raw[key], held)
+                pending.append(pair)
+        elif are_lists:
             pending += _pairs(raw, shown)
+
+
+def _text_behind(raw: Any, placeholder: str) -> str:
+    if isinstance(raw, str):
+        return raw
+    if is_batch(placeholder):
+        return stored_text(raw, indent=2)
+    return stored_text(raw, indent=None)
 
 
 def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
     if len(raw) == len(shown):
-        return list(zip(raw, shown, strict=True))
+        pairs = zip(raw, shown, strict=True)
+        return list(pairs)
+    if not shown:
+        return []
     # A result of several blocks, of which the first now stands for all its texts.
-    return [(raw, shown[0].get("text"))] if shown and isinstance(shown[0], Mapping) else []
+    first = shown[0]
+    if not isinstance(first, Mapping):
+        return []
+    return [(raw, first.get("text"))]

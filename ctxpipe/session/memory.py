@@ -79,13 +79,14 @@ class Memory:
         self.notices: list[str] = []
         self._new_timeline = partial(Timeline, verify=verify)
         self.timeline: Timeline = self._new_timeline()
-        self.is_adopted: bool = (
-            False  # the caller has once continued with our context as his history
-        )
+        # The caller has once continued with our context as his history.
+        self.is_adopted: bool = False
         self.unreported: int | None = None  # first message of the context that others have changed
         self._session_id = session_id
         self._record = record
-        self._journal = Journal(journal, session_id, keys) if journal else None
+        self._journal: Journal | None = None
+        if journal:
+            self._journal = Journal(journal, session_id, keys)
         self._packing = Packing(journal, session_id, texts=texts)
         self._is_read = journal is None
         self._base = 0
@@ -100,7 +101,9 @@ class Memory:
     @property
     def storage(self) -> JournalStorage | None:
         """The storage of the journal, if there is one."""
-        return self._journal.storage if self._journal else None
+        if self._journal is None:
+            return None
+        return self._journal.storage
 
     def notify(self, text: str) -> None:
         """Log *text*, and add it to the notices of the next result."""
@@ -115,9 +118,10 @@ class Memory:
         if journal is None:
             return
         try:
+            is_stale = self._is_behind or self._refused_at is not None
             if not self._is_read:
                 await self._resume(journal, history)
-            elif self._is_behind or self._refused_at is not None or await self._has_news(journal):
+            elif is_stale or await self._has_news(journal):
                 await self._follow(journal, history)
         except StorageError as error:
             self._report_unreadable(error)
@@ -129,7 +133,8 @@ class Memory:
         if not self._is_read:
             self._journal = None
             problem += "; the session begins anew, and without a journal"
-        self.notify(f"{problem}: {safe_text(error)}")
+        cause = safe_text(error)
+        self.notify(f"{problem}: {cause}")
 
     async def _has_news(self, journal: Journal) -> bool:
         """Whether others have written to this branch; entries of other branches are skipped."""
@@ -141,7 +146,10 @@ class Memory:
 
     async def _resume(self, journal: Journal, history: list[Message]) -> None:
         """Continue the branch that *history* has most in common with."""
-        entries, lines = await self._read_lines(journal, history)
+        entries, lines = await self._read_lines(
+            journal,
+            history,
+        )
         line = max(lines, key=lambda line: line.step.known)
         if entries and not line.step.known:
             self.notify(ANOTHER_HISTORY)
@@ -154,15 +162,22 @@ class Memory:
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
         """Take over what others have written to this branch, unless *history* differs from it."""
-        entries, [line] = await self._read_lines(journal, history, self._branch)
+        entries, [line] = await self._read_lines(
+            journal,
+            history,
+            self._branch,
+        )
         if not self._is_in(entries):
             self._base = 0
-            self._unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
+            snapshot = self.timeline.snapshot()
+            turn = await in_thread(self._packing.pack, snapshot)
+            self._unwritten = [turn]
             self.notify(REPLACED)
             return
         is_at_end = line.base == _length(entries, line.branch)
         is_longer = line.step.known >= len(self.timeline.history)
-        if (is_at_end or is_longer) and not line.step.agreement.is_cut:
+        is_cut = line.step.agreement.is_cut
+        if (is_at_end or is_longer) and not is_cut:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
         else:
@@ -172,10 +187,16 @@ class Memory:
         """Whether the entry that the timeline rests on is one of *entries*."""
         if not self._base:
             return True
-        return len(entries) >= self._base and entries[self._base - 1].seal == self._seal
+        if len(entries) < self._base:
+            return False
+        last = entries[self._base - 1]
+        return last.seal == self._seal
 
     async def _read_lines(
-        self, journal: Journal, history: list[Message], branch: str | None = None
+        self,
+        journal: Journal,
+        history: list[Message],
+        branch: str | None = None,
     ) -> tuple[list[Entry], list[Line]]:
         """All entries of *journal*, and what *history* is on *branch*, or on each of them.
 
@@ -184,9 +205,15 @@ class Memory:
         ensure_messages(history)
         entries, is_damaged = await journal.read()
         try:
-            lines = await in_thread(self._replay_lines, entries, history, branch)
+            lines = await in_thread(
+                self._replay_lines,
+                entries,
+                history,
+                branch,
+            )
         except DAMAGED:  # the seals are valid and the entries are not
-            entries, is_damaged = [], True
+            entries = []
+            is_damaged = True
             journal.restart()
             lines = self._replay_lines([], history, branch)
         if is_damaged:
@@ -199,30 +226,57 @@ class Memory:
         return entries, lines
 
     def _replay_lines(
-        self, entries: Sequence[Entry], history: list[Message], branch: str | None
+        self,
+        entries: Sequence[Entry],
+        history: list[Message],
+        branch: str | None,
     ) -> list[Line]:
-        names = dict.fromkeys(["", *(entry.branch for entry in entries)])
-        if branch is not None:
-            names = {branch: None}
-        return [self._line(entries, _length(entries, name), name, history) for name in names]
+        if branch is None:
+            all_names = ["", *(entry.branch for entry in entries)]
+            names = list(dict.fromkeys(all_names))
+        else:
+            names = [branch]
+        lines: list[Line] = []
+        for name in names:
+            base = _length(entries, name)
+            line = self._line(entries, base, name, history)
+            lines.append(line)
+        return lines
 
     def _line(
-        self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
+        self,
+        entries: Sequence[Entry],
+        base: int,
+        branch: str,
+        history: list[Message],
     ) -> Line:
         """*branch* at its end, or where *history* has left it when that is no later."""
         numbers = chain(entries, base)
         path = [entries[number] for number in numbers]
-        replay = self._packing.replay(path, history, self._new_timeline)
+        replay = self._packing.replay(
+            path,
+            history,
+            self._new_timeline,
+        )
         step = replay.timeline.begin(history)
-        if step.agreement.is_cut and replay.fitted and replay.fitted >= step.known:
-            return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
+        fits_earlier = replay.fitted > 0 and replay.fitted >= step.known
+        if step.agreement.is_cut and fits_earlier:
+            last = numbers[replay.fitting - 1]
+            return self._line(
+                entries,
+                last + 1,
+                branch,
+                history,
+            )
         return Line(base, branch, replay, step)
 
     def _take_over(self, line: Line, entries: Sequence[Entry]) -> None:
         self.timeline = line.replay.timeline
         self.is_adopted = line.replay.is_adopted
-        self._base, self._branch = line.base, line.branch
-        self._is_behind = line.base < _length(entries, line.branch)
+        self._base = line.base
+        self._branch = line.branch
+        length = _length(entries, line.branch)
+        self._is_behind = line.base < length
         self._unwritten = []
         self._record.keep(0)
         if line.base:
@@ -234,11 +288,15 @@ class Memory:
 
     def _first_change(self, other: Timeline) -> int | None:
         """The first message of the context that *other* does not send as well."""
-        ours, theirs = self.timeline.sent, other.sent
+        ours = self.timeline.sent
+        theirs = other.sent
         same = common_prefix(ours, theirs)
-        while same < min(len(ours), len(theirs)) and says_the_same(ours[same], theirs[same]):
+        shorter = min(len(ours), len(theirs))
+        while same < shorter and says_the_same(ours[same], theirs[same]):
             same += 1
-        return same if same < len(ours) else None
+        if same == len(ours):
+            return None
+        return same
 
     async def _restore_files(self, texts: TextReader | None) -> None:
         """Write files again that the context refers to and somebody has deleted."""
@@ -247,9 +305,8 @@ class Memory:
         try:
             restored, lost = await write_lost_files(self.timeline, texts)
         except StorageError as error:
-            self.notify(
-                f"the files that the context refers to cannot be checked: {safe_text(error)}"
-            )
+            cause = safe_text(error)
+            self.notify(f"the files that the context refers to cannot be checked: {cause}")
             return
         if restored:
             files = count_phrase(restored, "file")
@@ -266,7 +323,8 @@ class Memory:
         try:
             await touch(self._session_id)
         except StorageError as error:
-            self.notify(f"the texts cannot be marked as used: {safe_text(error)}")
+            cause = safe_text(error)
+            self.notify(f"the texts cannot be marked as used: {cause}")
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -279,20 +337,24 @@ class Memory:
         if journal is None or not self._must_write(step):
             return True
         calibration = self._calibration()
-        is_bulk = (
-            step.agreement.is_bulk is not False or bool(self._unwritten) or _is_bulky(step.edits)
-        )
+        is_bulk = step.agreement.is_bulk is not False or bool(self._unwritten)
+        if not is_bulk:
+            is_bulk = _is_bulky(step.edits)
         turns = self._unwritten
         try:
             if not step.is_idle:
-                turns = [*turns, await in_thread_if(is_bulk, self._packing.pack, step)]
-            if not await self._append(journal, turns, is_bulk=is_bulk):
+                turn = await in_thread_if(is_bulk, self._packing.pack, step)
+                turns = [*turns, turn]
+            is_written = await self._append(journal, turns, is_bulk=is_bulk)
+            if not is_written:
                 return False
         except StorageError as error:
             self._unwritten = turns
-            self.notify(f"the journal cannot be written: {safe_text(error)}")
+            cause = safe_text(error)
+            self.notify(f"the journal cannot be written: {cause}")
         else:
-            self._unwritten, self._saved = [], calibration
+            self._unwritten = []
+            self._saved = calibration
         self._refused_at = None
         return True
 
@@ -302,7 +364,11 @@ class Memory:
         return self._has_learned() and not self._is_behind
 
     async def _append(
-        self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
+        self,
+        journal: Journal,
+        turns: Sequence[dict[str, Any]],
+        *,
+        is_bulk: bool,
     ) -> bool:
         """Append *turns* as one entry; False when entries of others have to be read first."""
         begins_branch = self._is_behind and self._is_shared
@@ -311,10 +377,12 @@ class Memory:
             number = journal.count
             if begins_branch:
                 branch = str(number)
-            if await journal.write(self._entry(branch, turns), is_bulk=is_bulk):
+            entry = self._entry(branch, turns)
+            if await journal.write(entry, is_bulk=is_bulk):
                 break
             has_news = await self._has_news(journal)
-            if journal.count > number and (begins_branch or not has_news):
+            is_longer = journal.count > number
+            if is_longer and (begins_branch or not has_news):
                 continue  # the entries are of other branches
             if journal.count == number == self._refused_at:
                 raise StorageError(errno.EAGAIN, REFUSED.format(number))
@@ -323,35 +391,53 @@ class Memory:
         if begins_branch:
             self.notify(f"the journal continues another history; this one is branch {branch!r}")
             self._is_shared = False
-        self._base, self._seal, self._branch = journal.count, journal.seal, branch
+        self._base = journal.count
+        self._seal = journal.seal
+        self._branch = branch
         self._is_behind = False
         return True
 
     def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:
         samples = self._record.ledger.samples
         windows = list(self._record.windows.items())
-        return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
+        return Entry(
+            self._base,
+            branch,
+            turns,
+            samples,
+            windows,
+            self._packing.salt,
+        )
 
     def _calibration(self) -> tuple[float, dict[str | None, int]]:
-        return self._record.ledger.factor, dict(self._record.windows)
+        factor = self._record.ledger.factor
+        windows = dict(self._record.windows)
+        return factor, windows
 
     def _has_learned(self) -> bool:
         """Whether bills and refusals have taught what the journal does not hold."""
         factor, windows = self._saved
         drift = abs(self._record.ledger.factor - factor)
-        return drift > NOTABLE_DRIFT * factor or self._record.windows != windows
+        if drift > NOTABLE_DRIFT * factor:
+            return True
+        return self._record.windows != windows
 
     def apply(self, step: Step) -> None:
         """Take *step* into the timeline, once it is written."""
-        if step.adopted and not self.is_adopted and self._journal is None:
-            self.notify(NOT_RESTORABLE)
-        self.is_adopted = self.is_adopted or step.adopted
+        if step.adopted and not self.is_adopted:
+            if self._journal is None:
+                self.notify(NOT_RESTORABLE)
+            self.is_adopted = True
         self.timeline.apply(step)
         self.unreported = None
 
     # The history ----------------------------------------------------------------------------------
 
-    async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
+    async def history(
+        self,
+        branch: str | None,
+        known: Sequence[Message] = (),
+    ) -> list[Message]:
         """The whole history, as `Session.history` describes it.
 
         Texts of messages that are *known* already are not read again.
@@ -365,10 +451,17 @@ class Memory:
         entries = await self._entries()
         if branch and not _length(entries, branch):
             session = excerpt(self._session_id)
-            raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
+            name = excerpt(branch)
+            raise SettingsError(f"there is no branch {name} of session {session}")
         packing = copy(self._packing)  # the session itself takes nothing over here
         try:
-            replay = await in_thread(self._longest, packing, entries, branch, known)
+            replay = await in_thread(
+                self._longest,
+                packing,
+                entries,
+                branch,
+                known,
+            )
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redacts and replay.raw:
@@ -387,13 +480,15 @@ class Memory:
 
     async def branches(self) -> list[str]:
         """The names of the branches, in order. Raises StorageError."""
-        names = {entry.branch for entry in await self._entries()}
+        entries = await self._entries()
+        names = {entry.branch for entry in entries}
         return sorted(names - {""}, key=int)
 
     async def _entries(self) -> list[Entry]:
         if self._journal is None:
             return []
-        entries, _ = await copy(self._journal).read()
+        journal = copy(self._journal)
+        entries, _ = await journal.read()
         return entries
 
     def _longest(
@@ -408,9 +503,14 @@ class Memory:
             path = _path(entries, self._base)
             path.append(self._entry(self._branch, self._unwritten))
             return packing.replay(path, known, Timeline)
-        names = {"", *(entry.branch for entry in entries)} if branch is None else {branch}
-        paths = [_path(entries, _length(entries, name)) for name in sorted(names)]
-        replays = [packing.replay(path, known, Timeline) for path in paths]
+        names = {"", *(entry.branch for entry in entries)}
+        if branch is not None:
+            names = {branch}
+        replays: list[Replay] = []
+        for name in sorted(names):
+            path = _path(entries, _length(entries, name))
+            replay = packing.replay(path, known, Timeline)
+            replays.append(replay)
         return max(replays, key=lambda replay: len(replay.raw))
 
 
@@ -421,9 +521,15 @@ def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
 
 def _length(entries: Sequence[Entry], branch: str) -> int:
     """How many of *entries* there are up to the last one of *branch*."""
-    numbers = range(len(entries), 0, -1)
-    return next((number for number in numbers if entries[number - 1].branch == branch), 0)
+    for number in range(len(entries), 0, -1):
+        entry = entries[number - 1]
+        if entry.branch == branch:
+            return number
+    return 0
 
 
 def _is_bulky(edits: Sequence[Edit]) -> bool:
-    return is_bulky([message for edit in edits for message in edit.messages])
+    messages: list[Message] = []
+    for edit in edits:
+        messages += edit.messages
+    return is_bulky(messages)

@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..edits.diff import Edit
 from ..errors import StorageError
-from ..messages import as_json, ensure_messages, is_encodable, strings
-from ..messages.identity import digest_of, parse, says_the_same, without_marks
+from ..messages import (
+    as_json,
+    ensure_messages,
+    is_encodable,
+    strings,
+)
+from ..messages.identity import (
+    digest_of,
+    parse,
+    says_the_same,
+    without_marks,
+)
 from ..names import session_folder
 from ..storage.protocol import texts_of
 from ..storage.records import redact_except_folder, redact_message
@@ -59,32 +69,58 @@ class Replay:
     @property
     def has_hidden(self) -> bool:
         """Whether messages of the context are not as they were sent."""
-        return any(id(message) in self.hidden for message in self.timeline.context)
+        identities = map(id, self.timeline.context)
+        return any(identity in self.hidden for identity in identities)
 
-    def apply(self, step: Step, files: Mapping[str, list[Any]], history: Sequence[Message]) -> None:
+    def apply(
+        self,
+        step: Step,
+        files: Mapping[str, list[Any]],
+        history: Sequence[Message],
+    ) -> None:
         """Repeat *step*; *files* says which texts of its messages are in files."""
         if step.adopted:
             self.is_adopted = True
-            self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
+            ends = (0, *self.timeline.ends)
+            self._spans = [self._spans[end] for end in ends]
         self._extend_raw(step, files)
         self.timeline.apply(step)
         self._compare(step, history)
 
-    def _extend_raw(self, step: Step, files: Mapping[str, list[Any]]) -> None:
+    def _extend_raw(
+        self,
+        step: Step,
+        files: Mapping[str, list[Any]],
+    ) -> None:
         cut = self._spans[step.known]
         if cut < len(self.raw):
-            self.files = {index: texts for index, texts in self.files.items() if index < cut}
+            before = self.files
+            self.files = {}
+            for index, texts in before.items():
+                if index < cut:
+                    self.files[index] = texts
         self.raw[cut:] = step.messages
-        new = range(cut, len(self.raw))
+        stop = len(self.raw)
+        new = range(cut, stop)
         for number, texts in files.items():
-            self.files[new[int(number)]] = texts
-        self._spans[step.known + 1 :] = range(cut + 1, len(self.raw) + 1)
+            index = new[int(number)]
+            self.files[index] = texts
+        spans = range(cut + 1, stop + 1)
+        self._spans[step.known + 1 :] = spans
 
-    def _compare(self, step: Step, history: Sequence[Message]) -> None:
+    def _compare(
+        self,
+        step: Step,
+        history: Sequence[Message],
+    ) -> None:
         ours = self.timeline.history
-        agreed = 0 if step.adopted else min(self.agreed, step.known)
+        agreed = 0
+        if not step.adopted:
+            agreed = min(self.agreed, step.known)
         most = min(len(ours), len(history))
-        while agreed < most and says_the_same(ours[agreed], history[agreed]):
+        while agreed < most:
+            if not says_the_same(ours[agreed], history[agreed]):
+                break
             agreed += 1
         self.agreed = agreed
 
@@ -97,13 +133,20 @@ class Packing:
     """
 
     def __init__(
-        self, storage: JournalStorage | None, session_id: str, *, texts: bool = True
+        self,
+        storage: JournalStorage | None,
+        session_id: str,
+        *,
+        texts: bool = True,
     ) -> None:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
         self._text_reader = texts_of(storage) if storage else None
+        self._redact = None
         redact = getattr(storage, "redact", None)
-        self._redact = redact_except_folder(session_folder(session_id), redact) if redact else None
+        if redact:
+            folder = session_folder(session_id)
+            self._redact = redact_except_folder(folder, redact)
 
     @property
     def redacts(self) -> bool:
@@ -121,28 +164,40 @@ class Packing:
         if self.texts:
             turn |= self._pack_history(step)
         else:
-            turn["digests"] = [self._digest(parse(message)) for message in step.messages]
+            messages = map(parse, step.messages)
+            turn["digests"] = list(map(self._digest, messages))
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
-            turn["edits"] = [self._pack_edit(edit) for edit in step.edits]
+            edits = map(self._pack_edit, step.edits)
+            turn["edits"] = list(edits)
         if step.stale:
-            turn["stale"] = list(step.stale.items())
+            places = step.stale.items()
+            turn["stale"] = list(places)
         return turn
 
     def _pack_edit(self, edit: Edit) -> list[Any]:
         messages, digests = self._hide(edit.messages)
-        return [edit.start, edit.stop, messages, digests]
+        return [
+            edit.start,
+            edit.stop,
+            messages,
+            digests,
+        ]
 
     def _pack_history(self, step: Step) -> dict[str, Any]:
         raw: list[Any] = list(map(parse, step.messages))
         messages, digests = self._hide(raw)
         locations = self._locations(step)
         files: dict[int, list[Any]] = {}
-        for index, message in enumerate(raw):
-            if locations and not locations.keys().isdisjoint(strings(message)):
-                messages[index] = json.loads(as_json(messages[index]))
-                files[index] = self._move_texts(message, messages[index], locations)
+        if locations:
+            for index, message in enumerate(raw):
+                texts = strings(message)
+                if locations.keys().isdisjoint(texts):
+                    continue
+                packed = json.loads(as_json(messages[index]))
+                messages[index] = packed
+                files[index] = self._move_texts(message, packed, locations)
                 digests[index] = self._digest(message)
         turn: dict[str, Any] = {"messages": messages}
         if any(digests):
@@ -159,42 +214,60 @@ class Packing:
                 locations |= stored
         return locations
 
-    def _hide(self, messages: Sequence[Message]) -> tuple[list[Any], list[str]]:
+    def _hide(
+        self,
+        messages: Sequence[Message],
+    ) -> tuple[list[Any], list[str]]:
         """*messages* without cache marks and secrets; and the digest of each that had a secret."""
         plain: list[Any] = list(map(without_marks, messages))
         digests = [""] * len(plain)
         if self._redact is None:
             return plain, digests
-        hidden: list[Any] = [redact_message(message, self._redact) for message in plain]
+        hidden: list[Any] = []
         for index, message in enumerate(plain):
-            if message != hidden[index]:
+            safe = redact_message(message, self._redact)
+            hidden.append(safe)
+            if message != safe:
                 digests[index] = self._digest(message)
         return hidden, digests
 
-    def _move_texts(self, raw: Any, packed: Any, locations: Mapping[str, str]) -> list[Any]:
+    def _move_texts(
+        self,
+        raw: Any,
+        packed: Any,
+        locations: Mapping[str, str],
+    ) -> list[Any]:
         """Empty the texts of *packed* that *locations* has for *raw*; where each of them is."""
         files: list[Any] = []
         for place, where in _find_texts(raw, locations):
             text = _value_at(packed, place)
-            if isinstance(text, str) and _replace_text(packed, place, ""):
-                files.append([place, where, self._text_digest(text)])
+            if not isinstance(text, str):
+                continue
+            if _replace_text(packed, place, ""):
+                digest = self._text_digest(text)
+                files.append([place, where, digest])
         return files
 
     def _digest(self, message: Message) -> str:
         """A keyed digest of what *message* says, by which it is recognized."""
         key = bytes.fromhex(self.salt)
-        digest = digest_of(message, partial(hmac.new, key, None, "sha256"))
+        new_hash = partial(hmac.new, key, None, "sha256")
+        digest = digest_of(message, new_hash)
         return digest[:_DIGEST].hex()
 
     def _text_digest(self, text: str) -> str:
         key = bytes.fromhex(self.salt)
-        digest = hmac.new(key, text.encode("utf-8", "replace"), "sha256").digest()
+        encoded = text.encode("utf-8", "replace")
+        digest = hmac.new(key, encoded, "sha256").digest()
         return digest[:_DIGEST].hex()
 
     # Replaying ------------------------------------------------------------------------------------
 
     def replay(
-        self, entries: Sequence[Entry], history: Sequence[Message], make: Callable[[], Timeline]
+        self,
+        entries: Sequence[Entry],
+        history: Sequence[Message],
+        make: Callable[[], Timeline],
     ) -> Replay:
         """The session as *entries* leave it; *make* makes its empty timeline.
 
@@ -204,16 +277,21 @@ class Packing:
         if entries:
             self.salt = entries[0].salt
         turns = [turn for entry in entries for turn in entry.turns]
-        known: Mapping[str, Message] = {}
+        known: dict[str, Message] = {}
         if any(map(_has_digests, turns)):
-            known = {self._digest(message): message for message in history}
+            for message in history:
+                digest = self._digest(message)
+                known[digest] = message
         replay = Replay(make())
         for number, entry in enumerate(entries, 1):
             for turn in entry.turns:
                 step = _unpack_step(turn, known, replay.hidden)
-                replay.apply(step, turn.get("files", {}), history)
-            if replay.agreed == len(replay.timeline.history):
-                replay.fitting, replay.fitted = number, replay.agreed
+                files = turn.get("files", {})
+                replay.apply(step, files, history)
+            has_agreed = replay.agreed == len(replay.timeline.history)
+            if has_agreed:
+                replay.fitting = number
+                replay.fitted = replay.agreed
         return replay
 
     async def restore(self, replay: Replay) -> list[Message]:
@@ -225,15 +303,20 @@ class Packing:
         references = []
         for index, files in sorted(replay.files.items()):
             # A message that the caller has is whole already.
-            missing = [file for file in files if _value_at(raw[index], file[0]) == ""]
+            message = raw[index]
+            missing = [file for file in files if _value_at(message, file[0]) == ""]
             if missing:
-                raw[index] = json.loads(as_json(raw[index]))
-            references += [(index, place, where, digest) for place, where, digest in missing]
+                raw[index] = json.loads(as_json(message))
+            for place, where, digest in missing:
+                reference = (index, place, where, digest)
+                references.append(reference)
         for start in range(0, len(references), _AT_ONCE):
-            batch = references[start : start + _AT_ONCE]
+            stop = start + _AT_ONCE
+            batch = references[start:stop]
             reads = [self._read(where, digest) for _, _, where, digest in batch]
             texts = await asyncio.gather(*reads, return_exceptions=True)
-            for (index, place, _, _), text in zip(batch, texts, strict=True):
+            for reference, text in zip(batch, texts, strict=True):
+                index, place, _, _ = reference
                 if isinstance(text, StorageError):
                     lost = f"message {index} of the history cannot be restored: {text}"
                     raise StorageError(text.errno, lost) from text
@@ -246,8 +329,11 @@ class Packing:
         """The text in the file *where*. Raises StorageError unless it has the *digest*."""
         if self._text_reader is None:
             raise StorageError(f"{where} is in another storage: give it to the journal as texts=")
-        text = (await self._text_reader.read(where)).text
-        if await in_thread_if(len(text) > _LONG, self._text_digest, text) != digest:
+        file = await self._text_reader.read(where)
+        text = file.text
+        is_long = len(text) > _LONG
+        actual = await in_thread_if(is_long, self._text_digest, text)
+        if actual != digest:
             raise StorageError(errno.EILSEQ, f"{where} was changed")
         return text
 
@@ -255,19 +341,34 @@ class Packing:
 def _has_digests(turn: Mapping[str, Any]) -> bool:
     if any(turn.get("digests", ())):
         return True
-    return any(any(digests) for *_, digests in turn.get("edits", ()))
+    edits = turn.get("edits", ())
+    return any(any(digests) for *_, digests in edits)
 
 
-def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: set[int]) -> Step:
+def _unpack_step(
+    turn: Mapping[str, Any],
+    known: Mapping[str, Message],
+    hidden: set[int],
+) -> Step:
     """*turn* as it was; messages of edits that are not as they were sent are added to *hidden*."""
     digests = turn.get("digests", [])
     packed = turn.get("messages")
     if packed is None:
-        packed = [{"role": "user", "content": digest} for digest in digests]
-    step = Step(turn["known"], turn.get("adopted", False), _unpack(packed, digests, known))
-    step.stale = dict(turn.get("stale", ()))
-    for start, stop, messages, names in turn.get("edits", ()):
-        step.edits.append(Edit(start, stop, _unpack(messages, names, known)))
+        packed = []
+        for digest in digests:
+            message = {"role": "user", "content": digest}
+            packed.append(message)
+    step = Step(
+        known=turn["known"],
+        adopted=turn.get("adopted", False),
+        messages=_unpack(packed, digests, known),
+    )
+    stale = turn.get("stale", ())
+    step.stale = dict(stale)
+    edits = turn.get("edits", ())
+    for start, stop, messages, names in edits:
+        unpacked = _unpack(messages, names, known)
+        step.edits.append(Edit(start, stop, unpacked))
         for message, digest in zip(messages, names, strict=True):
             if digest and digest not in known:
                 hidden.add(id(message))
@@ -275,20 +376,28 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
 
 
 def _unpack(
-    packed: list[Message], digests: Sequence[str], known: Mapping[str, Message]
+    packed: list[Message],
+    digests: Sequence[str],
+    known: Mapping[str, Message],
 ) -> list[Message]:
     """The messages *packed*, or those of the caller that are *known* by their *digests*."""
     ensure_messages(packed)
     if not digests:
         return packed
-    pairs = zip(packed, digests, strict=True)
-    return [known.get(digest, message) for message, digest in pairs]
+    messages = []
+    for message, digest in zip(packed, digests, strict=True):
+        ours = known.get(digest, message)
+        messages.append(ours)
+    return messages
 
 
 # Texts that are in files ------------------------------------------------------------------------
 
 
-def _find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
+def _find_texts(
+    value: Any,
+    locations: Mapping[str, str],
+) -> Iterator[tuple[list[Any], str]]:
     """Where in *value* the texts are that *locations* names, and where each is."""
     pending: list[tuple[Any, list[Any]]] = [(value, [])]
     while pending:
@@ -297,9 +406,13 @@ def _find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list
             if item in locations and is_encodable(item):
                 yield place, locations[item]
         elif isinstance(item, Mapping):
-            pending += [(held, [*place, key]) for key, held in item.items()]
+            for key, held in item.items():
+                inner = [*place, key]
+                pending.append((held, inner))
         elif isinstance(item, list | tuple):
-            pending += [(held, [*place, index]) for index, held in enumerate(item)]
+            for index, held in enumerate(item):
+                inner = [*place, index]
+                pending.append((held, inner))
 
 
 def _value_at(value: Any, place: Sequence[Any]) -> Any:
@@ -312,9 +425,14 @@ def _value_at(value: Any, place: Sequence[Any]) -> Any:
     return value
 
 
-def _replace_text(value: Any, place: Sequence[Any], text: str) -> bool:
+def _replace_text(
+    value: Any,
+    place: Sequence[Any],
+    text: str,
+) -> bool:
     """Replace the text at *place* in *value* by *text*; False when there is no text."""
     if not isinstance(_value_at(value, place), str):
         return False
-    _value_at(value, place[:-1])[place[-1]] = text
+    container = _value_at(value, place[:-1])
+    container[place[-1]] = text
     return True

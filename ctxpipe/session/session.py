@@ -110,7 +110,12 @@ class Session:
         self._record = runner.new_record()
         self._verify = verify
         self._memory = Memory(
-            session_id, self._record, journal, as_keys(signing_key), texts=history, verify=verify
+            session_id,
+            self._record,
+            journal,
+            as_keys(signing_key),
+            texts=history,
+            verify=verify,
         )
         self._lease_seconds = lease_seconds
         self._lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
@@ -125,7 +130,8 @@ class Session:
         self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
         self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._next_focus: str | None = None  # of the compaction that is due
-        self._turns, self._fill = 0, 0.0
+        self._turns = 0
+        self._fill = 0.0
         self._appended: list[Message] = []  # by `append`, since the last turn
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
         self._watch: Watch | None = None
@@ -179,7 +185,9 @@ class Session:
         Counted since the session was opened, in a pipeline with a `Collapse` stage; a notice and a
         warning say once when a count is too high.
         """
-        return self._watch.signals if self._watch else Signals()
+        if self._watch is None:
+            return Signals()
+        return self._watch.signals
 
     @property
     def is_running(self) -> bool:
@@ -195,7 +203,8 @@ class Session:
             )
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # an asyncio lock is of one loop
-            self._loop, self._lock = loop, asyncio.Lock()
+            self._loop = loop
+            self._lock = asyncio.Lock()
         lock = self._lock
         await lock.acquire()
         if not self._running.acquire(blocking=False):
@@ -252,7 +261,14 @@ class Session:
         try:
             self._client = lendable(client) or self._client
             expired = self._is_cache_expired()
-            asked = Request(system, tools, request or {}, force, expired, self._client)
+            asked = Request(
+                system,
+                tools,
+                request or {},
+                force,
+                expired,
+                self._client,
+            )
             for sentence in await self._cache.news():
                 self._memory.notify(sentence)
             result = await self._shape(history, asked)
@@ -263,7 +279,12 @@ class Session:
         finally:
             self._leave()
 
-    async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
+    async def compact(
+        self,
+        history: list[Message] | None = None,
+        *,
+        focus: str = "",
+    ) -> Result:
         """Compact now, whatever the budget says: the `Compact` stage of the pipeline alone.
 
         *history* defaults to the one of the last turn. *focus* says what the summary should attend
@@ -293,8 +314,11 @@ class Session:
         """The `Compact` stages by their places, with *focus*. Raises SettingsError without any."""
         stages: dict[int, Stage] = {}
         for place, stage in enumerate(self._runner.stages):
-            if isinstance(stage, Compact):
-                stages[place] = stage.with_focus(focus) if focus else stage
+            if not isinstance(stage, Compact):
+                continue
+            stages[place] = stage
+            if focus:
+                stages[place] = stage.with_focus(focus)
         if not stages:
             raise SettingsError(NO_COMPACT)
         return stages
@@ -335,32 +359,45 @@ class Session:
     @property
     def text_reader(self) -> TextReader | None:
         """Where the stages and the journal keep their texts, if these can be read from there."""
-        held: list[object] = []
+        storages: list[object] = []
         for stage in self._runner.stages:
-            held += [getattr(stage, name, None) for name in ("storage", "archive")]
+            storages.append(getattr(stage, "storage", None))
+            storages.append(getattr(stage, "archive", None))
         if self.journal is not None:
-            held.append(texts_of(self.journal))
-        return next((storage for storage in held if isinstance(storage, TextReader)), None)
+            storages.append(texts_of(self.journal))
+        for storage in storages:
+            if isinstance(storage, TextReader):
+                return storage
+        return None
 
     def _share_of_trigger(self, result: Result, asked: Request) -> float:
-        tokens = self._record.ledger.estimate(result.tokens_after, result.messages)
-        return tokens / self._runner.budget_for(self._record, asked.options).trigger
+        tokens = self._record.ledger.estimate(
+            result.tokens_after,
+            result.messages,
+        )
+        budget = self._runner.budget_for(self._record, asked.options)
+        return tokens / budget.trigger
 
     async def _shape(self, history: list[Message], asked: Request) -> Result:
         """The turn, after the compaction that is due, if one is."""
         if self._next_focus is None:
             return await self._run(history, asked)
         stages = self._compact_stages(self._next_focus)
-        compacted = await self._run(history, replace(asked, force=True), stages)
+        forced = replace(asked, force=True)
+        compacted = await self._run(history, forced, stages)
         self._next_focus = None
         if not compacted.changed:
-            reasons = "; ".join(report.reason for report in compacted.reports if report.reason)
-            self._memory.notify(f"the compaction that was asked for changed nothing: {reasons}")
+            reasons = [report.reason for report in compacted.reports if report.reason]
+            why = "; ".join(reasons)
+            self._memory.notify(f"the compaction that was asked for changed nothing: {why}")
         result = await self._run(history, asked)
         return _join(compacted, result)
 
     async def _run(
-        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
+        self,
+        history: list[Message],
+        asked: Request,
+        stages: Mapping[int, Stage] | None = None,
     ) -> Result:
         """The turn, begun anew when the history was edited or others were faster meanwhile."""
         ensure_messages(history, sys.maxsize)  # only that it is a list
@@ -372,7 +409,11 @@ class Session:
                 step = await self._begin(history, thorough=thorough)
                 with stages_are_asking():
                     result = await self._runner.run(
-                        step, self.session_id, self._record, asked, stages
+                        step,
+                        self.session_id,
+                        self._record,
+                        asked,
+                        stages,
                     )
                 if step.edits and not thorough and memory.timeline.is_edited(step):
                     thorough = True  # a rewritten message is no longer the one the caller has
@@ -396,10 +437,12 @@ class Session:
             resume = partial(watch.resume, known, has_notes=has_notes)
             await in_thread_if(is_bulky(known), resume)
         if not step.agreement.is_cut:  # on another branch the same calls come again
-            await in_thread_if(step.agreement.is_bulk is not False, watch.learn, step.messages)
+            may_be_bulk = step.agreement.is_bulk is not False
+            await in_thread_if(may_be_bulk, watch.learn, step.messages)
         for report in result.reports:
-            if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
-                watch.rewritten()
+            is_changed = report.outcome is Outcome.CHANGED
+            if is_changed and isinstance(report.detail, Collapsed):
+                watch.note_rewrite()
         for warning in watch.new_warnings():
             self._memory.notify(warning)
 
@@ -413,18 +456,22 @@ class Session:
 
     async def _begin(self, history: list[Message], *, thorough: bool) -> Step:
         memory = self._memory
-        known = 0 if self._verify or thorough else len(memory.timeline.history)
+        known = 0
+        if not self._verify and not thorough:
+            known = len(memory.timeline.history)
         is_bulk = is_bulky(history, max(0, known - 1))
         step = await in_thread_if(
-            is_bulk, lambda: memory.timeline.begin(history, thorough=thorough)
+            is_bulk,
+            lambda: memory.timeline.begin(history, thorough=thorough),
         )
         if not step.agreement.is_cut and step.same == step.kept:
             step.agreement.is_bulk = is_bulk
-        if not (memory.is_adopted or step.adopted):
+        if not memory.is_adopted and not step.adopted:
             step.agreement.raw = step.agreement.history
         if memory.unreported is not None:
             # The caller may have sent what was there before the change of another process.
-            mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
+            first_stale = max(memory.unreported, step.kept)
+            mark_stale(step.stale, step.context, (first_stale, 0))
         return step
 
     def _finish(self, step: Step, result: Result) -> Result:
@@ -437,7 +484,8 @@ class Session:
         self._cache.note(step, first)
         self._apply(step)
         self._record.keep(len(self._memory.timeline.context))
-        notices, self._memory.notices = tuple(self._memory.notices), []
+        notices = tuple(self._memory.notices)
+        self._memory.notices = []
         return Result(  # dataclasses.replace takes four times as long, on every turn
             result.messages,
             result.reports,
@@ -500,31 +548,44 @@ class Session:
 
     def _is_last_reply(self, message: Message) -> bool:
         """Whether *message* is the reply that was added last."""
-        last = [*self._memory.timeline.history[-1:], *self._appended][-1:]
-        return message["role"] == "assistant" and bool(last) and says_the_same(last[0], message)
+        newest = [
+            *self._memory.timeline.history[-1:],
+            *self._appended,
+        ]
+        if message["role"] != "assistant" or not newest:
+            return False
+        return says_the_same(newest[-1], message)
 
     async def _own_history(self) -> list[Message]:
         """The history that this session owns, with what other processes have added."""
         async with self._alone():
-            return [*await self._memory.newest_history(), *self._appended]
+            history = await self._memory.newest_history()
+            return [*history, *self._appended]
 
     async def _keep_reply(self, reply: object) -> None:
         """Add *reply* to the history that this session owns, and write it down."""
-        if not field(reply, "content"):
+        content = field(reply, "content")
+        if not content:
             return
-        message = cast("Message", {"role": "assistant", "content": field(reply, "content")})
+        message = cast("Message", {"role": "assistant", "content": content})
         async with self._alone():
-            step = self._memory.timeline.begin([*self._memory.timeline.history, message])
+            timeline = self._memory.timeline
+            step = timeline.begin([*timeline.history, message])
             if await self._memory.write(step):
                 self._apply(step)
-                self._record.keep(min(self._record.agreed, step.same))
+                agreed = min(self._record.agreed, step.same)
+                self._record.keep(agreed)
             else:
                 self._appended.append(message)
 
     # Reading the bill -----------------------------------------------------------------------------
 
     def observe(
-        self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
+        self,
+        usage: object,
+        sent: Sequence[Message] | None = None,
+        *,
+        model: str | None = None,
     ) -> None:
         """Learn the real token count, and the state of the cache, from a reply's *usage*.
 
@@ -533,14 +594,23 @@ class Session:
         last run. Raises SettingsError for an object without usage.
         """
         check_usage(usage)
-        model = field(usage, "model") if model is None else model
-        model = model if isinstance(model, str) else None
+        if model is None:
+            model = field(usage, "model")
+        if not isinstance(model, str):
+            model = None
         self._recovered_at = None
-        billed = self._memory.timeline.sent if sent is None else sent
+        billed = sent
+        if billed is None:
+            billed = self._memory.timeline.sent
         self._record.ledger.observe(
-            usage, billed, overhead=self._record.overhead.tokens, model=model
+            usage,
+            billed,
+            overhead=self._record.overhead.tokens,
+            model=model,
         )
-        self._cached_at = self._clock() if cached_tokens(usage) else None
+        self._cached_at = None
+        if cached_tokens(usage):
+            self._cached_at = self._clock()
         self._cache.observe(usage, sent, model)
 
     def announce(self, context: Result, body: Mapping[str, object]) -> None:
@@ -568,7 +638,8 @@ class Session:
         """Whether the provider's prompt cache is known to have lapsed."""
         if self._cached_at is None:
             return False
-        return self._clock() - self._cached_at > self._cache_seconds
+        age_seconds = self._clock() - self._cached_at
+        return age_seconds > self._cache_seconds
 
     # The loop's body ------------------------------------------------------------------------------
 
@@ -609,7 +680,13 @@ class Session:
             self.announce(context, body)
             return await client.messages.create(**body)
 
-        reply, sent = await self._send(send, client, messages, open_calls, request)
+        reply, sent = await self._send(
+            send,
+            client,
+            messages,
+            open_calls,
+            request,
+        )
         if request.get("stream"):
             observe_stream(reply, lambda begun: learn(self, begun, sent))
         else:
@@ -635,9 +712,16 @@ class Session:
             async def send(context: Result) -> Any:
                 body = self._body(request, context, cache_breakpoints)
                 self.announce(context, body)
-                return await opened.enter_async_context(client.messages.stream(**body))
+                stream = client.messages.stream(**body)
+                return await opened.enter_async_context(stream)
 
-            stream, sent = await self._send(send, client, messages, open_calls, request)
+            stream, sent = await self._send(
+                send,
+                client,
+                messages,
+                open_calls,
+                request,
+            )
             try:
                 yield stream
             finally:
@@ -648,10 +732,17 @@ class Session:
                         await self._keep_reply(reply)
 
     def _body(
-        self, request: Mapping[str, Any], context: Result, cache_breakpoints: int | None
+        self,
+        request: Mapping[str, Any],
+        context: Result,
+        cache_breakpoints: int | None,
     ) -> dict[str, Any]:
         """The *request* with *context*, and with the cache breakpoints that are ours to place."""
-        body = {**request, **context.request_options, "messages": context.messages}
+        body = {
+            **request,
+            **context.request_options,
+            "messages": context.messages,
+        }
         rewritten = self.rewrite_range(context)
         if cache_breakpoints is None:
             return with_free_breakpoints(body, rewritten)
@@ -687,7 +778,9 @@ class Session:
         """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
-        history = await self._own_history() if messages is None else messages
+        history = messages
+        if history is None:
+            history = await self._own_history()
         history = close_calls(history, open_calls)
         arguments = request_arguments(client, request)
         context = await self.run(history, **arguments, client=client)
@@ -727,30 +820,45 @@ class Session:
         that model, and a notice says so.
         """
         if isinstance(refusal, str):
-            refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
+            known = read_refusal(None, refusal)
+            refusal = known or Refusal("an unknown provider")
         self._cache.forget(sent.messages)
         options = request or {}
-        tokens = self._record.ledger.estimate(sent.tokens_after, sent.messages)
+        ledger = self._record.ledger
+        tokens = ledger.estimate(sent.tokens_after, sent.messages)
         model = model_of(self._record, options)
         if not self._can_be_about(refusal, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)
         self._lower_budget(refusal, model)
         trigger = self._runner.budget_for(self._record, options).trigger
-        if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
+        is_far_below = tokens < FAR_BELOW * trigger
+        if is_far_below and not refusal.has_numbers:
             return None
-        last = self._recovered_at
-        if last is not None and abs(tokens - last) < NOTABLE_CHANGE * trigger:
-            return None
+        if self._recovered_at is not None:
+            change = abs(tokens - self._recovered_at)
+            if change < NOTABLE_CHANGE * trigger:
+                return None
         self._recovered_at = tokens
-        overhead = self._record.overhead.tokens
         if refusal.tokens is not None:
-            usage = {"input_tokens": refusal.tokens}
-            self._record.ledger.observe(usage, sent.messages, overhead=overhead, model=model)
-        result = await self.run(history, system=system, tools=tools, force=True, request=request)
+            ledger.observe(
+                {"input_tokens": refusal.tokens},
+                sent.messages,
+                overhead=self._record.overhead.tokens,
+                model=model,
+            )
+        shorter = await self.run(
+            history,
+            system=system,
+            tools=tools,
+            force=True,
+            request=request,
+        )
         # The messages alone: the caller may have named the system prompt and tools only once.
         before = await self._runner.counter.count(sent.messages)
-        after = await self._runner.counter.count(result.messages)
-        return result if after < before else None
+        after = await self._runner.counter.count(shorter.messages)
+        if after >= before:
+            return None
+        return shorter
 
     def _can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
         """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
@@ -759,35 +867,45 @@ class Session:
         prompt that was billed has fitted into the window.
         """
         samples = self._record.ledger.samples
-        billed = max((sample[2] for sample in samples if sample[0] == model), default=0)
-        if refusal.window is not None and refusal.window < billed:
+        billed = [sample[2] for sample in samples if sample[0] == model]
+        most_billed = max(billed, default=0)
+        if refusal.window is not None and refusal.window < most_billed:
             return False
         if refusal.tokens is None:
             return True
         if refusal.tokens < LEAST_SHARE * raw:
             return False
-        return not samples or is_possible(raw, refusal.tokens)
+        if not samples:
+            return True
+        return is_possible(raw, refusal.tokens)
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, if it is smaller than known."""
         if refusal.window is None:
             return
-        known = self._record.windows.get(model, self._runner.budget.window)
-        reserved = self._runner.budget.reserve_output or 0  # the budget keeps it free in any window
-        window = refusal.window - max(0, refusal.answer_tokens - reserved)
+        budget = self._runner.budget
+        known = self._record.windows.get(model, budget.window)
+        reserved = budget.reserve_output or 0  # the budget keeps it free in any window
+        unreserved = max(0, refusal.answer_tokens - reserved)
+        window = refusal.window - unreserved
         if window >= known:
             return
         self._record.windows[model] = window
-        named = f"the window of {model or 'the model'} is {window} tokens, not {known}"
-        self._memory.notify(f"{named}: the budget of this session is lowered")
+        name = model or "the model"
+        self._memory.notify(
+            f"the window of {name} is {window} tokens, not {known}: "
+            "the budget of this session is lowered"
+        )
 
 
 def _join(first: Result, second: Result) -> Result:
     """The outcome of two runs over the same history, one after the other."""
-    first_changed, changed_end = second.first_changed_index, second.changed_end
+    first_changed = second.first_changed_index
+    changed_end = second.changed_end
     if first.first_changed_index is not None:
         if first_changed is None:
-            first_changed, changed_end = first.first_changed_index, first.changed_end
+            first_changed = first.first_changed_index
+            changed_end = first.changed_end
         else:
             first_changed = min(first_changed, first.first_changed_index)
             changed_end = len(second.messages)

@@ -55,12 +55,12 @@ class Signals:
         return 100 * self.steps_read_back / self.calls if self.calls else 0.0
 
     @property
-    def repeated_share_before(self) -> float:
+    def repeat_share_before(self) -> float:
         """The share of repeated calls before the first rewrite."""
         return self.repeated_before / self.tool_calls_before if self.tool_calls_before else 0.0
 
     @property
-    def repeated_share_after(self) -> float:
+    def repeat_share_after(self) -> float:
         """The share of repeated calls after the first rewrite."""
         return self.repeated_after / self.tool_calls_after if self.tool_calls_after else 0.0
 
@@ -100,7 +100,7 @@ class Watch:
         self.learn(history)
         self._has_rewritten = has_notes
 
-    def rewritten(self) -> None:
+    def note_rewrite(self) -> None:
         """Old exchanges have collapsed: what comes now was said without them in sight."""
         self._has_rewritten = True
 
@@ -142,7 +142,7 @@ class Watch:
         rate = signals.read_back_rate
         if rate > MOST_READ_BACK:
             yield "read back", f"{rate:.0f} collapsed steps were read back per 100 calls: {REMEDY}"
-        share, before = signals.repeated_share_after, signals.repeated_share_before
+        share, before = signals.repeat_share_after, signals.repeat_share_before
         if signals.repeated_after >= LEAST_REPEATED and share > MOST_REPEATED * before:
             shares = f"{share:.0%} of the calls repeat an earlier one, {before:.0%} before"
             yield "repeated", f"since old exchanges collapsed, {shares}: {REMEDY}"

@@ -170,7 +170,7 @@ class Collapse:
         if turn.protected:
             return Skip(PROTECTED)
         index = turn.recall(ExchangeIndex)
-        is_long = turn.is_bulky(index.known)
+        is_long = turn.is_bulky(index.message_count)
         await in_thread_if(is_long, index.count_replies, turn.messages)
         if not turn.force and not turn.cache_expired and index.calls < self.min_calls:
             return Skip(f"only {index.calls} calls in the context, fewer than {self.min_calls}")
@@ -185,7 +185,7 @@ class Collapse:
 
     def _start(self, turn: Turn, index: ExchangeIndex, sums: Sequence[int]) -> int | Skip:
         """The first message that leaves."""
-        cached = 0 if turn.cache_expired else sums[index.sent]
+        cached = 0 if turn.cache_expired else sums[index.messages_sent]
         table = index.table(sums, cached, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")

@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
-from ..markers.notes import quoted_step_names
+from ..markers.notes import step_names_in
 from ..markers.placeholders import quoted_file_names
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
@@ -109,8 +109,16 @@ class LocalStorage:
     redact: Callable[[str], str] | None = None
     on_conflict: Literal["hash", "number", "overwrite"] = "hash"
     clock: Callable[[], float] = time.time
-    _folders: StorageRoot = field(init=False, repr=False, compare=False)
-    _seen: dict[str, Position] = field(init=False, repr=False, compare=False)
+    _folders: StorageRoot = field(
+        init=False,
+        repr=False,
+        compare=False,
+    )
+    _seen: dict[str, Position] = field(
+        init=False,
+        repr=False,
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         if not PATH.accepts(self.root):
@@ -127,7 +135,8 @@ class LocalStorage:
         )
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
-        folders = StorageRoot(path, marked=self.on_conflict == "hash")
+        is_marked = self.on_conflict == "hash"
+        folders = StorageRoot(path, marked=is_marked)
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
@@ -136,7 +145,8 @@ class LocalStorage:
 
     def location(self, key: str, /) -> str:
         """The absolute path of *key*. Raises StorageError when the key leads out of the root."""
-        return os.path.join(self.root, *_parts(key))
+        parts = _parts(key)
+        return os.path.join(self.root, *parts)
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
@@ -154,12 +164,19 @@ class LocalStorage:
                     descriptor = stack.enter_context(self._folders.folder(path, create=True))
                     folders[path] = _Folder(path, descriptor)
                 where = os.path.join(self.root, path)
-                with translate_errors("cannot write", os.path.join(where, name)):
+                wanted = os.path.join(where, name)
+                with translate_errors("cannot write", wanted):
                     name = self._write_one(folders[path], name, text)
-                locations.append(os.path.join(where, name))
+                location = os.path.join(where, name)
+                locations.append(location)
         return locations
 
-    def _write_one(self, folder: _Folder, name: str, text: str) -> str:
+    def _write_one(
+        self,
+        folder: _Folder,
+        name: str,
+        text: str,
+    ) -> str:
         """Write *text* into *folder*; return the name that it got."""
         redacted = text
         if self.redact:
@@ -167,45 +184,67 @@ class LocalStorage:
         data = _encode(redacted)
         if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
-        candidates = self._candidate_names(name, text)
-        free = (candidate for candidate in candidates if candidate not in folder.reserved)
-        name = next(candidate for candidate in free if self._place(folder, candidate, data))
+        for candidate in self._candidate_names(name, text):
+            if candidate in folder.reserved:
+                continue
+            if self._place(folder, candidate, data):
+                break
         if self.on_conflict == "number":  # a number is one result's own, even for the same bytes
-            folder.reserved.add(name)
-        return name
+            folder.reserved.add(candidate)
+        return candidate
 
     def _candidate_names(self, name: str, text: str) -> Iterator[str]:
         """*name*, and the names that the text may go to when it is in use."""
         yield name
         if self.on_conflict == "hash":
-            yield with_suffix(name, content_hash(text))
+            suffix = content_hash(text)
+            yield with_suffix(name, suffix)
         for number in count(1):
             yield with_suffix(name, str(number))
 
-    def _place(self, folder: _Folder, name: str, data: bytes) -> bool:
+    def _place(
+        self,
+        folder: _Folder,
+        name: str,
+        data: bytes,
+    ) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
+        limit = len(data) + 1
         if exists(fd, name):
-            present = read_bytes(fd, name, len(data) + 1)
+            present = read_bytes(fd, name, limit)
             if present is not None:
                 return present == data
         with temporary_file(fd, [data], synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
-            if not claim(fd, temporary, name):  # another process was faster
-                return read_bytes(fd, name, len(data) + 1) == data
+            is_ours = claim(fd, temporary, name)
+            if not is_ours:  # another process was faster
+                present = read_bytes(fd, name, limit)
+                return present == data
             if self.fsync:
                 sync(fd)
         return True
 
-    def _overwrite(self, folder: _Folder, name: str, data: bytes) -> str:
+    def _overwrite(
+        self,
+        folder: _Folder,
+        name: str,
+        data: bytes,
+    ) -> str:
         fd = folder.descriptor
         if exists(fd, name) and name not in os.listdir(fd):
             # The disk ignores case: the file is that of another id.
-            name = with_suffix(name, content_hash(name))
+            suffix = content_hash(name)
+            name = with_suffix(name, suffix)
         with temporary_file(fd, [data], synced=self.fsync) as temporary:
             if not exists(fd, name):
                 self._folders.list_file(folder.name, fd, name)
-            os.replace(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+            os.replace(
+                temporary,
+                name,
+                src_dir_fd=fd,
+                dst_dir_fd=fd,
+            )
             if self.fsync:
                 sync(fd)
         return name
@@ -226,7 +265,9 @@ class LocalStorage:
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
-        end = sys.maxsize if limit is None else offset + limit
+        end = sys.maxsize
+        if limit is not None:
+            end = offset + limit
         # One hop for the whole file: with a hop for each step it would take five times as long.
         return await _run_in_thread(self._read, location, offset, end)
 
@@ -236,12 +277,22 @@ class LocalStorage:
         with translate_errors("cannot read", location):
             key = self.key(location)
             with open(
-                key, encoding="utf-8", newline="", errors="replace", opener=self._open
+                key,
+                encoding="utf-8",
+                newline="",
+                errors="replace",
+                opener=self._open,
             ) as file:
                 while chunk := file.read(_CHUNK):
-                    text.write(chunk[max(0, offset - position) : max(0, end - position)])
+                    chunk_start = max(0, offset - position)
+                    chunk_end = max(0, end - position)
+                    text.write(chunk[chunk_start:chunk_end])
                     position += len(chunk)
-        return Page(text.getvalue(), min(offset, position), position)
+        return Page(
+            text.getvalue(),
+            offset=min(offset, position),
+            total=position,
+        )
 
     def key(self, location: str) -> str:
         """The key that *location* means.
@@ -271,9 +322,11 @@ class LocalStorage:
             yield from _keys(os.path.normpath(path), base)
         yield from _keys(os.path.abspath(location), root)
         # A reference made from a template ends in the key; `check_reference` sees to it.
-        parts = PurePosixPath(location.replace("\\", "/")).parts
+        path = location.replace("\\", "/")
+        ending = PurePosixPath(path).parts[-2:]
         with suppress(StorageError):
-            yield "/".join(_parts("/".join(parts[-2:])))
+            parts = _parts("/".join(ending))
+            yield "/".join(parts)
 
     def _open(self, key: str, flags: int) -> int:
         folder, name = os.path.split(key)
@@ -302,8 +355,9 @@ class LocalStorage:
             names = _record_names(fd, stem, self.clock())
             chunks = map(_encode, encode_record(record, redact))
             with temporary_file(fd, chunks, synced=True) as temporary:
-                claims = (name for name in names if self._claim(folder, fd, temporary, name))
-                name = next(claims)
+                for name in names:
+                    if self._claim(folder, fd, temporary, name):
+                        break
                 sync(fd)
         return os.path.join(where, name)
 
@@ -325,22 +379,30 @@ class LocalStorage:
     def _records(self, folder: str) -> list[str]:
         try:
             with self._folders.folder(folder) as fd:
-                files = [(info.st_mtime_ns, name) for name, info in regular_files(fd)]
+                infos = list(regular_files(fd))
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
             return []
+        oldest_first = sorted((info.st_mtime_ns, name) for name, info in infos)
         paths: list[str] = []
-        for _, name in sorted(files):
+        for _, name in oldest_first:
             is_hidden = name.startswith(".")
-            if file_kind(name) == "record" and not is_hidden:
+            is_record = file_kind(name) == "record"
+            if is_record and not is_hidden:
                 path = os.path.join(self.root, folder, name)
                 paths.append(path)
         return paths
 
     # Journals ------------------------------------------------------------------------------------
 
-    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
+    async def append(
+        self,
+        session_id: str,
+        number: int,
+        entry: str,
+        /,
+    ) -> bool:
         """Write *entry* as number *number* of the session's journal; False when there is one.
 
         Raises StorageError.
@@ -353,7 +415,12 @@ class LocalStorage:
         line = entry.encode()
         journal = self._journal(session_id)
         seen = self._last_position(journal)
-        is_written, now = journal.append(number, line, seen, synced=self.fsync)
+        is_written, now = journal.append(
+            number,
+            line,
+            seen,
+            synced=self.fsync,
+        )
         self._remember(journal.where, now)
         return is_written
 
@@ -378,7 +445,8 @@ class LocalStorage:
         return await _run_in_thread(journal.set_aside, seen)
 
     def _journal(self, session_id: str) -> JournalFile:
-        return JournalFile(self._folders, session_folder(session_id), JOURNAL)
+        folder = session_folder(session_id)
+        return JournalFile(self._folders, folder, JOURNAL)
 
     def _last_position(self, journal: JournalFile) -> Position:
         return self._seen.get(journal.where, Position())
@@ -397,7 +465,8 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        lock = SessionLock(self._folders, session_folder(session_id))
+        folder = session_folder(session_id)
+        lock = SessionLock(self._folders, folder)
         deadline = time.monotonic() + seconds
         try:
             is_acquired = await _run_in_thread(lock.acquire)
@@ -435,7 +504,13 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await _run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
+        return await _run_in_thread(
+            self._cleanup,
+            histories,
+            max_bytes,
+            max_age,
+            records,
+        )
 
     def _cleanup(
         self,
@@ -449,8 +524,13 @@ class LocalStorage:
             for message in history:
                 for text in strings(message):
                     kept.update(quoted_file_names(text))
-                    kept.update(quoted_step_names(text))
-        limits = Limits(max_bytes, max_age, records, kept)
+                    kept.update(step_names_in(text))
+        limits = Limits(
+            max_bytes,
+            max_age,
+            records,
+            kept,
+        )
         now = self.clock()
         files = find_files(self._folders)
         chosen = choose_files(files, limits, now)
@@ -485,8 +565,15 @@ def _encode(text: str) -> bytes:
     return b"".join(encoded)
 
 
-async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-    return await to_thread.run_sync(function, *arguments, limiter=_limiter())
+async def _run_in_thread(
+    function: Callable[[*Arguments], T],
+    *arguments: *Arguments,
+) -> T:
+    return await to_thread.run_sync(
+        function,
+        *arguments,
+        limiter=_limiter(),
+    )
 
 
 def _limiter() -> CapacityLimiter:
@@ -503,7 +590,9 @@ def _parts(key: str) -> tuple[str, ...]:
     if _PLAIN_KEY.fullmatch(key):
         return tuple(key.split("/"))
     path = PurePosixPath(key)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in key:
+    is_empty = not path.parts
+    leads_out = path.is_absolute() or ".." in path.parts
+    if is_empty or leads_out or "\0" in key:
         raise StorageError(errno.EINVAL, f"{key!r} does not name a file below the storage's root")
     return path.parts
 
@@ -512,14 +601,19 @@ def _keys(path: str, root: str) -> Iterator[str]:
     """The key of *path*; nothing when it is outside *root*."""
     key = os.path.relpath(path, root)
     with suppress(StorageError):
-        yield "/".join(_parts(key))
+        parts = _parts(key)
+        yield "/".join(parts)
 
 
-def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:
+def _record_names(
+    folder: int,
+    stem: str,
+    seconds: float,
+) -> Iterator[str]:
     """The names that the next record may have, after the highest number in *folder*."""
     stamp = record_stamp(seconds)
     pattern = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
     matches = map(pattern.fullmatch, os.listdir(folder))
     numbers = [int(match[1]) for match in matches if match]
-    first = max(numbers, default=0) + 1
-    return (f"{stem}-{stamp}-{number}.json" for number in count(first))
+    last = max(numbers, default=0)
+    return (f"{stem}-{stamp}-{number}.json" for number in count(last + 1))

@@ -42,10 +42,26 @@ class MemoryStorage:
 
     redact: Redact | None = None
     clock: Callable[[], float] = time.time
-    _texts: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _records: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
-    _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
-    _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
+    _texts: dict[str, str] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
+    _records: dict[str, list[str]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
+    _journals: dict[str, list[str]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
+    _locks: dict[str, Semaphore] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, redact=FUNCTION.optional, clock=FUNCTION)
@@ -58,8 +74,16 @@ class MemoryStorage:
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Keep each (key, text) and return the URLs, in order. Raises StorageError."""
-        prepared = [("/".join(key_parts(key)), self._prepare(text)) for key, text in texts]
-        return [url_of(self._place(key, text)) for key, text in prepared]
+        prepared: list[tuple[str, str]] = []
+        for key, text in texts:
+            normal_key = "/".join(key_parts(key))
+            stored_text = self._prepare(text)
+            prepared.append((normal_key, stored_text))
+        locations: list[str] = []
+        for key, text in prepared:
+            name = self._place(key, text)
+            locations.append(url_of(name))
+        return locations
 
     def _prepare(self, text: str) -> str:
         if self.redact:
@@ -68,10 +92,19 @@ class MemoryStorage:
 
     def _place(self, key: str, text: str) -> str:
         """Put *text* under *key*, or another name where something else is there; return it."""
-        names = candidate_keys(key, text)
-        return next(name for name in names if self._texts.setdefault(name, text) == text)
+        for name in candidate_keys(key, text):
+            present = self._texts.setdefault(name, text)
+            if present == text:
+                return name
+        raise AssertionError("there are names without end")
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.
 
         Raises StorageError when there is no such text, SettingsError for a negative number.
@@ -79,10 +112,17 @@ class MemoryStorage:
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
-            if key in self._texts:
-                text = self._texts[key]
-                end = None if limit is None else offset + limit
-                return Page(text[offset:end], min(offset, len(text)), len(text))
+            if key not in self._texts:
+                continue
+            text = self._texts[key]
+            end = None
+            if limit is not None:
+                end = offset + limit
+            return Page(
+                text[offset:end],
+                offset=min(offset, len(text)),
+                total=len(text),
+            )
         raise StorageError(errno.ENOENT, f"there is no stored text {location!r}")
 
     # Records --------------------------------------------------------------------------------------
@@ -90,29 +130,42 @@ class MemoryStorage:
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         """Keep the session's next numbered record; return its URL. Raises StorageError."""
         folder = session_folder(session_id)
-        redact = redact_except_folder(folder, self.redact) if self.redact else None
-        text = storable("".join(encode_record(record, redact)))
+        redact: Redact | None = None
+        if self.redact:
+            redact = redact_except_folder(folder, self.redact)
+        encoded = "".join(encode_record(record, redact))
+        text = storable(encoded)
         saved = self._records.setdefault(folder, [])
-        start = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
-        key = f"{start}-{len(saved) + 1}.json"
+        number = len(saved) + 1
+        stamp = record_stamp(self.clock())
+        key = f"{folder}/{safe_name(stem)}-{stamp}-{number}.json"
         self._texts[key] = text
         saved.append(key)
         return url_of(key)
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first."""
-        return [url_of(key) for key in self._records.get(session_folder(session_id), ())]
+        folder = session_folder(session_id)
+        keys = self._records.get(folder, ())
+        return [url_of(key) for key in keys]
 
     # Journals -------------------------------------------------------------------------------------
 
-    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
+    async def append(
+        self,
+        session_id: str,
+        number: int,
+        entry: str,
+        /,
+    ) -> bool:
         """Write *entry* as number *number* of the journal; False when there is one, or a gap.
 
         Raises StorageError for an entry of several lines.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        journal = self._journals.setdefault(session_folder(session_id), [])
+        folder = session_folder(session_id)
+        journal = self._journals.setdefault(folder, [])
         if len(journal) != number:
             return False
         journal.append(entry)
@@ -120,7 +173,9 @@ class MemoryStorage:
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries from number *start* on."""
-        return self._journals.get(session_folder(session_id), [])[start:]
+        folder = session_folder(session_id)
+        journal = self._journals.get(folder, [])
+        return journal[start:]
 
     async def set_aside(self, session_id: str, /) -> str:
         """Rename the session's journal, and return the new name; "" where there is none."""
@@ -135,7 +190,8 @@ class MemoryStorage:
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
         """Hold the session for yourself; False when somebody else has held it for *seconds*."""
-        lock = self._locks.setdefault(session_folder(session_id), Semaphore(1))
+        folder = session_folder(session_id)
+        lock = self._locks.setdefault(folder, Semaphore(1))
         is_acquired = await _acquire(lock, seconds)
         try:
             yield is_acquired
@@ -149,9 +205,12 @@ class MemoryStorage:
         """Delete all that is kept of one session: texts, records and journal."""
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
-        for key in [key for key in self._texts if key.startswith(f"{folder}/")]:
+        prefix = f"{folder}/"
+        keys = [key for key in self._texts if key.startswith(prefix)]
+        for key in keys:
             del self._texts[key]
-        for name in [name for name in self._journals if name.split("/")[0] == folder]:
+        names = [name for name in self._journals if name.split("/")[0] == folder]
+        for name in names:
             del self._journals[name]
         self._records.pop(folder, None)
         self._locks.pop(folder, None)

@@ -114,14 +114,20 @@ class _Pointer:
         if not self.marks:
             return offset, offset
         step = offset // _STEP
-        return (self.marks[step - 1] if step else 0), step * _STEP
+        first_byte = 0
+        if step:
+            first_byte = self.marks[step - 1]
+        return first_byte, step * _STEP
 
     def end(self, offset: int) -> int:
         """A byte at or after the character *offset*."""
         if not self.marks:
             return offset
         step = -(-offset // _STEP)
-        return self.marks[step - 1] if 0 < step <= len(self.marks) else self.bytes
+        is_marked = 0 < step <= len(self.marks)
+        if is_marked:
+            return self.marks[step - 1]
+        return self.bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -144,15 +150,19 @@ class ObjectStorage:
     clock: Callable[[], float] = time.time
     connections: int = 16
     timeout: float = 30.0
-    _touched: OrderedDict[str, float] = field(default_factory=OrderedDict, init=False, repr=False)
+    _touched: OrderedDict[str, float] = field(
+        default_factory=OrderedDict,
+        init=False,
+        repr=False,
+    )
     _limiter: RunVar[CapacityLimiter] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_driver()
-        if not all(callable(getattr(self.store, name, None)) for name in _METHODS):
-            raise SettingsError(
-                f"store is {excerpt(self.store)}; give one of obstore, such as MemoryStore()"
-            )
+        methods = [getattr(self.store, name, None) for name in _METHODS]
+        if not all(map(callable, methods)):
+            given = excerpt(self.store)
+            raise SettingsError(f"store is {given}; give one of obstore, such as MemoryStore()")
         check_settings(
             self,
             redact=FUNCTION.optional,
@@ -172,14 +182,19 @@ class ObjectStorage:
         """Store each (key, text) and return the URLs, in order. Raises StorageError."""
         by_key: dict[str, list[int]] = {}
         for index, (key, _) in enumerate(texts):
-            by_key.setdefault("/".join(key_parts(key)), []).append(index)
+            normal_key = "/".join(key_parts(key))
+            indexes = by_key.setdefault(normal_key, [])
+            indexes.append(index)
         locations = [""] * len(texts)
 
         async def write(key: str, indexes: Sequence[int]) -> None:
             for index in indexes:  # in order: the first of a batch gets the key
-                locations[index] = url_of(await self._write(key, texts[index][1]))
+                _, text = texts[index]
+                name = await self._write(key, text)
+                locations[index] = url_of(name)
 
-        for folder in {_folder(key) for key in by_key}:
+        folders = {_folder(key) for key in by_key}
+        for folder in folders:
             with suppress(StorageError):  # the new objects show that the session is in use
                 await self._touch(folder)
         await self._at_once(write, by_key.items())
@@ -187,9 +202,11 @@ class ObjectStorage:
 
     async def _write(self, key: str, text: str) -> str:
         """Store *text*, and point to it from *key* or the next free one; return that."""
-        encoded = await in_thread_if(len(text) > _LONG, self._encode, text)
+        is_long = len(text) > _LONG
+        encoded = await in_thread_if(is_long, self._encode, text)
         # The text before the pointer: what can be found is whole.
-        await self._create(f"{_folder(key)}/texts/{encoded.digest}", encoded.content)
+        text_path = f"{_folder(key)}/texts/{encoded.digest}"
+        await self._create(text_path, encoded.content)
         for name in candidate_keys(key, text):
             path = _pointer_path(name)
             if await self._create(path, encoded.pointer):
@@ -208,13 +225,21 @@ class ObjectStorage:
         if len(content) != len(text):
             size = 0
             for start in range(0, len(text), _STEP):
-                size += len(text[start : start + _STEP].encode())
+                piece = text[start : start + _STEP]
+                size += len(piece.encode())
                 marks.append(size)
-        return _Encoded(hashlib.sha256(content).hexdigest(), content, len(text), marks)
+        digest = hashlib.sha256(content).hexdigest()
+        return _Encoded(digest, content, len(text), marks)
 
     # Reading --------------------------------------------------------------------------------------
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.
 
         Raises StorageError when there is no such text, also when something has deleted it, and when
@@ -229,26 +254,36 @@ class ObjectStorage:
             if key.endswith(".json"):
                 content = await self._get(_record_path(key))
                 if content is not None:
-                    text = content.decode("utf-8", "replace")
-                    end = None if limit is None else offset + limit
-                    return Page(text[offset:end], min(offset, len(text)), len(text))
+                    return _record_page(content, offset, limit)
         raise _missing(location)
 
-    async def _page(self, location: str, pointer: _Pointer, offset: int, limit: int | None) -> Page:
+    async def _page(
+        self,
+        location: str,
+        pointer: _Pointer,
+        offset: int,
+        limit: int | None,
+    ) -> Page:
         offset = min(offset, pointer.chars)
-        end = pointer.chars if limit is None else min(offset + limit, pointer.chars)
-        if (offset, end) == (0, pointer.chars):
+        end = pointer.chars
+        if limit is not None:
+            end = min(offset + limit, pointer.chars)
+        is_whole = (offset, end) == (0, pointer.chars)
+        if is_whole:
             content = await self._get(pointer.path)
             if content is None:
                 raise _missing(location)
-            text = await in_thread_if(len(content) > _LONG, _verify, location, pointer, content)
+            is_long = len(content) > _LONG
+            text = await in_thread_if(is_long, _verify, location, pointer, content)
             return Page(text, 0, pointer.chars)
         first_byte, first = pointer.start(offset)
-        content = await self._get_range(pointer.path, first_byte, pointer.end(end))
+        last_byte = pointer.end(end)
+        content = await self._get_range(pointer.path, first_byte, last_byte)
         if content is None:
             raise _missing(location)
-        text = content.decode("utf-8", "replace")[offset - first : end - first]
-        return Page(text, offset, pointer.chars)
+        text = content.decode("utf-8", "replace")
+        page = text[offset - first : end - first]
+        return Page(page, offset, pointer.chars)
 
     async def missing(self, locations: Sequence[str], /) -> list[str]:
         """Those of *locations* at which there is no text. Raises StorageError."""
@@ -257,7 +292,9 @@ class ObjectStorage:
         async def ask(location: str) -> None:
             for key in possible_keys(location):
                 pointer = await self._pointer(key)
-                if pointer is not None and await self._head(pointer.path):
+                if pointer is None:
+                    continue
+                if await self._head(pointer.path):
                     return
             gone.append(location)
 
@@ -273,15 +310,23 @@ class ObjectStorage:
             if values["form"] > FORM:
                 reason = f"{url_of(key)} was written by a newer ctxpipe; update ctxpipe"
                 raise StorageError(errno.ENOTSUP, reason)
-            digest, chars, size, marks = (
-                values[name] for name in ("text", "chars", "bytes", "marks")
-            )
-            numbers = [int(chars), int(size), *map(int, marks)]
+            digest = values["text"]
+            chars = int(values["chars"])
+            size = int(values["bytes"])
+            marks = [int(mark) for mark in values["marks"]]
         except (ValueError, TypeError, LookupError) as error:
             raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed") from error
-        if not _SHA256.fullmatch(str(digest)) or min(numbers) < 0:
+        is_digest = _SHA256.fullmatch(str(digest)) is not None
+        smallest = min(chars, size, *marks)
+        if not is_digest or smallest < 0:
             raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed")
-        return _Pointer(_folder(key), digest, numbers[0], numbers[1], numbers[2:])
+        return _Pointer(
+            folder=_folder(key),
+            digest=digest,
+            chars=chars,
+            bytes=size,
+            marks=marks,
+        )
 
     # Records --------------------------------------------------------------------------------------
 
@@ -289,38 +334,49 @@ class ObjectStorage:
         """Write the session's next numbered record; return its URL. Raises StorageError."""
         folder = session_folder(session_id)
         content = await in_thread_if(True, self._encode_record, folder, record)
-        prefix = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
-        numbers = [_record_number(key) for key in await self._record_keys(folder)]
-        for number in count(max(numbers, default=0) + 1):
+        stamp = record_stamp(self.clock())
+        prefix = f"{folder}/{safe_name(stem)}-{stamp}"
+        keys = await self._record_keys(folder)
+        last = max(map(_record_number, keys), default=0)
+        for number in count(last + 1):
             key = f"{prefix}-{number}.json"
             if await self._create(_record_path(key), content):
                 return url_of(key)
         raise AssertionError("there are numbers without end")
 
     def _encode_record(self, folder: str, record: Record) -> bytes:
-        redact = redact_except_folder(folder, self.redact) if self.redact else None
-        return b"".join(storable(piece).encode() for piece in encode_record(record, redact))
+        redact: Redact | None = None
+        if self.redact:
+            redact = redact_except_folder(folder, self.redact)
+        pieces = map(storable, encode_record(record, redact))
+        return b"".join(piece.encode() for piece in pieces)
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first. Raises StorageError."""
-        return [url_of(key) for key in await self._record_keys(session_folder(session_id))]
+        folder = session_folder(session_id)
+        keys = await self._record_keys(folder)
+        return [url_of(key) for key in keys]
 
     async def _record_keys(self, folder: str) -> list[str]:
         keys: list[str] = []
-        async for found in self._list(f"{_object_folder(folder)}/records/"):
-            names = [item["path"].rsplit("/", 1)[-1] for item in found]
-            keys += [f"{folder}/{name}" for name in names]
+        prefix = f"{_object_folder(folder)}/records/"
+        async for found in self._list(prefix):
+            for item in found:
+                name = item["path"].rsplit("/", 1)[-1]
+                keys.append(f"{folder}/{name}")
         return sorted(keys, key=lambda key: (_record_number(key), key))
 
     # Retention ------------------------------------------------------------------------------------
 
     async def touch(self, session_id: str, /) -> None:
         """Note that the session is in use; most calls do nothing. Raises StorageError."""
-        await self._touch(_object_folder(session_folder(session_id)))
+        folder = session_folder(session_id)
+        await self._touch(_object_folder(folder))
 
     async def _touch(self, folder: str) -> None:
         now = time.monotonic()
-        if now - self._touched.get(folder, -_TOUCH_SECONDS) < _TOUCH_SECONDS:
+        last = self._touched.get(folder, -_TOUCH_SECONDS)
+        if now - last < _TOUCH_SECONDS:
             return
         async with self._request():
             await self.store.put_async(f"{folder}/{_USED}", b"", mode="overwrite")
@@ -332,7 +388,8 @@ class ObjectStorage:
     async def delete(self, session_id: str, /) -> Cleaned:
         """Delete all that is stored of one session: texts and archives. Raises StorageError."""
         SESSION_ID.check("session_id", session_id)
-        return await self._delete(_object_folder(session_folder(session_id)))
+        folder = session_folder(session_id)
+        return await self._delete(_object_folder(folder))
 
     async def cleanup(self, *, max_age: float) -> Cleaned:
         """Delete the sessions that nobody has used for *max_age* seconds, and at least an hour.
@@ -347,17 +404,23 @@ class ObjectStorage:
         async for found in self._list(None):
             for item in found:
                 folder = _owner(item["path"])
-                if folder is not None:
-                    modified = item["last_modified"].timestamp()
-                    used[folder] = max(modified, used.get(folder, 0.0))
+                if folder is None:
+                    continue
+                modified = item["last_modified"].timestamp()
+                latest = used.get(folder, 0.0)
+                used[folder] = max(modified, latest)
         paths: list[str] = []
         size = 0
         for folder, last in used.items():
+            if last >= before:
+                continue
             # Asked once more: it may have been used since it was listed.
-            if last < before and (await self._last_used(folder)) < before:
-                cleaned = await self._delete(folder)
-                paths += cleaned.files
-                size += cleaned.bytes
+            last_now = await self._last_used(folder)
+            if last_now >= before:
+                continue
+            cleaned = await self._delete(folder)
+            paths += cleaned.files
+            size += cleaned.bytes
         return Cleaned(tuple(paths), size)
 
     async def _last_used(self, folder: str) -> float:
@@ -370,14 +433,17 @@ class ObjectStorage:
         paths: list[str] = []
         size = 0
         async for found in self._list(f"{folder}/"):
-            own = [item for item in found if _owner(item["path"]) == folder]
-            paths += [item["path"] for item in own]
-            size += sum(item["size"] for item in own)
+            for item in found:
+                path = item["path"]
+                if _owner(path) == folder:
+                    paths.append(path)
+                    size += item["size"]
         # Pointers first: what can be found is whole.
         ordered = sorted(paths, key=lambda path: "/names/" not in path)
         for start in range(0, len(ordered), _CHUNK):
+            chunk = ordered[start : start + _CHUNK]
             async with self._request():
-                await self.store.delete_async(ordered[start : start + _CHUNK])
+                await self.store.delete_async(chunk)
         self._touched.pop(folder, None)
         return Cleaned(tuple(ordered), size)
 
@@ -387,7 +453,12 @@ class ObjectStorage:
         """Write an object; False when there is one."""
         try:
             async with self._request():
-                await self.store.put_async(path, content, mode="create", use_multipart=False)
+                await self.store.put_async(
+                    path,
+                    content,
+                    mode="create",
+                    use_multipart=False,
+                )
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
@@ -397,17 +468,20 @@ class ObjectStorage:
     async def _get(self, path: str) -> bytes | None:
         async def get() -> bytes:
             result = await self.store.get_async(path)
-            return bytes(await result.bytes_async())
+            content = await result.bytes_async()
+            return bytes(content)
 
         return await self._find(get)
 
     async def _get_range(self, path: str, start: int, end: int) -> bytes | None:
         """The bytes of an object from *start* to *end*, None where there is none."""
         if start >= end:
-            return b"" if await self._head(path) else None
+            head = await self._head(path)
+            return b"" if head else None
 
         async def get() -> bytes:
-            return bytes(await self.store.get_range_async(path, start=start, end=end))
+            content = await self.store.get_range_async(path, start=start, end=end)
+            return bytes(content)
 
         return await self._find(get)
 
@@ -453,7 +527,9 @@ class ObjectStorage:
                 yield
 
     async def _at_once(
-        self, work: Callable[[*Arguments], Awaitable[None]], items: Iterable[tuple[*Arguments]]
+        self,
+        work: Callable[[*Arguments], Awaitable[None]],
+        items: Iterable[tuple[*Arguments]],
     ) -> None:
         """Do *work* on all of *items*, a few at the same time; then raise the first error."""
         limit = Semaphore(self.connections)
@@ -477,9 +553,8 @@ def _check_driver() -> None:
     try:
         import obstore  # noqa: F401
     except ImportError as error:
-        raise SettingsError(
-            "ObjectStorage needs obstore: pip install 'ctxpipe[object-store]'"
-        ) from error
+        message = "ObjectStorage needs obstore: pip install 'ctxpipe[object-store]'"
+        raise SettingsError(message) from error
 
 
 @contextmanager
@@ -500,8 +575,8 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (exceptions.BaseError, OSError) as error:
-        numbers = [number for kind, number in kinds.items() if isinstance(error, kind)]
-        number = numbers[0] if numbers else errno.EIO
+        numbers = (number for kind, number in kinds.items() if isinstance(error, kind))
+        number = next(numbers, errno.EIO)
         reason = f"the object store failed: {type(error).__name__}"
         raise StorageError(number, reason) from error
 
@@ -511,8 +586,10 @@ def _translate_errors() -> Iterator[None]:
 
 def _folder(key: str) -> str:
     """The prefix of the session that *key* belongs to; no two folders of keys share one."""
-    parts = key_parts(key)
-    return _object_folder(parts[0] if len(parts) > 1 else "")
+    folder, *names = key_parts(key)
+    if not names:
+        return _object_folder("")
+    return _object_folder(folder)
 
 
 def _object_folder(folder: str) -> str:
@@ -522,38 +599,63 @@ def _object_folder(folder: str) -> str:
 
 
 def _pointer_path(key: str) -> str:
-    rest = "/".join(key_parts(key)[1:]) or key
-    name = rest if _NAME.fullmatch(rest) else f"={_digest(rest)[:40]}"
+    _, *parts = key_parts(key)
+    name = key
+    if parts:
+        name = "/".join(parts)
+    if not _NAME.fullmatch(name):
+        name = f"={_digest(name)[:40]}"
     return f"{_folder(key)}/names/{name}"
 
 
 def _record_path(key: str) -> str:
-    return f"{_folder(key)}/records/{key_parts(key)[-1]}"
+    name = key_parts(key)[-1]
+    return f"{_folder(key)}/records/{name}"
 
 
 def _record_number(key: str) -> int:
     found = _RECORD.fullmatch(key)
-    return int(found[1]) if found else 0
+    if found is None:
+        return 0
+    return int(found[1])
 
 
 def _owner(path: str) -> str | None:
     """The session's prefix of an object that we wrote; None for any other."""
     folder, _, rest = path.partition("/")
     part, _, name = rest.partition("/")
-    if part not in _PARTS or bool(name) is (part == _USED):
+    if part not in _PARTS:
+        return None
+    has_name = name != ""
+    needs_name = part != _USED
+    if has_name != needs_name:
         return None
     return folder
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    content = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()
 
 
 def _verify(location: str, pointer: _Pointer, content: bytes) -> str:
     """The text in *content*. Raises StorageError unless it is what was written."""
-    if hashlib.sha256(content).hexdigest() != pointer.digest:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != pointer.digest:
         raise StorageError(errno.EILSEQ, f"{location} was changed")
     return content.decode()
+
+
+def _record_page(content: bytes, offset: int, limit: int | None) -> Page:
+    text = content.decode("utf-8", "replace")
+    end = None
+    if limit is not None:
+        end = offset + limit
+    return Page(
+        text[offset:end],
+        offset=min(offset, len(text)),
+        total=len(text),
+    )
 
 
 def _missing(location: str) -> StorageError:

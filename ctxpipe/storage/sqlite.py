@@ -69,7 +69,7 @@ class SQLiteJournal(SharedJournal):
         PATH.check("path", path)
         FLAG.check("fsync", fsync)
         super().__init__(texts, redact)
-        self.path = os.path.abspath(path)
+        self.path: str = os.path.abspath(path)
         self._fsync = fsync
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None

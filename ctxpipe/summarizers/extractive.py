@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ExtractiveSummarizer"]
 
-GOALS, FILES, CALLS = "Goals & Decisions", "File Operations", "Tool Calls"
-STATUS, ERRORS = "Task Status", "Errors & Resolutions"
+GOALS = "Goals & Decisions"
+FILES = "File Operations"
+CALLS = "Tool Calls"
+STATUS = "Task Status"
+ERRORS = "Errors & Resolutions"
 
 # Shares of the whole summary, by section.
 _SHARES: Mapping[str, float] = {
@@ -44,7 +47,8 @@ _SHARES: Mapping[str, float] = {
 _CHARS_PER_WORD = 6
 _USER = "The user: "
 _COUNTS = "Calls since the last summary: "
-_NONE, _ELSEWHERE = "none", "listed in the evidence below"
+_NONE = "none"
+_ELSEWHERE = "listed in the evidence below"
 _ITEM_CHARS = 240
 
 _DECISION = re.compile(
@@ -114,9 +118,13 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
             requests.append(item)
         else:
             others.append(item)
-    kept = _fit(requests, max_chars * 2 // 3, keep_first=True)
-    kept += _fit(others, max_chars - sum(map(len, kept)))
-    lines = [f"- {item}" for item in kept or [_NONE]]
+    most_for_requests = max_chars * 2 // 3
+    kept = _fit(requests, most_for_requests, keep_first=True)
+    left = max_chars - sum(map(len, kept))
+    kept += _fit(others, left)
+    if not kept:
+        kept = [_NONE]
+    lines = [f"- {item}" for item in kept]
     return "\n".join([f"## {name}", *lines])
 
 
@@ -124,17 +132,25 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
 
 
 def _requests(messages: Sequence[Message]) -> list[str]:
-    requests = filter(None, map(own_words, messages))
-    return [_USER + _quote(request, 2 * _ITEM_CHARS) for request in requests]
+    requests: list[str] = []
+    for message in messages:
+        words = own_words(message)
+        if words:
+            quote = _quote(words, 2 * _ITEM_CHARS)
+            requests.append(_USER + quote)
+    return requests
 
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
     decisions: list[str] = []
     for text in _assistant_texts(messages):
         for line in text.splitlines():
-            words = line.strip(" -*#>")[: 20 * _ITEM_CHARS]
-            if len(words) > 20 and _DECISION.search(words):
-                decisions.append(f"The agent: {_line(words)}")
+            words = line.strip(" -*#>")
+            words = words[: 20 * _ITEM_CHARS]
+            is_sentence = len(words) > 20
+            if is_sentence and _DECISION.search(words):
+                decision = _line(words)
+                decisions.append(f"The agent: {decision}")
     return decisions
 
 
@@ -150,7 +166,9 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
 def _files(messages: Sequence[Message]) -> list[str]:
     files: list[str] = []
     for path, is_written in touched_paths(messages).items():
-        verb = "wrote" if is_written else "read or named"
+        verb = "read or named"
+        if is_written:
+            verb = "wrote"
         files.append(f"{verb} {path}")
     return files
 
@@ -158,37 +176,52 @@ def _files(messages: Sequence[Message]) -> list[str]:
 def _calls(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
-    counts = Counter(call.name for call in calls)
-    other_calls = [
-        call for call in calls if not is_about_file(call)
-    ]  # files have their own section
-    lines = [_outcome(call, results.get(call.id)) for call in other_calls]
-    if counts:
-        named = [f"{name} ×{times}" for name, times in counts.most_common(12)]
-        lines.append(_COUNTS + ", ".join(named))
+    lines: list[str] = []
+    for call in calls:
+        if is_about_file(call):
+            continue  # files have their own section
+        result = results.get(call.id)
+        lines.append(_outcome(call, result))
+    if calls:
+        counts = Counter(call.name for call in calls)
+        most = counts.most_common(12)
+        phrases = [f"{name} ×{times}" for name, times in most]
+        lines.append(_COUNTS + ", ".join(phrases))
     return lines
 
 
 def _outcome(call: ToolCall, result: object) -> str:
-    outcome = "failed" if is_failure(result) else "ok"
-    text = f"{_action(call)} → {outcome}"
+    outcome = "ok"
+    if is_failure(result):
+        outcome = "failed"
+    action = _action(call)
+    text = f"{action} → {outcome}"
     lines = _nonblank_lines(result_text(result))
     if lines:
-        text += f": {_line(lines[-1], 120)}"
+        last = _line(lines[-1], 120)
+        text += f": {last}"
     return text
 
 
 def _errors(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
-    still_fails = {_action(call): is_failure(results.get(call.id)) for call in calls}
+    still_fails: dict[str, bool] = {}
+    for call in calls:
+        result = results.get(call.id)
+        action = _action(call)
+        still_fails[action] = is_failure(result)
     errors: list[str] = []
     for call in calls:
         result = results.get(call.id)
-        if is_failure(result):
-            action = _action(call)
-            state = "still failing" if still_fails[action] else "worked later"
-            errors.append(f"{action}: {_error_line(result_text(result))} ({state})")
+        if not is_failure(result):
+            continue
+        action = _action(call)
+        error = _error_line(result_text(result))
+        state = "worked later"
+        if still_fails[action]:
+            state = "still failing"
+        errors.append(f"{action}: {error} ({state})")
     return errors
 
 
@@ -207,23 +240,33 @@ def _status(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
     lines: list[str] = []
-    plans = [call for call in calls if PLAN_NAME.search(call.name) and call.input]
+    plans = [call.input for call in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:
-        lines.append(f"the plan, as last noted: {_line(compact_json(plans[-1].input), 600)}")
+        last_plan = compact_json(plans[-1])
+        plan = _line(last_plan, 600)
+        lines.append(f"the plan, as last noted: {plan}")
     for call in calls[-6:]:
-        outcome = "failed" if is_failure(results.get(call.id)) else "done"
-        lines.append(f"recently done: {_action(call)}: {outcome}")
+        result = results.get(call.id)
+        outcome = "done"
+        if is_failure(result):
+            outcome = "failed"
+        action = _action(call)
+        lines.append(f"recently done: {action}: {outcome}")
     replies = [text for text in _assistant_texts(messages) if text.strip()]
     if replies:
-        lines.append(f"the agent said last: {_quote(replies[-1], 3 * _ITEM_CHARS)}")
+        last_reply = _quote(replies[-1], 3 * _ITEM_CHARS)
+        lines.append(f"the agent said last: {last_reply}")
     received = [result_text(result) for result in tool_results(messages[-1:])]
-    shown = [_quote(text, 2 * _ITEM_CHARS) for text in received[-2:] if text]
-    lines += [f"result just received: {text}" for text in shown]
+    for text in received[-2:]:
+        if text:
+            output = _quote(text, 2 * _ITEM_CHARS)
+            lines.append(f"result just received: {output}")
     return lines
 
 
 def _action(call: ToolCall) -> str:
-    return f"{call.name} `{_line(target(call), 160)}`"
+    object_of_call = _line(target(call), 160)
+    return f"{call.name} `{object_of_call}`"
 
 
 # The earlier summary ------------------------------------------------------------------------------
@@ -238,11 +281,14 @@ def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
             continue
         before, *parts = _HEADING.split(body)
         if before.strip():
-            items.setdefault(GOALS, []).extend(_items(before))
+            goals = items.setdefault(GOALS, [])
+            goals += _items(before)
         headings = parts[::2]
         sections = parts[1::2]
         for heading, text in zip(headings, sections, strict=True):
-            items.setdefault(heading.strip(), []).extend(_items(text))
+            name = heading.strip()
+            section = items.setdefault(name, [])
+            section += _items(text)
     return items
 
 
@@ -251,14 +297,20 @@ def _items(text: str) -> Iterator[str]:
         if part.startswith(_COUNTS):
             continue
         item = part.strip()
-        if item not in ("", _NONE, _ELSEWHERE):
+        is_filler = item in (_NONE, _ELSEWHERE)
+        if item and not is_filler:
             yield item
 
 
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _fit(items: Sequence[str], max_chars: int, *, keep_first: bool = False) -> list[str]:
+def _fit(
+    items: Sequence[str],
+    max_chars: int,
+    *,
+    keep_first: bool = False,
+) -> list[str]:
     """The last of *items* that fit; with *keep_first* also the first, whatever its length."""
     first: list[str] = []
     if keep_first:
@@ -274,12 +326,16 @@ def _fit(items: Sequence[str], max_chars: int, *, keep_first: bool = False) -> l
 
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
-    line = " ".join(text[: 20 * limit].split())
-    if len(line) <= limit and len(text) <= 20 * limit:
+    max_read = 20 * limit
+    words = text[:max_read].split()
+    line = " ".join(words)
+    is_whole = len(text) <= max_read
+    if is_whole and len(line) <= limit:
         return line
     return f"{line[: limit - 2]} …"
 
 
 def _quote(text: str, limit: int) -> str:
     """*text*, cut to *limit* characters, as the text of an item of several lines."""
-    return shorten(text, limit).strip().replace("\n", "\n  ")
+    short = shorten(text, limit)
+    return short.strip().replace("\n", "\n  ")

@@ -14,11 +14,20 @@ from ..tokens import TokenCounter
 from .rules import Model
 from .turns import JsonObject
 
-__all__ = ["Meter", "Prompt", "Usage", "as_blocks", "bare"]
+__all__ = [
+    "Meter",
+    "Prompt",
+    "Usage",
+    "as_blocks",
+    "bare",
+]
 
 LOOKBACK_BLOCKS = 20
 FIVE_MINUTES = 300.0
-SECONDS_TO_LIVE = {"5m": FIVE_MINUTES, "1h": 3600.0}
+SECONDS_TO_LIVE = {
+    "5m": FIVE_MINUTES,
+    "1h": 3600.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +45,21 @@ class Usage:
     @property
     def total(self) -> int:
         """The tokens of the whole prompt."""
-        return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
+        cached = self.cache_creation_input_tokens + self.cache_read_input_tokens
+        return self.input_tokens + cached
 
     def as_dict(self, output_tokens: int) -> dict[str, object]:
         """The ``usage`` of an answer of so many *output_tokens*, as the API writes it."""
         written = self.cache_creation_input_tokens
+        cache_creation = {
+            "ephemeral_5m_input_tokens": written - self.written_for_hour,
+            "ephemeral_1h_input_tokens": self.written_for_hour,
+        }
         return {
             "input_tokens": self.input_tokens,
             "cache_creation_input_tokens": written,
             "cache_read_input_tokens": self.cache_read_input_tokens,
-            "cache_creation": {
-                "ephemeral_5m_input_tokens": written - self.written_for_hour,
-                "ephemeral_1h_input_tokens": self.written_for_hour,
-            },
+            "cache_creation": cache_creation,
             "output_tokens": output_tokens,
             "service_tier": "standard",
         }
@@ -108,7 +119,8 @@ class Meter:
         steps = tuple(self._steps(body, betas))
         if not steps:
             return Prompt((), 0, model)
-        return Prompt(steps, self._bill(steps[-1].tokens), model)
+        tokens = self._bill(steps[-1].tokens)
+        return Prompt(steps, tokens, model)
 
     def output_tokens(self, blocks: Sequence[JsonObject]) -> int:
         """Billed tokens of an answer."""
@@ -117,8 +129,12 @@ class Meter:
 
     def find(self, prompt: Prompt) -> int | None:
         """The place of the last block of *prompt* that is read from the cache now, if any is."""
-        hits = [self._hit(prompt.steps, mark) for mark in self._marks(prompt)]
-        return max((hit for hit in hits if hit is not None), default=None)
+        hits: list[int] = []
+        for mark in self._marks(prompt):
+            hit = self._hit(prompt.steps, mark)
+            if hit is not None:
+                hits.append(hit)
+        return max(hits, default=None)
 
     def charge(self, prompt: Prompt, read: int | None) -> Usage:
         """Bill the prompt, of which the cache has the blocks up to *read*, and write what its marks
@@ -130,20 +146,29 @@ class Meter:
             return Usage(prompt.tokens)
         read_tokens = 0
         if read is not None:
-            read_tokens = self._bill(steps[read].tokens)
-            entry = self._cached[steps[read].digest]
-            entry.expires = max(entry.expires, self.clock() + entry.seconds_to_live)
+            step = steps[read]
+            read_tokens = self._bill(step.tokens)
+            self._renew(step)
+        hour_tokens = 0
         for mark in marks:
-            self._write(steps[mark])
-        cached_tokens = self._bill(steps[marks[-1]].tokens)
-        for_hour = [mark for mark in marks if _seconds_to_live(steps[mark].mark) > FIVE_MINUTES]
-        hour_tokens = self._bill(steps[for_hour[-1]].tokens) if for_hour else 0
+            step = steps[mark]
+            self._write(step)
+            if _seconds_to_live(step.mark) > FIVE_MINUTES:
+                hour_tokens = self._bill(step.tokens)
+        last = steps[marks[-1]]
+        cached_tokens = self._bill(last.tokens)
+        written_for_hour = max(0, hour_tokens - read_tokens)
         return Usage(
             prompt.tokens - cached_tokens,
             cached_tokens - read_tokens,
             read_tokens,
-            max(0, hour_tokens - read_tokens),
+            written_for_hour,
         )
+
+    def _renew(self, step: _Step) -> None:
+        entry = self._cached[step.digest]
+        expires = self.clock() + entry.seconds_to_live
+        entry.expires = max(entry.expires, expires)
 
     def _write(self, step: _Step) -> None:
         now = self.clock()
@@ -151,14 +176,17 @@ class Meter:
         known = self._cached.get(step.digest)
         if known is not None and known.expires > now:
             seconds_to_live = max(seconds_to_live, known.seconds_to_live)
-        self._cached[step.digest] = _CacheEntry(now + seconds_to_live, seconds_to_live)
+        expires = now + seconds_to_live
+        self._cached[step.digest] = _CacheEntry(expires, seconds_to_live)
 
     def _marks(self, prompt: Prompt) -> list[int]:
         """The places of the marks up to which *prompt* is long enough to be cached."""
         least = self._min_cached_tokens(prompt.model)
         marks = []
         for place, step in enumerate(prompt.steps):
-            if step.mark and self._bill(step.tokens) >= least:
+            if not step.mark:
+                continue
+            if self._bill(step.tokens) >= least:
                 marks.append(place)
         return marks
 
@@ -167,14 +195,16 @@ class Meter:
         names = [name for name in minimums if model.startswith(name)]
         if not names:
             return self.model.min_cached_tokens
-        return minimums[max(names, key=len)]
+        longest = max(names, key=len)
+        return minimums[longest]
 
     def _hit(self, steps: Sequence[_Step], mark: int) -> int | None:
         """The longest cached prefix that the mark at *mark* finds, looking back."""
         now = self.clock()
         end = max(-1, mark - LOOKBACK_BLOCKS)
         for place in range(mark, end, -1):
-            entry = self._cached.get(steps[place].digest)
+            digest = steps[place].digest
+            entry = self._cached.get(digest)
             if entry is not None and entry.expires > now:
                 return place
         return None
@@ -188,8 +218,10 @@ class Meter:
         for place, (name, role, block) in enumerate(blocks, 1):
             while section != name:  # what is set for a section is part of it, and of all after it
                 section, value = next(settings)
-                digest.update(json.dumps([section, value], sort_keys=True).encode())
-            raw = json.dumps([role, bare(block)]).encode()
+                setting = json.dumps([section, value], sort_keys=True)
+                digest.update(setting.encode())
+            content = json.dumps([role, bare(block)])
+            raw = content.encode()
             digest.update(raw)
             tokens += self._raw_tokens(raw, role, block)
             mark = block.get("cache_control")
@@ -199,18 +231,21 @@ class Meter:
 
     def _raw_tokens(self, raw: bytes, role: str, block: JsonObject) -> int:
         """The tokens of *block*, counted once for the same *raw* bytes."""
-        key = hashlib.blake2b(raw, digest_size=16).digest()
+        digest = hashlib.blake2b(raw, digest_size=16)
+        key = digest.digest()
         if key in self._tokens:
             return self._tokens[key]
         if role == "tools":
-            tokens = self.counter.total((), tools=[bare(block)])
+            tool = bare(block)
+            tokens = self.counter.total((), tools=[tool])
         else:
             tokens = self.counter.block(block)
         self._tokens[key] = tokens
         return tokens
 
     def _bill(self, raw_tokens: int) -> int:
-        return math.ceil(raw_tokens * self.model.billing_factor)
+        billed = raw_tokens * self.model.billing_factor
+        return math.ceil(billed)
 
 
 def _settings(body: JsonObject, betas: str) -> Iterator[tuple[str, object]]:
@@ -220,33 +255,53 @@ def _settings(body: JsonObject, betas: str) -> Iterator[tuple[str, object]]:
     that of the tools; tool choice, thinking and whether there are images leave that of the system
     prompt, too. Assumed, since a beta may add instructions: other betas change all of it.
     """
-    names = (name.strip() for name in betas.split(","))
-    yield "tools", [str(body.get("model")), sorted(filter(None, names))]
+    model = str(body.get("model"))
+    names = [name.strip() for name in betas.split(",")]
+    switches = sorted(filter(None, names))
+    yield "tools", [model, switches]
     yield "system", body.get("speed")
-    has_images = any(_has_image(message.get("content")) for message in body["messages"])
-    yield "messages", [body.get("tool_choice"), body.get("thinking"), has_images]
+    contents = (message.get("content") for message in body["messages"])
+    has_images = any(map(_has_image, contents))
+    yield (
+        "messages",
+        [
+            body.get("tool_choice"),
+            body.get("thinking"),
+            has_images,
+        ],
+    )
 
 
 def _has_image(content: object) -> bool:
     if not isinstance(content, list):
         return False
-    return any(block["type"] == "image" or _has_image(block.get("content")) for block in content)
+    for block in content:
+        if block["type"] == "image":
+            return True
+        if _has_image(block.get("content")):
+            return True
+    return False
 
 
 def _prompt(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
     """The blocks of the prompt in the order in which they are cached, with section and role."""
-    for tool in body.get("tools") or []:
+    tools = body.get("tools") or []
+    for tool in tools:
         yield "tools", "tools", tool
-    for block in as_blocks(body.get("system") or []):
+    system = body.get("system") or []
+    for block in as_blocks(system):
         yield "system", "system", block
     conversation: list[tuple[str, str, JsonObject]] = []
     for message in body["messages"]:
-        for block in as_blocks(message.get("content") or []):
+        content = message.get("content") or []
+        for block in as_blocks(content):
             # The API does not read what is before its own newest summary; a failed one, which has
             # no content, does not summarize anything.
-            if block["type"] == "compaction" and block.get("content"):
+            is_summary = block["type"] == "compaction"
+            if is_summary and block.get("content"):
                 conversation.clear()
-            conversation.append(("messages", message["role"], block))
+            entry = ("messages", message["role"], block)
+            conversation.append(entry)
     yield from conversation
 
 
@@ -273,4 +328,5 @@ def bare(block: JsonObject) -> dict[str, Any]:
 def _seconds_to_live(mark: JsonObject | None) -> float:
     if not mark:
         return FIVE_MINUTES
-    return SECONDS_TO_LIVE.get(mark.get("ttl", "5m"), FIVE_MINUTES)
+    name = mark.get("ttl", "5m")
+    return SECONDS_TO_LIVE.get(name, FIVE_MINUTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ..errors import SettingsError
 from ..settings import CALLABLE
@@ -22,7 +22,11 @@ from .storage import Check, Factory, Failing, Redacting, StorageCheck, StoragePl
 __all__ = ["storage_conformance"]
 
 PROTOCOLS: tuple[type, ...] = (TextWriter, TextReader, Archive, JournalStorage)
-EXTRAS = {"delete": DELETE_CHECKS, "lease": LEASE_CHECKS, "missing": MISSING_CHECKS}
+EXTRAS: Mapping[str, tuple[Check, ...]] = {
+    "delete": DELETE_CHECKS,
+    "lease": LEASE_CHECKS,
+    "missing": MISSING_CHECKS,
+}
 
 
 def storage_conformance(

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ..errors import StorageError
 from ..pipeline import ContextPipeline
+from ..session import Session
 from ..stages.offload import DirectOffload
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from .storage import Check, StoragePlace, expect, expect_error
@@ -32,14 +33,19 @@ Look: TypeAlias = Callable[[int, bool], Awaitable[None]]
 # Failures -----------------------------------------------------------------------------------------
 
 
-async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
+async def fail_everywhere(
+    place: StoragePlace,
+    act: Act,
+    look: Look,
+) -> None:
     """Do *act* with a backend that fails at its first operation, its second, until it succeeds.
 
     *look* sees each time what there is, and whether it was done.
     """
     for operations in range(MOST_OPERATIONS):
         is_done = True
-        async with place.failing_storage(operations) as storage:
+        backend = place.failing_storage(operations)
+        async with backend as storage:
             try:
                 await act(storage, operations)
             except StorageError:
@@ -56,7 +62,8 @@ async def text_or_none(storage: Any, location: str) -> str | None:
     try:
         page = await storage.read(location)
     except StorageError as error:
-        expect(error.errno == errno.ENOENT, "what was not written is not there")
+        is_missing = error.errno == errno.ENOENT
+        expect(is_missing, "what was not written is not there")
         return None
     return str(page.text)
 
@@ -64,8 +71,11 @@ async def text_or_none(storage: Any, location: str) -> str | None:
 async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) -> None:
     healthy = await place.storage()
 
+    texts = [f"{index} {TEXT}" for index in range(3)]
+
     def batch(number: int) -> list[tuple[str, str]]:
-        return [(f"s/{number}-{index}.md", f"{index} {TEXT}") for index in range(3)]
+        keys = [f"s/{number}-{index}.md" for index in range(3)]
+        return list(zip(keys, texts, strict=True))
 
     async def write(storage: Any, number: int) -> None:
         await storage.write(batch(number))
@@ -73,24 +83,29 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) ->
     async def look(number: int, is_done: bool) -> None:
         for key, text in batch(number):
             found = await text_or_none(healthy, key)
-            expect(found in ((text,) if is_done else (text, None)), "a text is whole or absent")
+            is_whole = found == text
+            is_absent = found is None and not is_done
+            expect(is_whole or is_absent, "a text is whole or absent")
         locations = await healthy.write(batch(number))
-        for location, (_, text) in zip(locations, batch(number), strict=True):
-            expect(await text_or_none(healthy, location) == text, "the next write succeeds")
+        for location, text in zip(locations, texts, strict=True):
+            found = await text_or_none(healthy, location)
+            expect(found == text, "the next write succeeds")
 
     await fail_everywhere(place, write, look)
 
 
 async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace) -> None:
     healthy = await place.storage()
-    await healthy.write([("s/a.md", TEXT)])
+    text = ("s/a.md", TEXT)
+    await healthy.write([text])
 
     async def read(storage: Any, _: int) -> None:
         page = await storage.read("s/a.md")
         expect(page.text == TEXT, "a text is read whole")
 
     async def look(_number: int, _is_done: bool) -> None:
-        expect(await text_or_none(healthy, "s/a.md") == TEXT, "reading changes nothing")
+        found = await text_or_none(healthy, "s/a.md")
+        expect(found == TEXT, "reading changes nothing")
 
     await fail_everywhere(place, read, look)
 
@@ -105,10 +120,12 @@ async def a_record_that_fails_anywhere_is_whole_or_absent(place: StoragePlace) -
     async def look(_number: int, is_done: bool) -> None:
         records = await healthy.records("s")
         expect(records or not is_done, "a saved record is listed")
-        if isinstance(healthy, TextReader):
-            for record in records:
-                text = await text_or_none(healthy, record)
-                expect(text is not None and json.loads(text) == talk, "a record is whole")
+        if not isinstance(healthy, TextReader):
+            return
+        for record in records:
+            text = await text_or_none(healthy, record)
+            is_whole = text is not None and json.loads(text) == talk
+            expect(is_whole, "a record is whole")
 
     await fail_everywhere(place, save, look)
 
@@ -118,19 +135,28 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(place: StoragePlace
     await healthy.append("s", 0, "the first")
 
     async def append(storage: Any, number: int) -> None:
-        expect(len(await healthy.entries("s")) > 0, "the journal is there")
-        count = len(await healthy.entries("s"))
+        entries = await healthy.entries("s")
+        expect(len(entries) > 0, "the journal is there")
+        entries = await healthy.entries("s")
+        count = len(entries)
         await storage.entries("s")
-        await storage.append("s", count, f"{number} {TEXT!r}")
+        entry = f"{number} {TEXT!r}"
+        await storage.append("s", count, entry)
 
     async def look(number: int, is_done: bool) -> None:
         entries = list(await healthy.entries("s"))
-        written = [entry for entry in entries if entry == f"{number} {TEXT!r}"]
-        expect(len(written) <= 1 and (written or not is_done), "an entry is there once, or not")
-        expect(await healthy.append("s", len(entries), f"after {number}"), "the next is written")
-        for entry in list(await healthy.entries("s"))[1:]:
-            is_whole = entry.startswith("after ") or entry.endswith(repr(TEXT))
-            expect(is_whole, "an entry is whole")
+        times = entries.count(f"{number} {TEXT!r}")
+        least = 1 if is_done else 0
+        expect(least <= times <= 1, "an entry is there once, or not")
+        following = f"after {number}"
+        count = len(entries)
+        is_new = await healthy.append("s", count, following)
+        expect(is_new, "the next is written")
+        entries = list(await healthy.entries("s"))
+        for entry in entries[1:]:
+            is_after = entry.startswith("after ")
+            is_whole = entry.endswith(repr(TEXT))
+            expect(is_after or is_whole, "an entry is whole")
 
     await fail_everywhere(place, append, look)
 
@@ -148,34 +174,51 @@ def refuse(text: str) -> str:
     raise ValueError(text)
 
 
+def is_hidden_in(text: str) -> bool:
+    """Whether *text* has, instead of the secret, what hides it."""
+    return "12345678" not in text and "[key]" in text
+
+
 async def a_secret_is_hidden_in_whatever_is_written(place: StoragePlace) -> None:
     storage = await place.redacting_storage(hide)
     talk = [{"role": "user", "content": f"the key is {KEY}"}]
     expect(storage.redact is not None, "the storage says how it hides secrets")
     if isinstance(storage, TextWriter) and isinstance(storage, TextReader):
-        texts = [("s/a.md", KEY), ("s/b.md", json.dumps({"key": f"漢{KEY}"}))]
+        quoted = json.dumps({"key": f"漢{KEY}"})
+        texts = [
+            ("s/a.md", KEY),
+            ("s/b.md", quoted),
+        ]
         for location in await storage.write(texts):
-            text = (await storage.read(location)).text
-            expect("12345678" not in text and "[key]" in text, "texts hide it")
+            page = await storage.read(location)
+            expect(is_hidden_in(page.text), "texts hide it")
     if isinstance(storage, Archive) and isinstance(storage, TextReader):
-        text = (await storage.read(await storage.save("s", "compact", talk))).text
-        expect("12345678" not in text and "[key]" in text, "records hide it")
+        record = await storage.save("s", "compact", talk)
+        page = await storage.read(record)
+        expect(is_hidden_in(page.text), "records hide it")
     if isinstance(storage, JournalStorage):
-        session = ContextPipeline([]).session("s", journal=storage)
+        pipeline = ContextPipeline([])
+        session = pipeline.session("s", journal=storage)
         await session.run(talk)  # type: ignore[arg-type]
-        lines = "".join(await storage.entries("s"))
-        expect("12345678" not in lines and "[key]" in lines, "journals hide it")
+        entries = await storage.entries("s")
+        lines = "".join(entries)
+        expect(is_hidden_in(lines), "journals hide it")
 
 
 async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> None:
     storage = await place.redacting_storage(refuse)
     healthy = await place.storage()
     if isinstance(storage, TextWriter):
-        await expect_error(storage.write([("s/a.md", KEY)]), "a rule that fails fails the write")
-        expect(await text_or_none(healthy, "s/a.md") is None, "no text is written")
+        text = ("s/a.md", KEY)
+        write = storage.write([text])
+        await expect_error(write, "a rule that fails fails the write")
+        found = await text_or_none(healthy, "s/a.md")
+        expect(found is None, "no text is written")
     if isinstance(storage, Archive):
-        await expect_error(storage.save("s", "compact", [KEY]), "a rule that fails fails the save")
-        expect(list(await healthy.records("s")) == [], "no record is written")
+        save = storage.save("s", "compact", [KEY])
+        await expect_error(save, "a rule that fails fails the save")
+        records = await healthy.records("s")
+        expect(list(records) == [], "no record is written")
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -186,34 +229,45 @@ async def fill(storage: Any, session: str) -> list[str]:
     locations: list[str] = []
     if isinstance(storage, TextWriter):
         texts = [(f"{session}/{number}.md", f"text {number}") for number in range(5)]
-        locations += await storage.write([*texts, (f"{session}/5.md", "text 0")])
+        texts.append((f"{session}/5.md", "text 0"))
+        locations += await storage.write(texts)
     if isinstance(storage, Archive):
-        locations.append(await storage.save(session, "compact", ["x"]))
+        record = await storage.save(session, "compact", ["x"])
+        locations.append(record)
     if isinstance(storage, JournalStorage):
         for number in range(2):
-            expect(await storage.append(session, number, f"entry {number}"), "it is empty")
+            is_new = await storage.append(session, number, f"entry {number}")
+            expect(is_new, "it is empty")
         await storage.entries(session)
         await storage.set_aside(session)
-        expect(await storage.append(session, 0, "entry"), "a new journal begins")
+        is_new = await storage.append(session, 0, "entry")
+        expect(is_new, "a new journal begins")
     return locations
 
 
 async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
     storage, other = await place.storages(2)
-    gone, kept = await fill(storage, "s"), await fill(storage, "s2")
+    gone = await fill(storage, "s")
+    kept = await fill(storage, "s2")
     await storage.delete("s")
     for reader in (storage, other):
         for location in gone:
-            expect(await text_or_none(reader, location) is None, "its texts and records are gone")
+            text = await text_or_none(reader, location)
+            expect(text is None, "its texts and records are gone")
         for location in kept:
-            expect(await text_or_none(reader, location) is not None, "other sessions stay")
+            text = await text_or_none(reader, location)
+            expect(text is not None, "other sessions stay")
         if isinstance(reader, Archive):
-            expect(list(await reader.records("s")) == [], "no record is listed")
-            others = [where for where in kept if where.endswith(".json")]
-            expect(set(others) <= set(await reader.records("s2")), "those of others are")
+            records = await reader.records("s")
+            expect(list(records) == [], "no record is listed")
+            others = {where for where in kept if where.endswith(".json")}
+            records = await reader.records("s2")
+            expect(others <= set(records), "those of others are")
         if isinstance(reader, JournalStorage):
-            expect(list(await reader.entries("s")) == [], "its journal is gone")
-            expect(list(await reader.entries("s2")) == ["entry"], "other journals stay")
+            entries = await reader.entries("s")
+            expect(list(entries) == [], "its journal is gone")
+            entries = await reader.entries("s2")
+            expect(list(entries) == ["entry"], "other journals stay")
     await storage.delete("s")
     await storage.delete("never heard of")
     again = await fill(other, "s")
@@ -222,35 +276,59 @@ async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
 
 async def what_is_missing_is_told(place: StoragePlace) -> None:
     storage = await place.storage()
-    there = list(await storage.write([("s/a.md", "a"), ("t/漢.md", "b"), ("u/a.md", "c")]))
-    gone = [storage.location("s/b.md"), storage.location("v/a.md")]
-    expect(sorted(await storage.missing([*there, *gone])) == sorted(gone), "what is gone is told")
-    expect(list(await storage.missing([])) == [], "nothing is missing of nothing")
+    texts = [
+        ("s/a.md", "a"),
+        ("t/漢.md", "b"),
+        ("u/a.md", "c"),
+    ]
+    there = await storage.write(texts)
+    gone = [
+        storage.location("s/b.md"),
+        storage.location("v/a.md"),
+    ]
+    known = [*there, *gone]
+    missing = await storage.missing(known)
+    expect(sorted(missing) == sorted(gone), "what is gone is told")
+    missing = await storage.missing([])
+    expect(list(missing) == [], "nothing is missing of nothing")
 
 
 # Sessions -----------------------------------------------------------------------------------------
 
 
 async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
-    def stages(storage: Any) -> list[Any]:
+    def session(storage: Any) -> Session:
+        stages: list[Any] = []
         if isinstance(storage, TextWriter):
-            return [DirectOffload(storage, min_chars=1000)]
-        return []
+            stage = DirectOffload(storage, min_chars=1000)
+            stages.append(stage)
+        pipeline = ContextPipeline(stages)
+        return pipeline.session("a b", journal=storage)
 
-    call = {"type": "tool_use", "id": "t1", "name": "bash", "input": {}}
-    answer = {"type": "tool_result", "tool_use_id": "t1", "content": TEXT}
+    call = {
+        "type": "tool_use",
+        "id": "t1",
+        "name": "bash",
+        "input": {},
+    }
+    answer = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": TEXT,
+    }
     history: list[Any] = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": [call]},
         {"role": "user", "content": [answer]},
     ]
     first, second = await place.storages(2)
-    result = await ContextPipeline(stages(first)).session("a b", journal=first).run(history)
-    resumed = await ContextPipeline(stages(second)).session("a b", journal=second).run(history)
+    result = await session(first).run(history)
+    resumed = await session(second).run(history)
     expect(resumed.messages == result.messages, "another process sends the same context")
-    session = ContextPipeline(stages(second)).session("a b", journal=second)
-    expect(await session.history() == history, "the journal gives the history back")
-    expect(not result.notices and not resumed.notices, "nothing is to be said about it")
+    restored = await session(second).history()
+    expect(restored == history, "the journal gives the history back")
+    expect(not result.notices, "nothing is to be said about it")
+    expect(not resumed.notices, "nothing is to be said about it")
 
 
 FAILURE_CHECKS: Mapping[type, Sequence[Check]] = {

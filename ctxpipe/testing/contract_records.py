@@ -16,7 +16,7 @@ from .storage import StoragePlace, expect
 __all__ = ["RECORD_CHECKS"]
 
 NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d+\.json")
-TALK = [
+TALK: list[Any] = [
     {"role": "user", "content": 'go "now"\n漢🙂'},
     {"role": "assistant", "content": [{"type": "text", "text": "done \ud83d"}]},
 ]

@@ -40,50 +40,81 @@ CODES = (
 
 def sse(data: Mapping[str, object] | str, name: str = "") -> bytes:
     """One server-sent event, called *name*."""
-    text = data if isinstance(data, str) else json.dumps(data)
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {text}\n\n".encode()
+    text = data
+    if not isinstance(data, str):
+        text = json.dumps(data)
+    event = f"data: {text}\n\n"
+    if name:
+        event = f"event: {name}\n{event}"
+    return event.encode()
 
 
 def openai_error_json(failure: Failure) -> dict[str, Any]:
     """The body of an error."""
-    code = next((code for words, code in CODES if words in failure.message), None)
-    return {
-        "error": {"message": failure.message, "type": failure.type, "param": None, "code": code}
+    error = {
+        "message": failure.message,
+        "type": failure.type,
+        "param": None,
+        "code": _code(failure),
     }
+    return {"error": error}
+
+
+def _code(failure: Failure) -> str | None:
+    for words, code in CODES:
+        if words in failure.message:
+            return code
+    return None
 
 
 def error_event(failure: Failure) -> bytes:
     """The event that ends a stream of a response."""
     error = openai_error_json(failure)["error"]
-    return sse({**error, "type": "error", "sequence_number": 99}, "error")
+    event = {
+        **error,
+        "type": "error",
+        "sequence_number": 99,
+    }
+    return sse(event, "error")
 
 
 def _parts(words: str) -> Iterator[str]:
     for start in range(0, len(words), CHUNK):
-        yield words[start : start + CHUNK]
+        end = start + CHUNK
+        yield words[start:end]
 
 
 def _text_of(blocks: Iterable[JsonObject], kind: str) -> str:
-    return "".join(block[kind] for block in blocks if block["type"] == kind)
+    texts = [block[kind] for block in blocks if block["type"] == kind]
+    return "".join(texts)
 
 
 def _details(usage: Usage) -> dict[str, int]:
-    return {"cached_tokens": usage.cache_read_input_tokens, "cache_write_tokens": 0}
+    return {
+        "cached_tokens": usage.cache_read_input_tokens,
+        "cache_write_tokens": 0,
+    }
 
 
 # Chat completions ---------------------------------------------------------------------------------
 
 
 def chat_json(
-    reply: Answer, calls: Sequence[str], *, name: str, model: str, usage: Usage, output: int
+    reply: Answer,
+    calls: Sequence[str],
+    *,
+    name: str,
+    model: str,
+    usage: Usage,
+    output: int,
 ) -> dict[str, Any]:
     """The body of a plain answer; *calls* are the ids of its calls, *output* its tokens."""
     message: dict[str, Any] = {
         "role": "assistant",
         "content": _text_of(reply.blocks, "text") or None,
+        "refusal": None,
+        "annotations": [],
     }
-    message |= {"refusal": None, "annotations": []}
     thought = _text_of(reply.blocks, "thinking")
     if thought:
         message["reasoning_content"] = thought
@@ -91,8 +122,12 @@ def chat_json(
     if uses:
         pairs = zip(calls, uses, strict=True)
         message["tool_calls"] = [_chat_call(call, use) for call, use in pairs]
-    finish = FINISH.get(reply.reason, "stop")
-    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": FINISH.get(reply.reason, "stop"),
+        "logprobs": None,
+    }
     return {
         "id": name,
         "object": "chat.completion",
@@ -112,39 +147,68 @@ def chat_json(
 
 
 def _chat_call(call: str, use: JsonObject) -> dict[str, Any]:
-    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
-    return {"id": call, "type": "function", "function": function}
+    function = {
+        "name": use["name"],
+        "arguments": json.dumps(use["input"]),
+    }
+    return {
+        "id": call,
+        "type": "function",
+        "function": function,
+    }
 
 
 def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
     """The events by which the plain answer *body* is streamed."""
     [choice] = body["choices"]
-    message: JsonObject = choice["message"]
-    shared = {key: body[key] for key in ("id", "created", "model", "service_tier")}
-    shared |= {"object": "chat.completion.chunk", "system_fingerprint": None}
+    shared = {
+        "id": body["id"],
+        "created": body["created"],
+        "model": body["model"],
+        "service_tier": body["service_tier"],
+        "object": "chat.completion.chunk",
+        "system_fingerprint": None,
+    }
     if with_usage:
         shared["usage"] = None
 
     def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
-        part = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        part = {
+            "index": 0,
+            "delta": delta,
+            "finish_reason": finish,
+            "logprobs": None,
+        }
         return sse({**shared, "choices": [part]})
 
-    yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for text in _parts(message.get("reasoning_content") or ""):
-        yield chunk({"reasoning_content": text})
-    for text in _parts(message["content"] or ""):
-        yield chunk({"content": text})
-    for index, call in enumerate(message.get("tool_calls", [])):
-        function = call["function"]
-        begun = {**call, "index": index, "function": {**function, "arguments": ""}}
-        yield chunk({"tool_calls": [begun]})
-        for text in _parts(function["arguments"]):
-            delta = {"index": index, "function": {"arguments": text}}
-            yield chunk({"tool_calls": [delta]})
+    for delta in _deltas(choice["message"]):
+        yield chunk(delta)
     yield chunk({}, choice["finish_reason"])
     if with_usage:
-        yield sse({**shared, "choices": [], "usage": body["usage"]})
+        last = {**shared, "choices": [], "usage": body["usage"]}
+        yield sse(last)
     yield sse("[DONE]")
+
+
+def _deltas(message: JsonObject) -> Iterator[JsonObject]:
+    yield {"role": "assistant", "content": "", "refusal": None}
+    thought = message.get("reasoning_content") or ""
+    for text in _parts(thought):
+        yield {"reasoning_content": text}
+    words = message["content"] or ""
+    for text in _parts(words):
+        yield {"content": text}
+    for index, call in enumerate(message.get("tool_calls", [])):
+        function = call["function"]
+        begun = {
+            **call,
+            "index": index,
+            "function": {**function, "arguments": ""},
+        }
+        yield {"tool_calls": [begun]}
+        for text in _parts(function["arguments"]):
+            more = {"index": index, "function": {"arguments": text}}
+            yield {"tool_calls": [more]}
 
 
 # Responses ----------------------------------------------------------------------------------------
@@ -155,22 +219,32 @@ def response_items(reply: Answer, numbers: Iterator[int]) -> list[dict[str, Any]
     items: list[dict[str, Any]] = []
     for block in reply.blocks:
         number = f"{next(numbers):020d}"
-        match block["type"]:
-            case "thinking":
-                items.append(_reasoning(number, str(block["thinking"])))
-            case "redacted_thinking":
-                items.append(_reasoning(number, ""))
-            case "tool_use":
-                items.append(_call(number, block))
-            case _:
-                items.append(_words(number, str(block["text"])))
+        items.append(_item(number, block))
     return items
 
 
+def _item(number: str, block: JsonObject) -> dict[str, Any]:
+    match block["type"]:
+        case "thinking":
+            return _reasoning(number, str(block["thinking"]))
+        case "redacted_thinking":
+            return _reasoning(number, "")
+        case "tool_use":
+            return _call(number, block)
+        case _:
+            return _words(number, str(block["text"]))
+
+
 def _reasoning(number: str, words: str) -> dict[str, Any]:
-    summary = [{"type": "summary_text", "text": words}] if words else []
-    item = {"type": "reasoning", "id": f"rs_{number}", "summary": summary}
-    return {**item, "encrypted_content": f"gAAAA{number}"}
+    summary: list[JsonObject] = []
+    if words:
+        summary.append({"type": "summary_text", "text": words})
+    return {
+        "type": "reasoning",
+        "id": f"rs_{number}",
+        "summary": summary,
+        "encrypted_content": f"gAAAA{number}",
+    }
 
 
 def _call(number: str, block: JsonObject) -> dict[str, Any]:
@@ -185,9 +259,19 @@ def _call(number: str, block: JsonObject) -> dict[str, Any]:
 
 
 def _words(number: str, text: str) -> dict[str, Any]:
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed"}
-    return {**item, "content": [part]}
+    part = {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": [],
+    }
+    return {
+        "type": "message",
+        "id": f"msg_{number}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
 
 
 def response_json(
@@ -200,14 +284,18 @@ def response_json(
     output: int,
 ) -> dict[str, Any]:
     """The body of a plain answer to the request *body*; *output* are its tokens."""
-    is_cut = reply.reason == "max_tokens"
+    status = "completed"
+    details = None
+    if reply.reason == "max_tokens":
+        status = "incomplete"
+        details = {"reason": "max_output_tokens"}
     return {
         "id": name,
         "object": "response",
         "created_at": CREATED,
-        "status": "incomplete" if is_cut else "completed",
+        "status": status,
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "incomplete_details": details,
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
         "model": body["model"],
@@ -229,12 +317,18 @@ def response_json(
 
 def response_events(body: JsonObject) -> Iterator[bytes]:
     """The events by which the plain answer *body* is streamed."""
-    begun = {**body, "status": "in_progress", "output": [], "usage": None}
-    for number, event in enumerate(_events(body, begun)):
-        yield sse({**event, "sequence_number": number}, event["type"])
+    for number, event in enumerate(_events(body)):
+        event["sequence_number"] = number
+        yield sse(event, event["type"])
 
 
-def _events(body: JsonObject, begun: JsonObject) -> Iterator[dict[str, Any]]:
+def _events(body: JsonObject) -> Iterator[dict[str, Any]]:
+    begun = {
+        **body,
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+    }
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(body["output"]):
@@ -243,30 +337,78 @@ def _events(body: JsonObject, begun: JsonObject) -> Iterator[dict[str, Any]]:
 
 
 def _item_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
-    at = {"item_id": item["id"], "output_index": index}
+    yield {
+        "type": "response.output_item.added",
+        "output_index": index,
+        "item": _announcement(item),
+    }
     match item["type"]:
         case "message":
-            [part] = item["content"]
-            added = {**item, "status": "in_progress", "content": []}
-            yield {"type": "response.output_item.added", "output_index": index, "item": added}
-            at["content_index"] = 0
-            empty = {**part, "text": ""}
-            yield {"type": "response.content_part.added", **at, "part": empty}
-            for text in _parts(part["text"]):
-                delta = {"delta": text, "logprobs": []}
-                yield {"type": "response.output_text.delta", **at, **delta}
-            whole = {"text": part["text"], "logprobs": []}
-            yield {"type": "response.output_text.done", **at, **whole}
-            yield {"type": "response.content_part.done", **at, "part": part}
+            yield from _text_events(index, item)
         case "function_call":
-            added = {**item, "status": "in_progress", "arguments": ""}
-            yield {"type": "response.output_item.added", "output_index": index, "item": added}
-            for text in _parts(item["arguments"]):
-                yield {"type": "response.function_call_arguments.delta", **at, "delta": text}
-            whole = {"arguments": item["arguments"], "name": item["name"]}
-            yield {"type": "response.function_call_arguments.done", **at, **whole}
+            yield from _call_events(index, item)
+    yield {
+        "type": "response.output_item.done",
+        "output_index": index,
+        "item": item,
+    }
+
+
+def _announcement(item: JsonObject) -> dict[str, Any]:
+    """*item* as it is announced, before what it says."""
+    match item["type"]:
+        case "message":
+            return {**item, "status": "in_progress", "content": []}
+        case "function_call":
+            return {**item, "status": "in_progress", "arguments": ""}
         case _:
             # Observed: what is encrypted may not be complete here.
-            added = {**item, "encrypted_content": ""}
-            yield {"type": "response.output_item.added", "output_index": index, "item": added}
-    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+            return {**item, "encrypted_content": ""}
+
+
+def _text_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
+    [part] = item["content"]
+    at = {
+        "item_id": item["id"],
+        "output_index": index,
+        "content_index": 0,
+    }
+    yield {
+        "type": "response.content_part.added",
+        **at,
+        "part": {**part, "text": ""},
+    }
+    for text in _parts(part["text"]):
+        yield {
+            "type": "response.output_text.delta",
+            **at,
+            "delta": text,
+            "logprobs": [],
+        }
+    yield {
+        "type": "response.output_text.done",
+        **at,
+        "text": part["text"],
+        "logprobs": [],
+    }
+    yield {
+        "type": "response.content_part.done",
+        **at,
+        "part": part,
+    }
+
+
+def _call_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
+    at = {"item_id": item["id"], "output_index": index}
+    for text in _parts(item["arguments"]):
+        yield {
+            "type": "response.function_call_arguments.delta",
+            **at,
+            "delta": text,
+        }
+    yield {
+        "type": "response.function_call_arguments.done",
+        **at,
+        "arguments": item["arguments"],
+        "name": item["name"],
+    }

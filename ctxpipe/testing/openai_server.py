@@ -23,7 +23,12 @@ from .openai_replies import (
 )
 from .replies import Answer, Failure
 from .responses_rules import item_type, responses_problems
-from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream
+from .scripted import (
+    MAX_BODY_BYTES,
+    Received,
+    ScriptedServer,
+    is_stream,
+)
 from .turns import JsonObject
 
 if TYPE_CHECKING:
@@ -36,6 +41,8 @@ __all__ = ["OpenAIServer"]
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 TOO_LONG = "context_length_exceeded"
+SAYING = ("content", "arguments", "output", "summary")
+"""The fields of an item in which it says something."""
 
 
 @dataclass(slots=True)
@@ -74,10 +81,17 @@ class OpenAIServer(ScriptedServer):
 
     def _early_failure(self, received: Received) -> Failure | None:
         if "authorization" not in received.headers:
-            text = "You didn't provide an API key."
-            return Failure(401, "invalid_request_error", text)
+            return Failure(
+                401,
+                "invalid_request_error",
+                "You didn't provide an API key.",
+            )
         if len(received.raw) > MAX_BODY_BYTES:
-            return Failure(413, "invalid_request_error", "Request body is too large.")
+            return Failure(
+                413,
+                "invalid_request_error",
+                "Request body is too large.",
+            )
         return None
 
     def _problems(self, received: Received) -> Iterator[str]:
@@ -89,8 +103,10 @@ class OpenAIServer(ScriptedServer):
         if found:
             yield from found
             return
-        received.tokens = self._meter.tokens(self._effective(received), _key(received))
-        if received.tokens > self.model.window and not self._refuses_late(received):
+        effective = self._effective(received)
+        received.tokens = self._meter.tokens(effective, _key(received))
+        is_too_long = received.tokens > self.model.window
+        if is_too_long and not self._refuses_late(received):
             yield self._too_long(received)
 
     def _too_long(self, received: Received) -> str:
@@ -106,31 +122,39 @@ class OpenAIServer(ScriptedServer):
         )
 
     def _refuses_late(self, received: Received) -> bool:
-        return self.late_refusal and received.path == RESPONSES and is_stream(received)
+        if not self.late_refusal or received.path != RESPONSES:
+            return False
+        return is_stream(received)
 
     def _response_problems(self, received: Received, body: JsonObject) -> list[str]:
         previous = body.get("previous_response_id")
         if previous is not None and previous not in self._conversations:
             return [f"Previous response with id '{previous}' not found."]
-        items = body.get("input")
-        given = items if isinstance(items, list) else []
+        given = body.get("input")
+        if not isinstance(given, list):
+            given = []
         for item in given:
-            if isinstance(item, dict) and item_type(item) == "item_reference":
-                name = item.get("id")
-                if name not in self._stored:
-                    return [f"Item with id '{name}' not found."]
+            if not isinstance(item, dict) or item_type(item) != "item_reference":
+                continue
+            name = item.get("id")
+            if name not in self._stored:
+                return [f"Item with id '{name}' not found."]
         received.ignored = tuple(self._vain_edits(given))
         effective = self._effective(received)
-        return [*responses_problems(effective), *self._without_reasoning(effective["input"])]
+        problems = list(responses_problems(effective))
+        problems.extend(self._without_reasoning(effective["input"]))
+        return problems
 
     def _vain_edits(self, items: Iterable[Any]) -> Iterator[str]:
         """The ids of *items* that say something else than the stored ones."""
         for item in items:
-            stored = self._stored.get(str(item.get("id"))) if isinstance(item, dict) else None
+            if not isinstance(item, dict):
+                continue
+            stored = self._stored.get(str(item.get("id")))
             if stored is None or item_type(item) == "item_reference":
                 continue
-            texts = ("content", "arguments", "output", "summary")
-            if any(item.get(name) != stored.get(name) for name in texts):
+            is_edited = any(item.get(name) != stored.get(name) for name in SAYING)
+            if is_edited:
                 yield item["id"]
 
     def _without_reasoning(self, items: Any) -> Iterator[str]:
@@ -152,59 +176,87 @@ class OpenAIServer(ScriptedServer):
         body: dict[str, Any] = {**received.body}
         if received.path == CHAT or "input" not in body:
             return body
+        previous = str(body.get("previous_response_id"))
+        before = self._conversations.get(previous, [])
         items = body["input"]
-        before = self._conversations.get(str(body.get("previous_response_id")), [])
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            body["input"] = [*before, *map(self._item_in_store, items)]
+            own = [self._item_in_store(item) for item in items]
+            body["input"] = before + own
         return body
 
     def _item_in_store(self, item: Any) -> Any:
         if not isinstance(item, dict):
             return item
-        return self._stored.get(item.get("id", ""), item)
+        name = item.get("id", "")
+        return self._stored.get(name, item)
 
     # Replies --------------------------------------------------------------------------------------
 
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         return await anyio.to_thread.run_sync(
-            self._write, received, reply, limiter=self._one_at_a_time
+            self._write,
+            received,
+            reply,
+            limiter=self._one_at_a_time,
         )
 
     def _write(self, received: Received, reply: Answer) -> dict[str, Any]:
         effective = self._effective(received)
-        received.usage = self._meter.charge(effective, _key(received))
+        usage = self._meter.charge(effective, _key(received))
+        received.usage = usage
         output = self._meter.output_tokens(reply.blocks)
         if received.path == CHAT:
-            uses = [block for block in reply.blocks if block["type"] == "tool_use"]
-            calls = [str(use["id"] or f"call_{next(self._numbers):020d}") for use in uses]
-            name = received.id.replace("req_", "chatcmpl-")
-            model = effective["model"]
-            usage = received.usage
-            return chat_json(reply, calls, name=name, model=model, usage=usage, output=output)
+            return chat_json(
+                reply,
+                list(self._call_ids(reply)),
+                name=received.id.replace("req_", "chatcmpl-"),
+                model=effective["model"],
+                usage=usage,
+                output=output,
+            )
         items = response_items(reply, self._numbers)
         name = received.id.replace("req_", "resp_")
         self._store(name, effective, items)
         return response_json(
-            reply, items, name=name, body=effective, usage=received.usage, output=output
+            reply,
+            items,
+            name=name,
+            body=effective,
+            usage=usage,
+            output=output,
         )
+
+    def _call_ids(self, reply: Answer) -> Iterator[str]:
+        for block in reply.blocks:
+            if block["type"] != "tool_use":
+                continue
+            if block["id"]:
+                yield str(block["id"])
+            else:
+                yield f"call_{next(self._numbers):020d}"
 
     def _store(self, name: str, body: JsonObject, items: list[dict[str, Any]]) -> None:
         thought = None
         for item in items:
             if thought is not None:
                 self._reasoned[item["id"]] = thought
-            thought = item["id"] if item["type"] == "reasoning" else None
-        if body.get("store", True):
-            self._stored.update({item["id"]: item for item in items})
-            self._conversations[name] = [*body["input"], *items]
+            thought = None
+            if item["type"] == "reasoning":
+                thought = item["id"]
+        if not body.get("store", True):
+            return
+        for item in items:
+            self._stored[item["id"]] = item
+        self._conversations[name] = [*body["input"], *items]
 
     def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
         if received.path == RESPONSES:
             return response_events(message)
         options: Any = received.body.get("stream_options") or {}
-        return chat_events(message, with_usage=bool(options.get("include_usage")))
+        with_usage = bool(options.get("include_usage"))
+        return chat_events(message, with_usage=with_usage)
 
     def _error_event(self, failure: Failure, received: Received) -> bytes:
         if received.path == RESPONSES:
@@ -218,20 +270,38 @@ class OpenAIServer(ScriptedServer):
         """A stream that begins well, and then refuses the prompt. Observed."""
         if received.tokens <= self.model.window:
             return None
-        received.problems = (self._too_long(received),)
+        problem = self._too_long(received)
+        received.problems = (problem,)
         from starlette.responses import StreamingResponse
 
-        error = {"code": TOO_LONG, "message": received.problems[0]}
-        response = {"id": "resp_late", "object": "response", "status": "in_progress", "output": []}
-        failed = {**response, "status": "failed", "error": error}
-        events = (
-            {"type": "response.created", "response": response, "sequence_number": 0},
-            {"type": "response.in_progress", "response": response, "sequence_number": 1},
-            {"type": "response.failed", "response": failed, "sequence_number": 2},
-        )
-        chunks = [sse(event, str(event["type"])) for event in events]
+        response = {
+            "id": "resp_late",
+            "object": "response",
+            "status": "in_progress",
+            "output": [],
+        }
+        failed = {
+            **response,
+            "status": "failed",
+            "error": {"code": TOO_LONG, "message": problem},
+        }
+        states = {
+            "response.created": response,
+            "response.in_progress": response,
+            "response.failed": failed,
+        }
+        chunks: list[bytes] = []
+        for number, (name, state) in enumerate(states.items()):
+            event = {
+                "type": name,
+                "response": state,
+                "sequence_number": number,
+            }
+            chunks.append(sse(event, name))
         return StreamingResponse(iter(chunks), media_type="text/event-stream")
 
 
 def _key(received: Received) -> str:
-    return "messages" if received.path == CHAT else "input"
+    if received.path == CHAT:
+        return "messages"
+    return "input"

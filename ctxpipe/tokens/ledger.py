@@ -67,17 +67,23 @@ class UsageSample:
         if raw < self.raw:
             return -(-raw * billed // self.raw)
         # In whole numbers: a product of fractions takes as long as all else that an estimate needs.
-        return billed - (self.raw - raw) * self.slope.numerator // self.slope.denominator
+        missing = self.raw - raw  # negative, so that the quotient rounds the bill up
+        slope = self.slope
+        return billed - missing * slope.numerator // slope.denominator
 
 
 def is_possible(raw: int, billed: int) -> bool:
     """Whether *billed* can be the bill of *raw* tokens, and not a proxy's sum or a wrong number."""
-    return raw > 0 and billed <= MOST_FIXED + raw * MOST_FACTOR
+    if raw <= 0:
+        return False
+    most = MOST_FIXED + raw * MOST_FACTOR
+    return billed <= most
 
 
 def _clamp(billed: int, raw: int) -> Fraction:
     factor = Fraction(billed, raw)
-    return min(MOST_FACTOR, max(LEAST_FACTOR, factor))
+    factor = max(LEAST_FACTOR, factor)
+    return min(MOST_FACTOR, factor)
 
 
 class Ledger:
@@ -115,17 +121,26 @@ class Ledger:
         """Take only the first *known* messages as unchanged: after them the context differs."""
         self._sure = min(self._sure, known)
 
-    async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
+    async def total(
+        self,
+        messages: Sequence[Message],
+        *,
+        known: int | None = None,
+    ) -> int:
         """The raw tokens of *messages*.
 
         With *known* the caller guarantees that this many leading messages equal those of the last
         call; without it, they are compared.
         """
         await self._read(messages, known)
-        return self._sums[-1] - self._tokens_before_summary
+        tokens = self._sums[-1]
+        return tokens - self._tokens_before_summary
 
     async def prefix_sums(
-        self, messages: Sequence[Message], *, known: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        known: int | None = None,
     ) -> Sequence[int]:
         """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages.
 
@@ -146,19 +161,32 @@ class Ledger:
         """The tokens of the messages before the last summary by the server."""
         if not self._summaries:
             return 0
-        return self._sums[self._summaries[-1]]
+        last = self._summaries[-1]
+        return self._sums[last]
 
-    async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
+    async def _count(
+        self,
+        messages: list[Message],
+        start: int,
+    ) -> tuple[list[int], list[int]]:
         """The tokens of each of *messages*, and the indexes of those with a summary by the server.
 
         *start* is the index of the first of *messages*.
         """
-        summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
+        are_many = len(messages) > _MANY
+        summaries = await in_thread_if(are_many, _summaries, messages, start)
         if not summaries:  # most conversations have none
-            return await self.counter.counts(messages), []
-        return await self.counter.counts(map(part_after_summary, messages)), summaries
+            counts = await self.counter.counts(messages)
+            return counts, []
+        billed = map(part_after_summary, messages)
+        counts = await self.counter.counts(billed)
+        return counts, summaries
 
-    async def _read(self, messages: Sequence[Message], known: int | None) -> None:
+    async def _read(
+        self,
+        messages: Sequence[Message],
+        known: int | None,
+    ) -> None:
         if known is not None and known == len(messages) == len(self._seen):
             self._sure = known
             return
@@ -173,24 +201,35 @@ class Ledger:
             self._summaries += summaries
             self._seen += new
             total = self._sums.pop()
-            self._sums.extend(itertools.accumulate(counts, initial=total))
+            new_sums = itertools.accumulate(counts, initial=total)
+            self._sums.extend(new_sums)
             self._remember_tail()
         self._sure = len(messages)
 
-    def _same_at_start(self, messages: list[Message], known: int | None) -> int:
+    def _same_at_start(
+        self,
+        messages: list[Message],
+        known: int | None,
+    ) -> int:
         """How many of *messages*, from the first on, are those counted already."""
         if self._seen:
             tail = _content(self._seen[-1])
             if not is_equal(tail, self._tail):
                 self._forget_last()  # agents append results to the last message in place
-        return _common(messages, self._seen, known or 0)
+        return _common(
+            messages,
+            self._seen,
+            known or 0,
+        )
 
     def _forget_last(self) -> None:
-        del self._seen[-1:], self._sums[-1:]
-        if self._summaries and self._summaries[-1] == len(self._seen):
+        del self._seen[-1:]
+        del self._sums[-1:]
+        left = len(self._seen)
+        if self._summaries and self._summaries[-1] == left:
             self._summaries.pop()
         self._remember_tail()
-        self.rewind(len(self._seen))
+        self.rewind(left)
 
     def _remember_tail(self) -> None:
         self._prefix_sums = None
@@ -203,19 +242,30 @@ class Ledger:
         old_sums = self._sums
         rest = messages[same:]
         old_rest = self._seen[same:]
-        same_at_end = _common(rest[::-1], old_rest[::-1])
-        new = messages[same : len(messages) - same_at_end]
+        same_at_end = _common(
+            rest[::-1],
+            old_rest[::-1],
+        )
+        new_end = len(messages) - same_at_end
+        new = messages[same:new_end]
         counts, new_summaries = await self._count(new, same)
         end = len(self._seen) - same_at_end
         offset = len(messages) - len(self._seen)
         before = [index for index in self._summaries if index < same]
         after = [index + offset for index in self._summaries if index >= end]
-        self._summaries = [*before, *new_summaries, *after]
+        self._summaries = [
+            *before,
+            *new_summaries,
+            *after,
+        ]
         sums = old_sums[:same]
-        sums.extend(itertools.accumulate(counts, initial=old_sums[same]))
+        new_sums = itertools.accumulate(counts, initial=old_sums[same])
+        sums.extend(new_sums)
         if same_at_end:
-            difference = sums[-1] - old_sums[-same_at_end - 1]
-            sums.extend(tokens + difference for tokens in old_sums[-same_at_end:])
+            old_sum = old_sums[-same_at_end - 1]
+            difference = sums[-1] - old_sum
+            old_tail = old_sums[-same_at_end:]
+            sums.extend(tokens + difference for tokens in old_tail)
         self._seen = list(messages)
         self._sums = sums
         self._remember_tail()
@@ -254,7 +304,8 @@ class Ledger:
         saved: list[SavedSample] = []
         for model in models:
             bill = self._bills[model]
-            saved.append((model, bill.raw, bill.billed, *bill.since))
+            sample = (model, bill.raw, bill.billed, *bill.since)
+            saved.append(sample)
         return saved
 
     def load(self, samples: Iterable[SavedSample]) -> None:
@@ -286,7 +337,8 @@ class Ledger:
         billed = context_tokens(usage)
         if billed > 0:
             unread = self._unread.setdefault(model, [])
-            unread[1:] = [(billed, list(messages), overhead)]
+            newest = (billed, list(messages), overhead)
+            unread[1:] = [newest]
 
     def _compare(self) -> None:
         """Compare the unread bills with what is counted for their messages."""
@@ -295,17 +347,34 @@ class Ledger:
         for model, bills in unread.items():
             for billed, messages, overhead in bills:
                 raw = self._raw(messages) + overhead
-                if is_possible(raw, billed):
-                    self._bills[model] = self._next_bill(model, raw, billed)
+                if not is_possible(raw, billed):
+                    continue
+                self._bills[model] = self._next_bill(
+                    model,
+                    raw,
+                    billed,
+                )
 
-    def _next_bill(self, model: str | None, raw: int, billed: int) -> UsageSample:
+    def _next_bill(
+        self,
+        model: str | None,
+        raw: int,
+        billed: int,
+    ) -> UsageSample:
+        now = (raw, billed)
         last = self._bills.get(model)
         if last is None or not last.raw:
-            return UsageSample(raw, billed, (raw, billed))
+            return UsageSample(raw, billed, since=now)
         since = last.since
-        if raw < last.raw or raw <= since[0]:  # the context became shorter
-            since = (raw, billed)
-        return UsageSample(raw, billed, since, last.slope)
+        is_shorter = raw < last.raw or raw <= since[0]
+        if is_shorter:
+            since = now
+        return UsageSample(
+            raw,
+            billed,
+            since,
+            prior=last.slope,
+        )
 
     def _raw(self, messages: list[Message]) -> int:
         same = self._same_at_start(messages, None)
@@ -313,10 +382,15 @@ class Ledger:
         summaries = _summaries(new, 0)
         if summaries:
             last = summaries[-1]
-            return self.counter.total(map(part_after_summary, new[last:]))
+            billed = map(part_after_summary, new[last:])
+            return self.counter.total(billed)
+        unbilled = 0
         known = [index for index in self._summaries if index < same]
-        unbilled = self._sums[known[-1]] if known else 0
-        return self._sums[same] - unbilled + self.counter.total(new)
+        if known:
+            last = known[-1]
+            unbilled = self._sums[last]
+        new_tokens = self.counter.total(new)
+        return self._sums[same] - unbilled + new_tokens
 
 
 _NO_SAMPLE = UsageSample()
@@ -333,10 +407,16 @@ def _summaries(messages: Sequence[Message], start: int) -> list[int]:
 
 def _content(message: Message) -> object:
     content = read(message, "content")
-    return list(content) if isinstance(content, list) else content
+    if isinstance(content, list):
+        return list(content)
+    return content
 
 
-def _common(ours: list[Message], theirs: list[Message], low: int = 0) -> int:
+def _common(
+    ours: list[Message],
+    theirs: list[Message],
+    low: int = 0,
+) -> int:
     """How many leading items are equal; the first *low* are known to be."""
     high = min(len(ours), len(theirs))
     low = min(low, high)

@@ -22,7 +22,16 @@ from .values import opaque_block, text_block
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Codec", "Item", "Reading", "Side", "Unit", "head_blocks", "make_units", "opening_unit"]
+__all__ = [
+    "Codec",
+    "Item",
+    "Reading",
+    "Side",
+    "Unit",
+    "head_blocks",
+    "make_units",
+    "opening_unit",
+]
 
 Side: TypeAlias = Literal["system", "user", "assistant", "result"]
 """Who says an item; "result" answers a call."""
@@ -70,7 +79,10 @@ class Codec(Protocol):
         ...
 
     def repair(
-        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
+        self,
+        items: list[Item],
+        sources: Sequence[int | None],
+        given: Sequence[Item],
     ) -> list[Item]:
         """*items*, without what is invalid now that others of *given* have left.
 
@@ -109,7 +121,12 @@ class _Group:
 # Units --------------------------------------------------------------------------------------------
 
 
-def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) -> list[Unit]:
+def make_units(
+    codec: Codec,
+    items: Sequence[Item],
+    start: int,
+    used: set[str],
+) -> list[Unit]:
     """The units of *items* from *start* on.
 
     *used* are the ids of the calls before, to which those of these items are added.
@@ -142,52 +159,76 @@ def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
     for index in range(start, len(items)):
         reading = codec.read(items[index])
         blocks = reading.blocks
+        owners = [index] * len(blocks)
         joins = reading.joins or reading.side == "result"
-        if groups and joins and last_joins and groups[-1].side == reading.side:
-            group = groups[-1]
-            group.stop = index + 1
-            group.blocks += blocks
-            group.owners += [index] * len(blocks)
+        last = groups[-1] if groups else None
+        may_join = joins and last_joins
+        if may_join and last is not None and last.side == reading.side:
+            last.stop = index + 1
+            last.blocks += blocks
+            last.owners += owners
         else:
-            group = _Group(reading.side, index, index + 1, blocks, [index] * len(blocks))
+            group = _Group(
+                side=reading.side,
+                start=index,
+                stop=index + 1,
+                blocks=blocks,
+                owners=owners,
+            )
             groups.append(group)
         last_joins = joins
     return groups
 
 
-def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
+def _pair(
+    group: _Group,
+    later: _Group | None,
+    used: set[str],
+) -> None:
     """Give each call of *group* that the results *later* answer an id of its own.
 
     Other calls become opaque, unless they are the last of all: these still wait.
     """
     answers: dict[object, list[int]] = {}
-    if later is not None and later.side == "result":
-        for place, block in enumerate(later.blocks):
-            if kind(block) == "tool_result":
-                answers.setdefault(block["tool_use_id"], []).append(place)
+    if later is not None:
+        answers = _answers(later)
     answered: set[int] = set()
     for place, block in enumerate(group.blocks):
         if kind(block) not in CALLS:
             continue
-        waiting = answers.get(block["id"])
+        own = block["id"]
+        waiting = answers.get(own)
         if not waiting and later is not None:
             group.blocks[place] = opaque_block(block)
             continue
-        own = block["id"]
         name = _unique_id(own, used)
-        if name != own or not block["name"] or len(block["name"]) > MAX_TOOL_NAME:
-            tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
+        tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
+        is_renamed = name != own
+        if is_renamed or tool != block["name"]:
             group.blocks[place] = {**block, "id": name, "name": tool}
-        if name != own:
+        if is_renamed:
             group.names[name] = own
         if waiting and later is not None:
             answer = waiting.pop(0)
             answered.add(answer)
-            if name != own:
-                later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
+            if is_renamed:
+                result = later.blocks[answer]
+                later.blocks[answer] = {**result, "tool_use_id": name}
                 later.names[name] = own
     if later is not None and later.side == "result":
         _make_opaque(later, answered)
+
+
+def _answers(group: _Group) -> dict[object, list[int]]:
+    """Where in *group* the results of each call are."""
+    answers: dict[object, list[int]] = {}
+    if group.side != "result":
+        return answers
+    for place, block in enumerate(group.blocks):
+        if kind(block) == "tool_result":
+            places = answers.setdefault(block["tool_use_id"], [])
+            places.append(place)
+    return answers
 
 
 def _make_opaque(group: _Group, answered: AbstractSet[int]) -> None:
@@ -204,17 +245,17 @@ def _make_opaque(group: _Group, answered: AbstractSet[int]) -> None:
             group.blocks[place] = opaque_block(block)
         rest.append(place)
     order = first + rest
-    group.blocks = [group.blocks[place] for place in order]
-    group.owners = [group.owners[place] for place in order]
+    blocks = group.blocks
+    owners = group.owners
+    group.blocks = [blocks[place] for place in order]
+    group.owners = [owners[place] for place in order]
 
 
 def _unique_id(own: object, used: set[str]) -> str:
     """The id of a call whose own is *own*, in the form of the Messages API, and like no other."""
-    text = own if isinstance(own, str) else repr(own)
-    name = text
-    if not _ID.fullmatch(text):
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        name = f"{_NOT_IN_ID.sub('_', text)[:40]}_{digest}"
+    name = own if isinstance(own, str) else repr(own)
+    if not _ID.fullmatch(name):
+        name = _valid_id(name)
     number = 1
     unique = name
     while unique in used:
@@ -224,15 +265,30 @@ def _unique_id(own: object, used: set[str]) -> str:
     return unique
 
 
+def _valid_id(text: str) -> str:
+    raw = text.encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(raw).hexdigest()
+    beginning = _NOT_IN_ID.sub("_", text)[:40]
+    return f"{beginning}_{digest[:16]}"
+
+
 def _settle(group: _Group) -> None:
     """Make what may not be where it is opaque."""
     if group.side == "assistant":
-        last = len(group.blocks)
-        while last and kind(group.blocks[last - 1]) in THINKING:
-            last -= 1
-            group.blocks[last] = opaque_block(group.blocks[last])
-    elif group.side == "result" and not any("tool_use_id" in block for block in group.blocks):
-        group.side = "user"
+        _settle_thinking(group.blocks)
+    elif group.side == "result":
+        has_results = any("tool_use_id" in block for block in group.blocks)
+        if not has_results:
+            group.side = "user"
+
+
+def _settle_thinking(blocks: list[dict[str, Any]]) -> None:
+    """Make the thinking opaque with which *blocks* end."""
+    for place in reversed(range(len(blocks))):
+        block = blocks[place]
+        if kind(block) not in THINKING:
+            return
+        blocks[place] = opaque_block(block)
 
 
 def _place_systems(groups: Sequence[_Group]) -> None:
@@ -249,7 +305,11 @@ def _place_systems(groups: Sequence[_Group]) -> None:
     _place_run(run, previous, "assistant")
 
 
-def _place_run(run: Iterable[_Group], previous: Side, following: Side) -> None:
+def _place_run(
+    run: Iterable[_Group],
+    previous: Side,
+    following: Side,
+) -> None:
     if previous in ANSWERED and following == "assistant":
         return
     for group in run:
@@ -257,12 +317,22 @@ def _place_run(run: Iterable[_Group], previous: Side, following: Side) -> None:
 
 
 def _as_unit(group: _Group) -> Unit:
-    role = "user" if group.side == "result" else group.side
+    role = group.side
+    if role == "result":
+        role = "user"
     content: str | list[dict[str, Any]] = group.blocks
-    if len(group.blocks) == 1 and kind(group.blocks[0]) == "text":
-        content = group.blocks[0]["text"]
+    if len(group.blocks) == 1:
+        block = group.blocks[0]
+        if kind(block) == "text":
+            content = block["text"]
     message = cast("Message", {"role": role, "content": content})
-    return Unit(message, group.start, group.stop, tuple(group.owners), group.names)
+    return Unit(
+        message=message,
+        start=group.start,
+        stop=group.stop,
+        owners=tuple(group.owners),
+        names=group.names,
+    )
 
 
 def head_blocks(readings: Iterable[Reading]) -> Iterator[dict[str, Any]]:

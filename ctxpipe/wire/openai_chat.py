@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from ..messages import as_dict, field, kind, without_surrogates
 from .codec import Item, Reading, Side
@@ -24,6 +24,7 @@ __all__ = ["ChatCodec"]
 SYSTEM = frozenset({"system", "developer"})
 RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
+Block: TypeAlias = Mapping[str, Any]
 UNSIGNED = "unsigned"
 EMPTY = "[This message is empty.]"
 INPUT = "input"  # the key of a custom tool's text
@@ -40,52 +41,48 @@ class ChatCodec:
         """*item* as blocks."""
         role = field(item, "role")
         if role in RESULTS:
-            return Reading("result", [_result_block(item)])
+            result = _result_block(item)
+            return Reading("result", [result])
         if role == "assistant":
-            return Reading("assistant", _reply_blocks(item))
-        side: Side = "system" if role in SYSTEM else "user"
-        content = field(item, "content")
-        if role in SYSTEM or role == "user":
-            return Reading(side, content_blocks(content) or [text_block(EMPTY)])
-        return Reading(side, [opaque_block(item)])
+            blocks = _reply_blocks(item)
+            return Reading("assistant", blocks)
+        side: Side = "user"
+        if role in SYSTEM:
+            side = "system"
+        elif role != "user":
+            return Reading(side, [opaque_block(item)])
+        blocks = content_blocks(field(item, "content"))
+        if not blocks:
+            blocks = [text_block(EMPTY)]
+        return Reading(side, blocks)
 
-    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+    def rebuild(self, item: Item, blocks: Sequence[Block]) -> Item:
         """A copy of *item* that says *blocks*; its other keys stay."""
         plain = as_dict(item)
         role = plain.get("role")
+        if role == "assistant":
+            _rebuild_reply(plain, blocks)
+            return plain
         if role in RESULTS:
             content = blocks[0].get("content")
-            plain["content"] = rebuild_content(plain.get("content"), result_blocks(content))
-            return plain
-        if role != "assistant":
-            plain["content"] = rebuild_content(plain.get("content"), blocks)
-            return plain
-        if not any(kind(block) == "thinking" for block in blocks):
-            for name in THOUGHTS:
-                plain.pop(name, None)
-        _rebuild_calls(plain, [block for block in blocks if kind(block) == "tool_use"])
-        spoken = [block for block in blocks if kind(block) not in ("tool_use", "thinking")]
-        refusal = plain.get("refusal")
-        if refusal is not None:
-            spoken = [block for block in spoken if block != text_block(refusal)]
-        if spoken and plain.get("content"):
-            plain["content"] = rebuild_content(plain["content"], spoken)
-        elif spoken:
-            plain["content"] = "\n".join(map(block_text, spoken))
-        elif plain.get("content"):
-            plain["content"] = None
+            blocks = result_blocks(content)
+        old = plain.get("content")
+        plain["content"] = rebuild_content(old, blocks)
         return plain
 
-    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+    def new(self, role: str, blocks: Sequence[Block]) -> list[Item]:
         """Messages that say *blocks*."""
         items: list[Item] = []
+        calls: list[dict[str, Any]] = []
+        spoken: list[Block] = []
         for block in blocks:
-            if kind(block) == "tool_result":
-                content = result_text(block.get("content"))
-                call = block["tool_use_id"]
-                items.append({"role": "tool", "tool_call_id": call, "content": content})
-        calls = [_new_call(block) for block in blocks if kind(block) == "tool_use"]
-        spoken = [block for block in blocks if kind(block) not in ("tool_use", "tool_result")]
+            match kind(block):
+                case "tool_result":
+                    items.append(_new_result(block))
+                case "tool_use":
+                    calls.append(_new_call(block))
+                case _:
+                    spoken.append(block)
         if not (spoken or calls):
             return items
         message: dict[str, Any] = {"role": role, "content": None}
@@ -106,7 +103,9 @@ class ChatCodec:
         calls_given, results_given = _call_ids(given)
         lost_calls = calls_given - calls
         lost_results = results_given - results
-        if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
+        lost_any_call = not lost_calls.isdisjoint(results)
+        lost_any_result = not lost_results.isdisjoint(calls)
+        if not (lost_any_call or lost_any_result):
             return items
         kept: list[Item] = []
         for item in items:
@@ -126,13 +125,16 @@ def content_blocks(content: object) -> list[dict[str, Any]]:
         return []
     if isinstance(content, str):
         return [_text_or_opaque(content)]
-    if not isinstance(content, list | tuple):
-        return [opaque_block(content)]
-    return list(map(_part_block, content))
+    if isinstance(content, list | tuple):
+        return list(map(_part_block, content))
+    return [opaque_block(content)]
 
 
 def _text_or_opaque(text: str) -> dict[str, Any]:
-    return text_block(text) if says(text) else opaque_block({"type": "text", "text": text})
+    if says(text):
+        return text_block(text)
+    part = {"type": "text", "text": text}
+    return opaque_block(part)
 
 
 def _part_block(part: object) -> dict[str, Any]:
@@ -145,7 +147,8 @@ def _part_block(part: object) -> dict[str, Any]:
         case "refusal":
             text = field(part, "refusal")
         case "image_url":
-            image = image_block(field(field(part, "image_url"), "url"))
+            holder = field(part, "image_url")
+            image = image_block(field(holder, "url"))
             if image is not None:
                 return image
     if isinstance(text, str) and says(text):
@@ -160,67 +163,135 @@ def _result_block(item: Item) -> dict[str, Any]:
         shown = without_surrogates(content)
     elif content is not None:
         shown = content_blocks(content)
-    return {"type": "tool_result", "tool_use_id": _call_to_answer(item), "content": shown}
+    return {
+        "type": "tool_result",
+        "tool_use_id": _call_to_answer(item),
+        "content": shown,
+    }
 
 
 def _call_to_answer(item: Item) -> object:
     """The id of the call that *item* answers; of a "function", an older form, its name."""
     call = field(item, "tool_call_id")
-    return field(item, "name") if call is None else call
+    if call is None:
+        return field(item, "name")
+    return call
 
 
 def _reply_blocks(item: Item) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    for name in THOUGHTS:
-        thought = field(item, name)
-        if isinstance(thought, str) and thought:
-            thought = without_surrogates(thought)
-            blocks.append({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
-            break
-    blocks += content_blocks(field(item, "content"))
+    thinking = _thinking_block(item)
+    if thinking is not None:
+        blocks.append(thinking)
+    content = field(item, "content")
+    blocks += content_blocks(content)
     refusal = field(item, "refusal")
     if isinstance(refusal, str) and says(refusal):
         blocks.append(text_block(refusal))
-    for call in field(item, "tool_calls") or ():
-        blocks.append(_call_block(call))
+    calls = field(item, "tool_calls") or ()
+    blocks += map(_call_block, calls)
     function = field(item, "function_call")
     if function is not None:
-        blocks.append(_use(field(function, "name"), field(function, "name"), function))
-    return blocks or [text_block(EMPTY)]
+        name = field(function, "name")
+        blocks.append(_use(name, name, function))
+    if not blocks:
+        blocks.append(text_block(EMPTY))
+    return blocks
+
+
+def _thinking_block(item: Item) -> dict[str, Any] | None:
+    for name in THOUGHTS:
+        thought = field(item, name)
+        if isinstance(thought, str) and thought:
+            return {
+                "type": "thinking",
+                "thinking": without_surrogates(thought),
+                "signature": UNSIGNED,
+            }
+    return None
 
 
 def _call_block(call: object) -> dict[str, Any]:
     function = field(call, "function")
     if function is not None:
-        return _use(field(call, "id"), field(function, "name"), function)
+        name = field(function, "name")
+        return _use(field(call, "id"), name, function)
     custom = field(call, "custom")
     if custom is None:
         return opaque_block(call)
-    arguments = {INPUT: without_surrogates(str(field(custom, "input") or ""))}
-    name = str(field(custom, "name") or "")
-    return {"type": "tool_use", "id": field(call, "id"), "name": name, "input": arguments}
+    text = str(field(custom, "input") or "")
+    name = field(custom, "name")
+    return {
+        "type": "tool_use",
+        "id": field(call, "id"),
+        "name": str(name or ""),
+        "input": {INPUT: without_surrogates(text)},
+    }
 
 
-def _use(call: object, name: object, function: object) -> dict[str, Any]:
-    arguments = arguments_object(field(function, "arguments"))
-    return {"type": "tool_use", "id": call, "name": str(name or ""), "input": arguments}
+def _use(
+    call: object,
+    name: object,
+    function: object,
+) -> dict[str, Any]:
+    arguments = field(function, "arguments")
+    return {
+        "type": "tool_use",
+        "id": call,
+        "name": str(name or ""),
+        "input": arguments_object(arguments),
+    }
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
-def result_blocks(content: object) -> list[Mapping[str, Any]]:
+def _rebuild_reply(plain: dict[str, Any], blocks: Sequence[Block]) -> None:
+    """Have the reply *plain* say *blocks*."""
+    uses: list[Block] = []
+    spoken: list[Block] = []
+    thinks = False
+    for block in blocks:
+        match kind(block):
+            case "tool_use":
+                uses.append(block)
+            case "thinking":
+                thinks = True
+            case _:
+                spoken.append(block)
+    if not thinks:
+        for name in THOUGHTS:
+            plain.pop(name, None)
+    _rebuild_calls(plain, uses)
+    refusal = plain.get("refusal")
+    if refusal is not None:
+        spoken = [block for block in spoken if block != text_block(refusal)]
+    content = plain.get("content")
+    if spoken and content:
+        plain["content"] = rebuild_content(content, spoken)
+    elif spoken:
+        plain["content"] = _lines(spoken)
+    elif content:
+        plain["content"] = None
+
+
+def _lines(blocks: Iterable[Block]) -> str:
+    return "\n".join(map(block_text, blocks))
+
+
+def result_blocks(content: object) -> list[Block]:
     """The content of a tool_result as blocks."""
     if content is None or content == "":
         return []
     if isinstance(content, str):
         return [text_block(content)]
-    return list(cast("Iterable[Mapping[str, Any]]", content))
+    blocks = cast("Iterable[Block]", content)
+    return list(blocks)
 
 
 def rebuild_content(
     old: object,
-    blocks: Sequence[Mapping[str, Any]],
+    blocks: Sequence[Block],
     *,
     read: Any = _part_block,
     text_type: str = "text",
@@ -230,17 +301,20 @@ def rebuild_content(
     *read* makes a block of a part; *text_type* is the type of a part that is text.
     """
     if not isinstance(old, list | tuple):
-        return "\n".join(map(block_text, blocks))
+        return _lines(blocks)
     parts = list(old)
-    left = [(part, read(part)) for part in parts]
+    read_parts = [read(part) for part in parts]
     content: list[Any] = []
     for block in blocks:
-        place = next((place for place, pair in enumerate(left) if pair[1] == block), None)
-        if place is None:
-            content.append({"type": text_type, "text": block_text(block)})
+        if block in read_parts:
+            place = read_parts.index(block)
+            read_parts.pop(place)
+            part = parts.pop(place)
         else:
-            content.append(left.pop(place)[0])
-    return _with_marks(content, [part for part, _ in left])
+            text = block_text(block)
+            part = {"type": text_type, "text": text}
+        content.append(part)
+    return _with_marks(content, parts)
 
 
 def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
@@ -248,14 +322,16 @@ def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
     marks: dict[str, object] = {}
     for part in gone:
         for name in MARKS:
-            if field(part, name) is not None:
-                marks[name] = field(part, name)
+            mark = field(part, name)
+            if mark is not None:
+                marks[name] = mark
     if marks and content:
-        content[-1] = {**marks, **as_dict(content[-1])}
+        last = as_dict(content[-1])
+        content[-1] = {**marks, **last}
     return content
 
 
-def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Mapping[str, Any]]) -> None:
+def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Block]) -> None:
     """Leave in *plain* the calls that *uses* have, with the arguments of these."""
     waiting = list(uses)
     calls: list[Any] = []
@@ -264,63 +340,110 @@ def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Mapping[str, Any]]) -> 
         if kind(old) != "tool_use":
             calls.append(call)
             continue
-        use = next((use for use in waiting if use["id"] == old["id"]), None)
+        use = _use_of(old["id"], waiting)
         if use is None:
             continue
         waiting.remove(use)
-        calls.append(call if use["input"] == old["input"] else _with_input(call, use["input"]))
+        if use["input"] == old["input"]:
+            calls.append(call)
+        else:
+            calls.append(_with_input(call, use["input"]))
     if plain.get("tool_calls") is not None:
         plain.pop("tool_calls")
         if calls:
             plain["tool_calls"] = calls
-    if plain.get("function_call") is not None:
-        if not waiting:
-            del plain["function_call"]
-        elif waiting[0]["input"] != arguments_object(field(plain["function_call"], "arguments")):
-            arguments = arguments_json(waiting[0]["input"])
-            plain["function_call"] = {**as_dict(plain["function_call"]), "arguments": arguments}
+    function = plain.get("function_call")
+    if function is None:
+        return
+    if not waiting:
+        del plain["function_call"]
+        return
+    wanted = waiting[0]["input"]
+    if wanted != arguments_object(field(function, "arguments")):
+        plain["function_call"] = _with_arguments(function, wanted)
+
+
+def _use_of(call: object, uses: Iterable[Block]) -> Block | None:
+    for use in uses:
+        if use["id"] == call:
+            return use
+    return None
 
 
 def _with_input(call: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     plain = as_dict(call)
-    if plain.get("function") is not None:
-        text = arguments_json(arguments)
-        return {**plain, "function": {**as_dict(plain["function"]), "arguments": text}}
-    return {**plain, "custom": {**as_dict(plain["custom"]), "input": custom_input(arguments)}}
+    function = plain.get("function")
+    if function is not None:
+        plain["function"] = _with_arguments(function, arguments)
+        return plain
+    custom = as_dict(plain["custom"])
+    custom["input"] = custom_input(arguments)
+    plain["custom"] = custom
+    return plain
+
+
+def _with_arguments(function: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    plain = as_dict(function)
+    plain["arguments"] = arguments_json(arguments)
+    return plain
 
 
 def custom_input(arguments: Mapping[str, Any]) -> str:
     """The text that a custom tool is given for *arguments*."""
     text = arguments.get(INPUT)
-    if list(arguments) == [INPUT] and isinstance(text, str):
+    is_custom = list(arguments) == [INPUT]
+    if is_custom and isinstance(text, str):
         return text
     return arguments_json(arguments)
 
 
-def _new_call(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block["name"], "arguments": arguments_json(block["input"])}
-    return {"id": block["id"], "type": "function", "function": function}
+def _new_result(block: Block) -> dict[str, Any]:
+    content = block.get("content")
+    return {
+        "role": "tool",
+        "tool_call_id": block["tool_use_id"],
+        "content": result_text(content),
+    }
 
 
-def _new_content(blocks: Sequence[Mapping[str, Any]]) -> object:
+def _new_call(block: Block) -> dict[str, Any]:
+    function = {
+        "name": block["name"],
+        "arguments": arguments_json(block["input"]),
+    }
+    return {
+        "id": block["id"],
+        "type": "function",
+        "function": function,
+    }
+
+
+def _new_content(blocks: Sequence[Block]) -> object:
     parts = [_new_part(block) for block in blocks]
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+    is_text = all(part["type"] == "text" for part in parts)
+    if not is_text:
+        return parts
+    texts = [part["text"] for part in parts]
+    return "\n".join(texts)
 
 
-def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:
+def _new_part(block: Block) -> dict[str, Any]:
     source = block.get("source")
-    if kind(block) != "image" or not isinstance(source, Mapping):
-        return {"type": "text", "text": block_text(block)}
-    return {"type": "image_url", "image_url": {"url": image_url(source)}}
+    if kind(block) == "image" and isinstance(source, Mapping):
+        url = image_url(source)
+        return {"type": "image_url", "image_url": {"url": url}}
+    text = block_text(block)
+    return {"type": "text", "text": text}
 
 
 def image_url(source: Mapping[str, Any]) -> str:
     """The address of an image of ours, with its data in it where it holds any."""
-    if source.get("type") == "base64":
-        return f"data:{source.get('media_type')};base64,{source.get('data')}"
-    return str(source.get("url"))
+    if source.get("type") != "base64":
+        url = source.get("url")
+        return str(url)
+    media_type = source.get("media_type")
+    data = source.get("data")
+    return f"data:{media_type};base64,{data}"
 
 
 # Calls and results --------------------------------------------------------------------------------
@@ -349,12 +472,14 @@ def _ids_of(item: Item) -> Iterator[object]:
 
 def _without_calls(item: Item, gone: set[object]) -> list[Item]:
     """*item* without its calls that are *gone*: nothing, where it said no more than these."""
-    if field(item, "role") != "assistant" or gone.isdisjoint(_ids_of(item)):
+    if field(item, "role") != "assistant":
+        return [item]
+    if gone.isdisjoint(_ids_of(item)):
         return [item]
     plain = as_dict(item)
-    calls = [call for call in plain.get("tool_calls") or () if field(call, "id") not in gone]
-    for name in ("tool_calls", "function_call"):
-        plain.pop(name, None)
+    old_calls = plain.pop("tool_calls", None) or ()
+    plain.pop("function_call", None)
+    calls = [call for call in old_calls if field(call, "id") not in gone]
     if calls:
         plain["tool_calls"] = calls
     elif not plain.get("content"):

@@ -62,16 +62,18 @@ class ResponsesCodec:
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
         name = _type_of(item)
-        role = field(item, "role")
         if name == "message":
+            role = field(item, "role")
             return _read_message(item, role)
         if name == "reasoning":
-            return Reading("assistant", [_thinking_block(item)], joins=True)
-        if name.removesuffix(OUTPUT) in ANSWERED:
-            if name.endswith(OUTPUT):
-                return Reading("result", [_result_block(item)])
-            return Reading("assistant", [_call_block(item, name)], joins=True)
-        return Reading("assistant", [opaque_block(item)], joins=True)
+            block = _thinking_block(item)
+        elif name in ANSWERED:
+            block = _call_block(item, name)
+        elif name.removesuffix(OUTPUT) in ANSWERED:
+            return Reading("result", [_result_block(item)])
+        else:
+            block = opaque_block(item)
+        return Reading("assistant", [block], joins=True)
 
     def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
         """A copy of *item* that says *blocks*, without its id.
@@ -84,10 +86,13 @@ class ResponsesCodec:
             return item  # it may hold a picture, and nothing else
         if plain.get("call_id") is not None or name == "message":
             plain.pop("id", None)
-        if name == "shell_call_output":
-            plain["output"] = _shell_output(plain.get("output"), blocks[0].get("content"))
-        elif name.endswith(OUTPUT):
-            plain["output"] = _rebuild_output(plain.get("output"), blocks[0].get("content"))
+        if name.endswith(OUTPUT):
+            old = plain.get("output")
+            content = blocks[0].get("content")
+            if name == "shell_call_output":
+                plain["output"] = _shell_output(old, content)
+            else:
+                plain["output"] = _rebuild_output(old, content)
         elif name == "function_call":
             plain["arguments"] = arguments_json(blocks[0]["input"])
         elif name == "custom_tool_call":
@@ -104,32 +109,36 @@ class ResponsesCodec:
         items: list[Item] = []
         spoken: list[dict[str, Any]] = []
         for block in blocks:
-            if kind(block) == "tool_result":
-                output = _rebuild_output("", block.get("content"))
-                call = block["tool_use_id"]
-                items.append({"type": "function_call_output", "call_id": call, "output": output})
-            elif kind(block) == "tool_use":
-                call = {"type": "function_call", "call_id": block["id"], "name": block["name"]}
-                items.append({**call, "arguments": arguments_json(block["input"])})
-            else:
-                spoken.append(_new_part(block))
+            match kind(block):
+                case "tool_result":
+                    items.append(_new_result(block))
+                case "tool_use":
+                    items.append(_new_call(block))
+                case _:
+                    spoken.append(_new_part(block))
         if not spoken:
             return items
-        content: object = spoken
-        if all(part["type"] == "input_text" for part in spoken):
-            content = "\n".join(part["text"] for part in spoken)
-        return [{"type": "message", "role": role, "content": content}, *items]
+        message = {
+            "type": "message",
+            "role": role,
+            "content": _text_or_parts(spoken),
+        }
+        return [message, *items]
 
     def repair(
-        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
+        self,
+        items: list[Item],
+        sources: Sequence[int | None],
+        given: Sequence[Item],
     ) -> list[Item]:
         """*items*, without what has lost its other half.
 
         That is a result without its call, a call without its result, and a reasoning item whose
         next item has left. An item whose reasoning has left loses its id.
         """
-        pairs = _whole_pairs(list(zip(sources, items, strict=True)), given)
-        return _with_reasoning(pairs, given)
+        pairs = list(zip(sources, items, strict=True))
+        whole = _whole_pairs(pairs, given)
+        return _with_reasoning(whole, given)
 
 
 def _type_of(item: Item) -> str:
@@ -143,7 +152,10 @@ def _type_of(item: Item) -> str:
 
 
 def _read_message(item: Item, role: object) -> Reading:
-    blocks = _content_blocks(field(item, "content")) or [text_block(EMPTY)]
+    content = field(item, "content")
+    blocks = _content_blocks(content)
+    if not blocks:
+        blocks = [text_block(EMPTY)]
     if role == "assistant":
         return Reading("assistant", blocks, joins=True)
     if role in SYSTEM:
@@ -156,7 +168,8 @@ def _content_blocks(content: object) -> list[dict[str, Any]]:
         return []
     if isinstance(content, list | tuple):
         return list(map(_part_block, content))
-    return [_part_block({"type": "input_text", "text": content})]
+    part = {"type": "input_text", "text": content}
+    return [_part_block(part)]
 
 
 def _part_block(part: object) -> dict[str, Any]:
@@ -177,19 +190,31 @@ def _part_block(part: object) -> dict[str, Any]:
 
 def _thinking_block(item: Item) -> dict[str, Any]:
     """Its summary, or its text where the provider shows it; else what it is encrypted to."""
-    words = [field(part, "text") for part in field(item, "summary") or ()]
+    parts = field(item, "summary")
+    if not parts:
+        parts = field(item, "content") or ()
+    words = [str(field(part, "text")) for part in parts]
+    proof = field(item, "encrypted_content")
+    if not proof:
+        proof = field(item, "id") or "unsigned"
     if not words:
-        words = [field(part, "text") for part in field(item, "content") or ()]
-    proof = field(item, "encrypted_content") or field(item, "id") or "unsigned"
-    if not words:
-        return {"type": "redacted_thinking", "data": str(proof)}
-    thought = without_surrogates("\n".join(map(str, words)))
-    return {"type": "thinking", "thinking": thought, "signature": str(proof)}
+        return {
+            "type": "redacted_thinking",
+            "data": str(proof),
+        }
+    thought = "\n".join(words)
+    return {
+        "type": "thinking",
+        "thinking": without_surrogates(thought),
+        "signature": str(proof),
+    }
 
 
 def _call_id(item: Item) -> object:
     call = field(item, "call_id")
-    return field(item, "id") if call is None else call
+    if call is None:
+        return field(item, "id")
+    return call
 
 
 def _call_block(item: Item, name: str) -> dict[str, Any]:
@@ -197,17 +222,30 @@ def _call_block(item: Item, name: str) -> dict[str, Any]:
     if name == "function_call":
         arguments = arguments_object(field(item, "arguments"))
     elif name == "custom_tool_call":
-        arguments = {INPUT: without_surrogates(str(field(item, "input") or ""))}
+        text = str(field(item, "input") or "")
+        arguments = {INPUT: without_surrogates(text)}
     else:
-        action = field(item, _action_key(item))
-        arguments = arguments_object(as_dict(action) if hasattr(action, "model_dump") else action)
+        key = _action_key(item)
+        action = field(item, key)
+        if hasattr(action, "model_dump"):
+            action = as_dict(action)
+        arguments = arguments_object(action)
     tool = field(item, "name")
-    tool = tool if isinstance(tool, str) and tool else name
-    return {"type": "tool_use", "id": _call_id(item), "name": tool, "input": arguments}
+    if not isinstance(tool, str) or not tool:
+        tool = name
+    return {
+        "type": "tool_use",
+        "id": _call_id(item),
+        "name": tool,
+        "input": arguments,
+    }
 
 
 def _action_key(item: Item) -> str:
-    return next((name for name in ACTIONS if field(item, name) is not None), ACTIONS[0])
+    for name in ACTIONS:
+        if field(item, name) is not None:
+            return name
+    return ACTIONS[0]
 
 
 def _result_block(item: Item) -> dict[str, Any]:
@@ -221,7 +259,11 @@ def _result_block(item: Item) -> dict[str, Any]:
         content = list(map(_part_block, output))
     elif output is not None:
         content = [_part_block(output)]
-    return {"type": "tool_result", "tool_use_id": _call_id(item), "content": content}
+    return {
+        "type": "tool_result",
+        "tool_use_id": _call_id(item),
+        "content": content,
+    }
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -230,44 +272,97 @@ def _result_block(item: Item) -> dict[str, Any]:
 def _rebuild_output(old: object, content: object) -> object:
     blocks = result_blocks(content)
     if isinstance(old, list | tuple):
-        return rebuild_content(old, blocks, read=_part_block, text_type="input_text")
-    if isinstance(old, Mapping) and len(blocks) == 1 and _part_block(old) == blocks[0]:
+        return rebuild_content(
+            old,
+            blocks,
+            read=_part_block,
+            text_type="input_text",
+        )
+    if isinstance(old, Mapping) and blocks == [_part_block(old)]:
         return old
     if isinstance(content, str):
         return content
     parts = [_new_part(block) for block in blocks]
-    if all(part["type"] == "input_text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+    return _text_or_parts(parts)
+
+
+def _text_or_parts(parts: Sequence[Mapping[str, Any]]) -> object:
+    """*parts*, as one text where they are nothing else."""
+    is_text = all(part["type"] == "input_text" for part in parts)
+    if not is_text:
+        return parts
+    texts = [part["text"] for part in parts]
+    return "\n".join(texts)
 
 
 def _shell_text(output: object) -> str:
     """What a shell said, to its outputs one after the other."""
-    parts = output if isinstance(output, list | tuple) else ()
+    if not isinstance(output, list | tuple):
+        return ""
     said: list[str] = []
-    for part in parts:
-        said += [str(field(part, name) or "") for name in ("stdout", "stderr")]
-    return "\n".join(text for text in said if text)
+    for part in output:
+        for name in ("stdout", "stderr"):
+            text = str(field(part, name) or "")
+            if text:
+                said.append(text)
+    return "\n".join(said)
 
 
 def _shell_output(old: object, content: object) -> object:
     """The output of a shell that says *content*, with the outcome of the *old* one."""
-    parts = [as_dict(part) for part in old] if isinstance(old, list | tuple) else []
-    last = parts[-1] if parts else {"outcome": {"type": "exit", "exit_code": 0}}
-    return [{**last, "stdout": result_text(content), "stderr": ""}]
+    parts: list[dict[str, Any]] = []
+    if isinstance(old, list | tuple):
+        parts = [as_dict(part) for part in old]
+    if parts:
+        last = parts[-1]
+    else:
+        outcome = {"type": "exit", "exit_code": 0}
+        last = {"outcome": outcome}
+    output = {
+        **last,
+        "stdout": result_text(content),
+        "stderr": "",
+    }
+    return [output]
 
 
 def _rebuild_content(plain: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> object:
-    is_reply = plain.get("role") == "assistant"
-    text_type = "output_text" if is_reply else "input_text"
-    return rebuild_content(plain.get("content"), blocks, read=_part_block, text_type=text_type)
+    text_type = "input_text"
+    if plain.get("role") == "assistant":
+        text_type = "output_text"
+    return rebuild_content(
+        plain.get("content"),
+        blocks,
+        read=_part_block,
+        text_type=text_type,
+    )
+
+
+def _new_result(block: Mapping[str, Any]) -> dict[str, Any]:
+    content = block.get("content")
+    return {
+        "type": "function_call_output",
+        "call_id": block["tool_use_id"],
+        "output": _rebuild_output("", content),
+    }
+
+
+def _new_call(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "call_id": block["id"],
+        "name": block["name"],
+        "arguments": arguments_json(block["input"]),
+    }
 
 
 def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:
     source = block.get("source")
-    if kind(block) != "image" or not isinstance(source, Mapping):
-        return {"type": "input_text", "text": block_text(block)}
-    return {"type": "input_image", "detail": "auto", "image_url": image_url(source)}
+    if kind(block) == "image" and isinstance(source, Mapping):
+        url = image_url(source)
+        return {"type": "input_image", "detail": "auto", "image_url": url}
+    text = block_text(block)
+    return {"type": "input_text", "text": text}
 
 
 # What belongs together ----------------------------------------------------------------------------
@@ -279,7 +374,8 @@ def _whole_pairs(pairs: list[Sourced], given: Sequence[Item]) -> list[Sourced]:
     calls_given, results_given = _call_ids(given)
     lost_calls = calls_given - calls
     lost_results = results_given - results
-    if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
+    is_whole = lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls)
+    if is_whole:
         return pairs
     kept: list[Sourced] = []
     for source, item in pairs:
@@ -313,23 +409,36 @@ def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Ite
     Reasoning without its next item leaves; an item without its reasoning loses its id.
     """
     kept: list[Sourced] = []  # from the last one to the first
+    following: int | None = None
     for source, item in reversed(pairs):
-        following = kept[-1][0] if kept else None
-        is_last = source is not None and source + 1 == len(given)
-        if kind(item) != "reasoning" or source is None or is_last or following == source + 1:
-            kept.append((source, item))
+        if source is not None and kind(item) == "reasoning":
+            next_source = source + 1
+            is_last = next_source == len(given)
+            if not is_last and following != next_source:
+                continue
+        kept.append((source, item))
+        following = source
     items: list[Item] = []
     before: int | None = None
     for source, item in reversed(kept):
-        if source and before != source - 1 and kind(given[source - 1]) == "reasoning":
-            item = _without_id(item)  # noqa: PLW2901
-        items.append(item)
+        if source and _has_lost_reasoning(source, before, given):
+            items.append(_without_id(item))
+        else:
+            items.append(item)
         before = source
     return items
 
 
+def _has_lost_reasoning(source: int, before: int | None, given: Sequence[Item]) -> bool:
+    """Whether item *source*, now after item *before*, was *given* after its reasoning."""
+    previous = source - 1
+    return before != previous and kind(given[previous]) == "reasoning"
+
+
 def _without_id(item: Item) -> Item:
-    if field(item, "id") is None or kind(item) == "item_reference":
+    if field(item, "id") is None:
+        return item
+    if kind(item) == "item_reference":
         return item
     plain = as_dict(item)
     del plain["id"]

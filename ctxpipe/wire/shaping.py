@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversation", "Shaped", "Shaper", "log_errors", "warn"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 UNSHAPED = "the context could not be shaped; the original request is sent"
 NOT_SHORTENED = "the context could not be shortened; the provider's answer is passed on"
@@ -40,7 +40,7 @@ class Conversation:
 
     def __init__(self, session: Session, codec: Codec) -> None:
         self.session = session
-        self.translation = Translation(codec)
+        self.translation: Translation = Translation(codec)
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -15,9 +15,22 @@ from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from ..messages import as_blocks, as_dict, common_prefix, is_equal, kind
+from ..messages import (
+    as_blocks,
+    as_dict,
+    common_prefix,
+    is_equal,
+    kind,
+)
 from ..messages.values import canonical_json
-from .codec import Codec, Item, Unit, head_blocks, make_units, opening_unit
+from .codec import (
+    Codec,
+    Item,
+    Unit,
+    head_blocks,
+    make_units,
+    opening_unit,
+)
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -30,6 +43,9 @@ WATCHED = 8
 Key: TypeAlias = tuple[str, str]
 Place: TypeAlias = tuple[int, int]
 """Unit and block."""
+_Block: TypeAlias = dict[str, Any]
+_Run: TypeAlias = tuple[int | None, list[_Block]]
+"""An item, or none, and blocks of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +59,7 @@ class Units:
     head: int
     units: list[Unit] = field(repr=False)
     messages: list[Message] = field(repr=False)
-    system: list[dict[str, Any]] = field(repr=False)
+    system: list[_Block] = field(repr=False)
 
 
 class _Made(NamedTuple):
@@ -87,7 +103,7 @@ class Translation:
         self._items: list[Item] = []
         self._contents: list[object] = []  # of each item, as it was read
         self._head = 0
-        self._system: list[dict[str, Any]] = []
+        self._system: list[_Block] = []
         self._units: list[Unit] = []
         self._used: set[str] = set()
         self._places: dict[Key, list[Place]] = {}
@@ -103,26 +119,37 @@ class Translation:
         items = list(items)
         known = self._count_known(items)
         head = self._head_length(items, known)
-        if head != self._head or known < head:
-            readings = [self._codec.read(item) for item in items[:head]]
+        is_other_head = head != self._head
+        if is_other_head or known < head:
+            readings = map(self._codec.read, items[:head])
             self._system = list(head_blocks(readings))
-        if head != self._head:
+        if is_other_head:
             known = 0
         elif known < head:  # only what is never shaped has changed
-            known = head + common_prefix(self._items[head:], items[head:])
-        if known < len(self._items) or known < len(items):
+            old_rest = self._items[head:]
+            new_rest = items[head:]
+            known = head + common_prefix(old_rest, new_rest)
+        longer = max(len(self._items), len(items))
+        if known < longer:
             self._read_from(items, head, known)
         self._head = head
         messages = [unit.message for unit in self._units]
-        return Units(items, head, list(self._units), messages, self._system)
+        return Units(
+            items=items,
+            head=head,
+            units=list(self._units),
+            messages=messages,
+            system=self._system,
+        )
 
     def _count_known(self, items: list[Item]) -> int:
         """How many of *items* are those of the last turn, and were not edited."""
         known = common_prefix(self._items, items)
-        now = _contents(items[:known])
-        if not is_equal(now, self._contents[:known]):
-            known = common_prefix(cast("Any", self._contents[:known]), cast("Any", now))
-        return known
+        contents: Any = _contents(items[:known])
+        earlier: Any = self._contents[:known]
+        if is_equal(contents, earlier):
+            return known
+        return common_prefix(earlier, contents)
 
     def _head_length(self, items: Sequence[Item], known: int) -> int:
         """How many leading items are not shaped: what is frozen, and the system's after it."""
@@ -132,28 +159,44 @@ class Translation:
             head = self._head
         elif not head:
             head = self._codec.frozen(items, 0)
-        while head < len(items) and self._codec.read(items[head]).side == "system":
+        while head < len(items):
+            reading = self._codec.read(items[head])
+            if reading.side != "system":
+                break
             head += 1
         return head
 
     def _read_from(self, items: list[Item], head: int, known: int) -> None:
         """Read *items* again, but those of which nothing can have changed."""
-        keep = self._stable_count(min(known, len(items) - WATCHED))
-        stop = self._units[keep - 1].stop if keep else head
+        unwatched = len(items) - WATCHED
+        keep = self._stable_count(min(known, unwatched))
+        stop = head
+        if keep:
+            stop = self._units[keep - 1].stop
         removed = self._units[keep:]
         self._forget(keep)
         for unit in removed:
             self._used.difference_update(_call_ids(unit.message))
-        new = make_units(self._codec, items, stop, self._used)
-        if not keep and new and new[0].message["role"] != "user":
-            new.insert(0, opening_unit(head))
-        for place, unit in enumerate(new):
+        new = make_units(
+            self._codec,
+            items,
+            start=stop,
+            used=self._used,
+        )
+        if not keep and new:
+            first = new[0].message
+            if first["role"] != "user":
+                new.insert(0, opening_unit(head))
+        for place, old in enumerate(removed[: len(new)]):
             # The same message is the same object, as long as its items are.
-            old = removed[place] if place < len(removed) else unit
-            if old.stop <= known and is_equal(old.message, unit.message) and old == unit:
-                new[place] = old
-            else:
+            unit = new[place]
+            if old.stop > known:
                 break
+            if not is_equal(old.message, unit.message):
+                break
+            if old != unit:
+                break
+            new[place] = old
         self._add(new)
         self._items = items
         self._contents = _contents(items)
@@ -165,8 +208,15 @@ class Translation:
         That is all before the last assistant's message in these: whether its calls are answered is
         said after it.
         """
-        keep = bisect_left(self._units, known + 1, key=lambda unit: unit.stop)
-        while keep and self._units[keep - 1].message["role"] != "assistant":
+        keep = bisect_left(
+            self._units,
+            known + 1,
+            key=lambda unit: unit.stop,
+        )
+        while keep:
+            last = self._units[keep - 1]
+            if last.message["role"] == "assistant":
+                break
             keep -= 1
         return max(0, keep - 1)
 
@@ -187,7 +237,9 @@ class Translation:
             index = len(self._units)
             self._units.append(unit)
             for place, block in enumerate(as_blocks(unit.message)):
-                self._places.setdefault(_key(block), []).append((index, place))
+                key = _key(block)
+                places = self._places.setdefault(key, [])
+                places.append((index, place))
 
     def _drop_pieces(self, known: int) -> None:
         """Forget the pieces with items that are new, or rebuilt from such."""
@@ -205,30 +257,40 @@ class Translation:
         *units* are those that `read` gave last. Where nothing has changed, the items are those of
         the turn, each the very same object.
         """
-        if len(context) == len(units.messages) and is_equal(context, units.messages):
+        has_length = len(context) == len(units.messages)
+        if has_length and is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
-        if same == len(context) == len(self._context) and is_unchanged(units.items, self._given):
+        is_same_context = same == len(context) == len(self._context)
+        if is_same_context and is_unchanged(units.items, self._given):
             return list(self._sent)
-        pieces = self._pieces[:same]
-        new = list(_Search(self._codec, units, self._places).pieces(context[same:]))
-        self._pieces = pieces + new
+        search = _Search(self._codec, units, self._places)
+        new = list(search.pieces(context[same:]))
+        self._pieces = self._pieces[:same]
+        self._pieces += new
         self._context = list(context)
-        items = list(units.items[: units.head])
-        sources: list[int | None] = list(range(units.head))
+        head = units.head
+        items = list(units.items[:head])
+        sources: list[int | None] = list(range(head))
         for piece in self._pieces:
             if piece.made is None:
-                items += units.items[piece.start : piece.stop]
-                sources += range(piece.start, piece.stop)
+                start = piece.start
+                stop = piece.stop
+                items += units.items[start:stop]
+                sources += range(start, stop)
                 continue
             for source, item in piece.made:
+                sources.append(source)
                 if item is None and source is not None:
                     items.append(units.items[source])
                 else:
                     items.append(item)
-                sources.append(source)
         self._given = units.items
-        self._sent = self._codec.repair(items, sources, units.items)
+        self._sent = self._codec.repair(
+            items,
+            sources,
+            units.items,
+        )
         return list(self._sent)
 
 
@@ -240,7 +302,8 @@ def _contents(items: Sequence[Item]) -> list[object]:
 def _call_ids(message: Message) -> Iterator[str]:
     for block in as_blocks(message):
         if kind(block) == "tool_use":
-            yield cast("Any", block)["id"]
+            plain = cast("Mapping[str, Any]", block)
+            yield plain["id"]
 
 
 def _key(block: object) -> Key:
@@ -254,9 +317,16 @@ def _key(block: object) -> Key:
         case "text":
             return "text", plain["text"]
         case "image":
-            source = plain["source"]
-            return "image", source.get("data") or source.get("url") or ""
+            return "image", _image_key(plain["source"])
     return "other", canonical_json(plain)
+
+
+def _image_key(source: Mapping[str, Any]) -> Any:
+    """Its data, or its address."""
+    data = source.get("data")
+    if data:
+        return data
+    return source.get("url") or ""
 
 
 # Looking for owners -------------------------------------------------------------------------------
@@ -281,113 +351,166 @@ class _Search:
         return reversed(found)
 
     def _piece(self, message: Message) -> _Piece:
+        role = message["role"]
         blocks = [as_dict(block) for block in as_blocks(message)]
-        for index in self._candidates(blocks[0]) if blocks else ():
+        if not blocks:
+            return self._rebuilt(role, blocks)
+        for index in self._candidates(blocks[0]):
             unit = self.units.units[index]
-            if message["role"] == unit.message["role"] and as_blocks(unit.message) == blocks:
+            if unit.message["role"] != role:
+                continue
+            if as_blocks(unit.message) == blocks:
                 self.end = index
                 return _Piece(unit.start, unit.stop)
-        return self._rebuilt(message["role"], blocks)
+        return self._rebuilt(role, blocks)
 
-    def _candidates(self, block: Mapping[str, Any]) -> Iterator[int]:
+    def _candidates(self, block: _Block) -> Iterator[int]:
         """The units with *block*: those before the last one that was found, the nearest first."""
-        places = self.places.get(_key(block), ())
+        key = _key(block)
+        places = self.places.get(key, ())
         before = bisect_left(places, (self.end, 0))
-        for index, _ in chain(reversed(places[:before]), places[before:]):
+        nearest_first = reversed(places[:before])
+        behind = places[before:]
+        for index, _ in chain(nearest_first, behind):
             yield index
 
-    def _rebuilt(self, role: str, blocks: Sequence[dict[str, Any]]) -> _Piece:
+    def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
         """A message that is none of the units, as items: rebuilt ones, originals, and new ones."""
         owners = self._owners(role, blocks)
-        runs: list[tuple[int | None, list[dict[str, Any]]]] = []
-        for block, owner in zip(blocks, owners, strict=True):
-            item = None if owner is None else self._item_of(owner)
-            if item is not None and any(run[0] == item for run in runs):
-                next(run for run in runs if run[0] == item)[1].append(block)
-            elif runs and runs[-1][0] == item:
-                runs[-1][1].append(block)
-            else:
-                runs.append((item, [block]))
         names = self._names(owners)
         made: list[_Made] = []
-        start, stop = len(self.units.items), 0
-        for item, said in runs:
+        start = len(self.units.items)
+        stop = 0
+        for item, said in self._runs(blocks, owners):
             if item is None:
-                made += [_Made(None, new) for new in self.codec.new(role, said)]
+                new_items = self.codec.new(role, said)
+                made += [_Made(None, new) for new in new_items]
                 continue
-            start, stop = min(start, item), max(stop, item + 1)
-            made.append(_Made(item, self._rebuild(item, said, names)))
+            start = min(start, item)
+            stop = max(stop, item + 1)
+            rebuilt = self._rebuild(item, said, names)
+            made.append(_Made(item, rebuilt))
         found = [owner[0] for owner in owners if owner is not None]
         if found:
             self.end = min(found)
         return _Piece(min(start, stop), stop, made)
 
-    def _owners(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Place | None]:
+    def _runs(
+        self,
+        blocks: Sequence[_Block],
+        owners: Sequence[Place | None],
+    ) -> list[_Run]:
+        """The blocks of each item together, and those of none with their neighbours."""
+        runs: list[_Run] = []
+        run_of: dict[int, _Run] = {}
+        for block, owner in zip(blocks, owners, strict=True):
+            item: int | None = None
+            if owner is not None:
+                item = self._item_of(owner)
+            run: _Run | None = None
+            if item is not None:
+                run = run_of.get(item)
+            elif runs and runs[-1][0] is None:
+                run = runs[-1]
+            if run is not None:
+                run[1].append(block)
+                continue
+            run = (item, [block])
+            runs.append(run)
+            if item is not None:
+                run_of[item] = run
+        return runs
+
+    def _owners(
+        self,
+        role: str,
+        blocks: Sequence[_Block],
+    ) -> list[Place | None]:
         """Where each of *blocks* comes from: by its id, else near those, else the last that says
         the same.
         """
         owners: list[Place | None] = [None] * len(blocks)
         near: set[int] = set()
         for place, block in enumerate(blocks):
-            if kind(block) in ("tool_use", "tool_result"):
-                owners[place] = next(iter(self.places.get(_key(block), ())), None)
-            owner = owners[place]
-            if owner is not None:
+            if kind(block) not in ("tool_use", "tool_result"):
+                continue
+            places = self.places.get(_key(block), ())
+            if places:
+                owner = places[0]
+                owners[place] = owner
                 near.add(owner[0])
         taken = set(owners)
         for place, block in enumerate(blocks):
             if owners[place] is None:
-                owner = self._nearest(role, block, near, taken)
-                owners[place] = owner
-                taken.add(owner)
+                nearest = self._nearest(role, block, near, taken)
+                owners[place] = nearest
+                taken.add(nearest)
         return owners
 
     def _nearest(
-        self, role: str, block: Mapping[str, Any], near: set[int], taken: set[Place | None]
+        self,
+        role: str,
+        block: _Block,
+        near: set[int],
+        taken: set[Place | None],
     ) -> Place | None:
-        places = self.places.get(_key(block), ())
-        free = [
-            owner
-            for owner in places
-            if owner not in taken and self.units.units[owner[0]].message["role"] == role
-        ]
-        for owner in free:
-            if owner[0] in near:
+        earlier: Place | None = None
+        for owner in self.places.get(_key(block), ()):
+            if owner in taken:
+                continue
+            index = owner[0]
+            unit = self.units.units[index]
+            if unit.message["role"] != role:
+                continue
+            if index in near:
                 return owner
-        earlier = [owner for owner in free if owner[0] < self.end]
-        return earlier[-1] if earlier and not near else None
+            if index < self.end:
+                earlier = owner
+        if near:
+            return None
+        return earlier
 
     def _item_of(self, owner: Place) -> int | None:
         index, place = owner
         owners = self.units.units[index].owners
-        return owners[place] if owners else None
+        if not owners:
+            return None
+        return owners[place]
 
     def _names(self, owners: Sequence[Place | None]) -> dict[str, object]:
         """The items' own ids of calls, where ours differ."""
         names: dict[str, object] = {}
         for owner in owners:
             if owner is not None:
-                names |= self.units.units[owner[0]].names
+                index = owner[0]
+                names |= self.units.units[index].names
         return names
 
     def _rebuild(
-        self, index: int, blocks: list[dict[str, Any]], names: Mapping[str, object]
+        self,
+        index: int,
+        blocks: list[_Block],
+        names: Mapping[str, object],
     ) -> Item | None:
         """Item *index* with *blocks*; None where it says these already."""
         item = self.units.items[index]
+        reading = self.codec.read(item)
         own = [_with_own_id(block, names) for block in blocks]
-        if own == self.codec.read(item).blocks:
+        if own == reading.blocks:
             return None
         return self.codec.rebuild(item, own)
 
 
-def _with_own_id(block: dict[str, Any], names: Mapping[str, object]) -> dict[str, Any]:
+def _with_own_id(block: _Block, names: Mapping[str, object]) -> _Block:
     for key in ("id", "tool_use_id"):
-        if block.get(key) in names:
-            return {**block, key: names[block[key]]}
+        name = block.get(key)
+        if name is not None and name in names:
+            return {**block, key: names[name]}
     return block
 
 
 def is_unchanged(items: Sequence[Item], given: Sequence[Item]) -> bool:
     """Whether *items* are the very objects that were *given*."""
-    return len(items) == len(given) and all(map(is_, items, given))
+    if len(items) != len(given):
+        return False
+    return all(map(is_, items, given))

@@ -50,7 +50,7 @@ def ensure_hook(
     name = getattr(hook, "__qualname__", "the hook")
     fault = f"{name} takes no {', '.join(missing)}" if hook is not None else "the hook is gone"
     raise MountUnavailable(
-        f"ctxpipe does not know {versions.package} {_installed(versions.package)}: {fault};"
+        f"ctxpipe does not know {versions.package} {_version_of(versions.package)}: {fault};"
         f" tested with {versions.oldest} to {versions.newest}"
     )
 
@@ -61,7 +61,7 @@ def _parameters(hook: Callable[..., object] | None) -> set[str]:
     return set(inspect.signature(hook).parameters)
 
 
-def _installed(package: str) -> str:
+def _version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

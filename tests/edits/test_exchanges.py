@@ -95,4 +95,4 @@ def test_an_index_that_was_rewound_is_the_one_of_the_new_messages(
 
     fresh = index_of(messages, keep_recent)
     assert columns(index, messages, keep_recent) == columns(fresh, messages, keep_recent)
-    assert (index.calls, index.sent) == (fresh.calls, fresh.sent)
+    assert (index.calls, index.messages_sent) == (fresh.calls, fresh.messages_sent)

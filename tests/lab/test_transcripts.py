@@ -322,3 +322,18 @@ def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
         assert sum(1 for _ in tool_calls(transcript.messages)) == index[name]["n_tool_uses"]
         assert transcript.repaired or len(transcript.messages) == index[name]["n_messages"]
         assert not check(transcript.messages)
+
+
+def test_a_message_that_had_to_be_repaired_keeps_its_bill() -> None:
+    call = {"type": "tool_use", "id": "no.valid.id", "name": "ls", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "no.valid.id", "content": "x"}
+    lines = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": [call], "usage": {"input_tokens": 7}},
+        {"role": "user", "content": [result]},
+    ]
+
+    transcript = parse_transcript("\n".join(map(json.dumps, lines)))
+
+    assert transcript.repaired
+    assert transcript.usages == {1: {"input_tokens": 7}}

@@ -11,8 +11,8 @@ from ctxpipe.markers.notes import (
     Note,
     find_imitations,
     note_of,
-    quoted_step_names,
     step_line,
+    step_names_in,
     words_line,
 )
 from ctxpipe.messages import Message
@@ -95,6 +95,6 @@ def test_searching_a_reply_for_imitated_lines_takes_linear_time() -> None:
 def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading() -> None:
     quoted = f"It said {Note('/f/', 3, 4, '-0a1b2c3d').heading!r} and {Note('', 9, 9).heading}"
 
-    assert quoted_step_names(quoted) == ["s3-0a1b2c3d.md", "s4-0a1b2c3d.md", "s9.md"]
-    assert quoted_step_names("see s{1..2}.md]") == []
-    assert len(quoted_step_names(Note("f/", 1, 999_999_999).heading)) == 10_000
+    assert step_names_in(quoted) == ["s3-0a1b2c3d.md", "s4-0a1b2c3d.md", "s9.md"]
+    assert step_names_in("see s{1..2}.md]") == []
+    assert len(step_names_in(Note("f/", 1, 999_999_999).heading)) == 10_000

@@ -27,6 +27,7 @@ REASONS = {
     "_redacted_thinking": API,
     "acknowledged_count": NOUN,
     "billed_hit_rate": NOUN,
+    "cached": STATE,
     "cached_tokens": API,
     "changed": STATE,
     "encoded_chars": NOUN,

@@ -11,11 +11,13 @@ import subprocess
 import sys
 from typing import Any
 
-from places import ROOT
+from places import PACKAGE, ROOT
 
-# A name that only an import error binds; tokens and messages of other packages' types, which
-# pyright leaves unknown in an alias.
+# A name that only an import error binds; a class of a framework that is not installed here; types
+# of other packages, which pyright leaves unknown in an alias.
 NOT_KNOWN = {
+    "ctxpipe.adapters.pydantic_ai.Ctxpipe",
+    "ctxpipe.adapters.pydantic_ai.Ctxpipe.for_run",
     "ctxpipe.cli.missing",
     "ctxpipe.testing.running.start",
     "ctxpipe.tokens.ledger.UnreadBill",
@@ -28,7 +30,12 @@ def pyright(*arguments: str) -> dict[str, Any]:
     ran = subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+        # pyright does not follow what an editable installation leaves in site-packages.
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGE.parent),
+            "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=300,

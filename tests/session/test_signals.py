@@ -73,7 +73,7 @@ async def test_repeated_calls_are_counted_before_and_after_the_first_rewrite() -
     signals = watched.signals
     assert (signals.repeated_before, signals.repeated_after) == (1, 1)
     assert signals.tool_calls_before + signals.tool_calls_after == 6
-    assert signals.repeated_share_before == 1 / signals.tool_calls_before
+    assert signals.repeat_share_before == 1 / signals.tool_calls_before
 
 
 async def test_the_same_tool_with_another_input_repeats_nothing() -> None:
@@ -129,7 +129,7 @@ async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once() -> None:
 
 async def test_few_calls_are_no_reason_to_warn() -> None:
     watch = Watch("job")
-    watch.rewritten()
+    watch.note_rewrite()
     watch.learn(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
 
     assert watch.signals.read_back_rate == 100
@@ -169,4 +169,4 @@ async def test_without_collapse_nothing_is_counted() -> None:
 def test_shares_of_nothing_are_nothing() -> None:
     none = Signals()
 
-    assert none.read_back_rate == none.repeated_share_before == none.repeated_share_after == 0
+    assert none.read_back_rate == none.repeat_share_before == none.repeat_share_after == 0

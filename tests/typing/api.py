@@ -23,6 +23,7 @@ from ctxpipe import (
     Budget,
     Change,
     Compact,
+    Collapsed,
     Compacted,
     ContextPipeline,
     CtxpipeError,
@@ -175,6 +176,8 @@ def describe(result: Result) -> str:
         match report.detail:
             case Offloaded() as offloaded:
                 assert_type(offloaded.chars, int)
+            case Collapsed(steps=steps):
+                assert_type(steps, int)
             case Compacted(archive=archive):
                 assert_type(archive, str | None)
             case Truncated(still_over=still_over):
