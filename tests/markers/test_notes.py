@@ -17,7 +17,7 @@ from ctxpipe.markers.notes import (
 )
 from ctxpipe.messages import Message
 
-NOTE = Note("/work/.ctxpipe/job-42/", 12, 40)
+NOTE = Note("/home/me/.ctxpipe/job-42/", 12, 40)
 
 
 def written(note: Note, *lines: str) -> Message:
@@ -27,9 +27,9 @@ def written(note: Note, *lines: str) -> Message:
 
 def test_the_heading_says_where_the_steps_are_whole() -> None:
     assert NOTE.heading == (
-        "[Earlier steps, shortened; whole in /work/.ctxpipe/job-42/s{12..40}.md]"
+        "[Earlier steps, shortened; whole in /home/me/.ctxpipe/job-42/s{12..40}.md]"
     )
-    assert NOTE.path(17) == "/work/.ctxpipe/job-42/s17.md"
+    assert NOTE.path(17) == "/home/me/.ctxpipe/job-42/s17.md"
     assert Note("./job/", 1, 1, "-0a1b2c3d").path(1) == "./job/s1-0a1b2c3d.md"
 
 
