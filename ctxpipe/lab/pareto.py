@@ -129,7 +129,8 @@ def _panel(panel: Panel) -> Iterator[str]:
         LEFT,
         WIDTH - RIGHT,
     )
-    y = _Axis(math.floor(min(seen) * 20) / 20, 1.0, HEIGHT - BOTTOM, TOP)
+    least_seen = min(0.95, math.floor(min(seen) * 20) / 20)  # an axis has a length
+    y = _Axis(least_seen, 1.0, HEIGHT - BOTTOM, TOP)
     yield f'<text class="title" x="{LEFT}" y="22">{escape(panel.title)}</text>'
     yield from _grid(x, y)
     line = " ".join(f"{x(point.cost):.1f},{y(point.seen):.1f}" for point in front(panel.points))

@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxpipe.lab.pareto import COLOURS, Panel, Point, front, pareto_svg
@@ -111,6 +111,7 @@ def test_labels_cover_neither_marks_nor_each_other_where_there_is_room() -> None
 
 
 @given(MANY)
+@example([Point("all in sight", 1.0, 1.0, False)])
 def test_whatever_is_drawn_is_valid_and_inside(points: list[Point]) -> None:
     clean = [point for point in points if point.name.isprintable()]
     if not clean:
