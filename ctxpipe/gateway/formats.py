@@ -161,7 +161,17 @@ def _as_they_are(messages: list[Message]) -> Sequence[Any]:
 # OpenAI -------------------------------------------------------------------------------------------
 
 
-class Chat:
+class _OpenAI:
+    """What OpenAI's two forms have in common."""
+
+    def says_the_same(self, one: Any, other: Any) -> bool:
+        """Cache marks make no difference."""
+        if one is other:
+            return True
+        return bool(_without_marks(one) == _without_marks(other))
+
+
+class Chat(_OpenAI):
     """OpenAI's chat completions."""
 
     path = "/chat/completions"
@@ -171,12 +181,6 @@ class Chat:
     def is_ours(self, body: Body) -> bool:
         """Always, where there are messages."""
         return _has_objects(body)
-
-    def says_the_same(self, one: Any, other: Any) -> bool:
-        """Cache marks make no difference."""
-        if one is other:
-            return True
-        return bool(_without_marks(one) == _without_marks(other))
 
     def is_reply(self, item: Any) -> bool:
         """A message of the assistant."""
@@ -195,7 +199,7 @@ class Chat:
         return bool(event.get("usage"))
 
 
-class Responses:
+class Responses(_OpenAI):
     """OpenAI's responses."""
 
     path = "/responses"
@@ -208,12 +212,6 @@ class Responses:
         if values.get("previous_response_id") or values.get("conversation"):
             return False
         return _has_objects(body)
-
-    def says_the_same(self, one: Any, other: Any) -> bool:
-        """Cache marks make no difference."""
-        if one is other:
-            return True
-        return bool(_without_marks(one) == _without_marks(other))
 
     def is_reply(self, item: Any) -> bool:
         """What the model has said, thought or called."""

@@ -105,15 +105,19 @@ def _details(
 ) -> Iterator[tuple[int, Entry]]:
     """The details of each of *messages*, which were repaired, by index.
 
-    Repair keeps the messages that it does not change. Where their number is the same, those that
-    it has changed are in their places.
+    Repair keeps the messages that it does not change. One that it has changed is known by its
+    place, where as many messages came out as went in and the one there has gone.
     """
-    if len(messages) == len(entries):
-        yield from enumerate(entries)
-        return
     known = {id(entry.message): entry for entry in entries}
+    kept = set(map(id, messages))
+    has_places = len(messages) == len(entries)
     for index, message in enumerate(messages):
         details = known.get(id(message))
+        if details is None and has_places:
+            there = entries[index]
+            has_gone = id(there.message) not in kept
+            if has_gone and there.message["role"] == message["role"]:
+                details = there
         if details is not None:
             yield index, details
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -78,7 +79,7 @@ class Received:
 
 
 @dataclass(slots=True)
-class ScriptedServer:
+class ScriptedServer(ABC):
     """What every scripted API does; a provider's server says which paths and rules it has.
 
     It runs in the caller's event loop on a free port of 127.0.0.1, and ends with every connection
@@ -115,39 +116,46 @@ class ScriptedServer:
 
     # What a provider's server says of itself ------------------------------------------------------
 
+    @abstractmethod
     def _endpoints(self) -> Mapping[str, Endpoint]:
         """What answers at each path."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def _early_failure(self, received: Received) -> Failure | None:
         """The error for what is checked before the body is read; None when that is valid."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def _problems(self, received: Received) -> Iterator[str]:
         """What the API would refuse; the request is counted where nothing is.
 
         Runs in a worker thread.
         """
-        raise NotImplementedError
+        ...
 
-    def _accept(self, received: Received) -> None:
+    def _accept(self, received: Received) -> None:  # noqa: B027  most have nothing to note
         """Note what holds when a valid request comes in, before it is answered."""
 
+    @abstractmethod
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         """The body of the plain answer *reply*, which is billed here."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
         """The events by which *message* is streamed."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def _error_event(self, failure: Failure, received: Received) -> bytes:
         """The event that ends a stream with an error."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:
         """The body of an error."""
-        raise NotImplementedError
+        ...
 
     def _instead(self, received: Received) -> Response | None:  # noqa: ARG002
         """What is answered without asking the script; None: the script is asked."""

@@ -337,3 +337,17 @@ def test_a_message_that_had_to_be_repaired_keeps_its_bill() -> None:
 
     assert transcript.repaired
     assert transcript.usages == {1: {"input_tokens": 7}}
+
+
+def test_a_message_that_repair_has_put_in_gets_no_bill_of_another() -> None:
+    orphan = {"type": "tool_result", "tool_use_id": "nobody", "content": "x"}
+    lines = [
+        {"role": "assistant", "content": "first", "usage": {"input_tokens": 3}},
+        {"role": "user", "content": [orphan]},
+        {"role": "assistant", "content": "second", "usage": {"input_tokens": 5}},
+    ]
+
+    transcript = parse_transcript("\n".join(map(json.dumps, lines)))
+
+    assert [message["content"] for message in transcript.messages[1:]] == ["first", "second"]
+    assert transcript.usages == {1: {"input_tokens": 3}, 2: {"input_tokens": 5}}
