@@ -7,8 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import settings
-from recorded import TRANSCRIPTS
+from recorded import NIGHTLY, TRANSCRIPTS
 
 from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.costs import bill
@@ -21,7 +20,6 @@ from ctxpipe.prices import Prices
 pytestmark = pytest.mark.shared
 
 LEAN, MEMORY = "coding-lean", "coding-lean-memory"
-NIGHTLY = settings().max_examples > 500
 FEW = ("mini-django-11564", "sweagent-sphinx-11445", "entire-attribution-sonnet45")
 
 

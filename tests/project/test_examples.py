@@ -500,7 +500,7 @@ def test_a_storage_that_cannot_be_written_costs_the_page_and_is_told(
 
 
 async def test_the_sdks_tool_runner_works_through_its_task_with_the_middleware() -> None:
-    command = [sys.executable, "-m", "examples.tool_runner"]
+    command = [sys.executable, "-m", "examples.tool_runner", "--folder", str(PACKAGE / "session")]
     environment = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_API_KEY"}
     done = await anyio.run_process(command, check=False, cwd=ROOT, env=environment)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from places import ROOT, SUPPORT
 
-# in the nightly profile at every point, else at every third
-STEP = 1 if settings().max_examples > 500 else 3
+# in the nightly profile at every point, else at every sixth
+STEP = 1 if settings().max_examples > 500 else 6
 
 CHANGED = {
     "batch": {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"},

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from api_rules import faults
-from hypothesis import settings
-from recorded import TRANSCRIPTS, recorded, turns
+from recorded import recorded, sample, turns
 
 from ctxpipe import (
     Budget,
@@ -40,7 +39,6 @@ COUNTER = TokenCounter()
 MODEL = Model(prefill=True)  # a context may end in the assistant's words
 BUDGET = Budget(window=200_000, trigger=167_000)
 FOREIGN_ID = "should match pattern"  # ids of other providers, as the transcripts have them
-EVERY = 1 if settings().max_examples > 500 else 9  # all of them in the nightly profile
 CHECKED = 5  # contexts between two that are checked whole, where nothing was rewritten
 
 
@@ -81,7 +79,7 @@ def thoughts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield json.dumps(block)
 
 
-@pytest.mark.parametrize("file", TRANSCRIPTS[::EVERY], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(9), ids=lambda file: file.stem)
 async def test_every_context_is_accepted_and_begins_as_the_one_before(
     shared: Path, tmp_path: Path, file: Path
 ) -> None:
@@ -105,7 +103,7 @@ async def test_every_context_is_accepted_and_begins_as_the_one_before(
         assert set(thoughts(messages)) <= known
 
 
-@pytest.mark.parametrize("file", TRANSCRIPTS[4::EVERY], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(9, 4), ids=lambda file: file.stem)
 async def test_nothing_that_leaves_is_lost(shared: Path, tmp_path: Path, file: Path) -> None:
     history = recorded(file)
     storage = LocalStorage(tmp_path)
@@ -128,7 +126,7 @@ async def test_nothing_that_leaves_is_lost(shared: Path, tmp_path: Path, file: P
             assert Path(note.path(number)).stat().st_size  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("file", TRANSCRIPTS[8::EVERY], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(9, 8), ids=lambda file: file.stem)
 async def test_another_process_sends_the_same_bytes(
     shared: Path, tmp_path: Path, file: Path
 ) -> None:

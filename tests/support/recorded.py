@@ -10,14 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+from hypothesis import settings
+
 from ctxpipe import repair
 from ctxpipe.messages import Message
 
-__all__ = ["TRANSCRIPTS", "recorded", "turns"]
+__all__ = ["NIGHTLY", "TRANSCRIPTS", "recorded", "sample", "turns"]
+
+NIGHTLY = settings().max_examples > 500  # the profile that leaves nothing out
 
 TRANSCRIPTS = sorted(
     (Path(__file__).resolve().parents[3] / "shared" / "transcripts").glob("*.jsonl")
 )
+
+
+def sample(step: int, start: int = 0) -> list[Path]:
+    """Every *step*-th transcript from *start* on; in the nightly profile all of them."""
+    return TRANSCRIPTS if NIGHTLY else TRANSCRIPTS[start::step]
 
 
 def recorded(file: Path) -> list[Message]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from api_rules import faults
-from recorded import TRANSCRIPTS, recorded, turns
+from recorded import TRANSCRIPTS, recorded, sample, turns
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Outcome, check
 from ctxpipe.edits.offload import stored_text
@@ -46,7 +46,7 @@ def test_there_are_46_of_them(shared: Path) -> None:
     assert len(TRANSCRIPTS) == 46
 
 
-@pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(3), ids=lambda file: file.stem)
 async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(
     shared: Path, tmp_path: Path, file: Path
 ) -> None:
@@ -79,7 +79,7 @@ async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(
     assert offloaded or all(len(str(result.content)) < 1000 for result in tool_results(history))
 
 
-@pytest.mark.parametrize("file", TRANSCRIPTS[::9], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(9, 2), ids=lambda file: file.stem)
 async def test_a_new_process_goes_on_where_another_stopped(
     shared: Path, tmp_path: Path, file: Path
 ) -> None:
