@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -125,16 +124,6 @@ def test_hostile_ids_stay_below_the_root(tmp_path: Path):
     path = any_reference(seen["stdout"])
     assert path is not None
     assert Path(path).resolve().is_relative_to((tmp_path / ".ctxpipe").resolve())
-
-
-def test_it_takes_no_more_than_a_fifth_of_a_second_of_work(tmp_path: Path):
-    best = 9.0
-    for number in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        hook(tmp_path, {"stdout": LONG}, tool_use_id=f"toolu_{number}")
-        best = min(best, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
-
-    assert best <= 0.2
 
 
 def test_it_imports_nothing_that_it_does_not_need(tmp_path: Path):
