@@ -19,7 +19,7 @@ from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, answer, tool_use
 
-KILLS = int(os.environ.get("CTXPIPE_KILLS", "8"))
+KILLS = int(os.environ.get("CTXPIPE_KILLS", "4"))
 STEPS = 12
 
 

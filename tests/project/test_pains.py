@@ -480,7 +480,7 @@ async def test_r02d_failures_of_any_kind_count_and_after_the_cooldown_there_is_o
 async def test_r02e_an_agent_that_reads_a_huge_file_each_turn_does_not_live_on_summaries(
     tmp_path: Path,
 ) -> None:
-    turns, clock, history = 200, Clock(), [user("go")]
+    turns, clock, history = 100, Clock(), [user("go")]
     async with api(playing([]), window=20_000) as (server, client):
         storage = LocalStorage(tmp_path / "store")
         summarize = AnthropicSummarizer(client, model=SUMMARIES, window=20_000)

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from places import ROOT, SUPPORT
+from recorded import NIGHTLY
 
 # in the nightly profile at every point, else at every sixth
-STEP = 1 if settings().max_examples > 500 else 6
+STEP = 1 if NIGHTLY else 6
 
 CHANGED = {
     "batch": {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"},

@@ -13,11 +13,13 @@ from typing import Any
 
 import anyio
 from places import SUPPORT
+from recorded import NIGHTLY
 from sharing_session import TURNS, history
 
 from ctxpipe import ContextPipeline, LocalStorage
 
 WORKER = SUPPORT / "sharing_session.py"
+MANY = 8 if NIGHTLY else 4
 STOPS = range(1, 2 * TURNS + 2, 2)
 
 
@@ -88,17 +90,17 @@ def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_ever
     assert (sum(asked), breaks) == (alone, 0)
 
 
-def test_eight_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(tmp_path: Path) -> None:
+def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(tmp_path: Path) -> None:
     alone = summaries_of_one(tmp_path / "alone")
 
-    asked, contexts = raced(8, tmp_path / "shared", "30")
+    asked, contexts = raced(MANY, tmp_path / "shared", "30")
 
     assert asked == alone
     assert all(contexts)
 
 
-def test_eight_processes_at_once_without_a_lease_send_valid_contexts(tmp_path: Path) -> None:
-    asked, contexts = raced(8, tmp_path / "shared")
+def test_processes_at_once_without_a_lease_send_valid_contexts(tmp_path: Path) -> None:
+    asked, contexts = raced(MANY, tmp_path / "shared")
 
     assert asked >= 1
     assert all(contexts)
