@@ -19,6 +19,7 @@ from .body import Refused
 from .exchange import Exchange
 from .formats import format_of
 from .guard import Guard, error_body
+from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
 from .record import Record
@@ -70,6 +71,8 @@ class Gateway:
             yield
         finally:
             await self._upstream.close()
+            for shaper in self._shapers.values():
+                await shaper.close()
 
     def shaper(self, token: str = "") -> Shaper:
         """What shapes the requests of those who show *token*."""
@@ -96,7 +99,7 @@ class Gateway:
         if is_ours and path == "/":
             return HTMLResponse(write_page(self.record), headers=page_headers())
         if is_ours:
-            return JSONResponse(self.record.health(is_off=self.is_off))
+            return JSONResponse(self._health())
         known = format_of(request.method, path)
         if known is None:
             return await self._pass(request)
@@ -104,6 +107,14 @@ class Gateway:
         return await exchange.answer(
             self.record, is_off=self.is_off, show_texts=self.settings.show_texts
         )
+
+    def _health(self) -> dict[str, object]:
+        """What ``/healthz`` answers."""
+        sharing = "one: give --journal, and several on one port share their sessions"
+        if self.settings.journal is not None:
+            kind = journal_kind(self.settings.journal)
+            sharing = f"one of any number on this port: their sessions are in {kind}"
+        return {**self.record.health(is_off=self.is_off), "processes": sharing}
 
     async def _pass(self, request: Request) -> Response:
         """Send what is not ours to shape, byte for byte."""

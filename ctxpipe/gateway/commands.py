@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -91,6 +92,15 @@ def gateway(
         bool, typer.Option("--show-texts", help="Show texts on the page, and not only counts.")
     ] = False,
     dry_run: DryRun = False,
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where several gateways keep their sessions in common: sqlite:///FILE, "
+            "postgres://HOST/DATABASE or redis://HOST. They may listen on one port, and need one "
+            "root.",
+        ),
+    ] = None,
 ) -> None:
     """Shape the requests of any client that takes a base URL, on their way to the upstream.
 
@@ -111,6 +121,7 @@ def gateway(
         tokens=tokens,
         show_texts=show_texts,
         dry_run=dry_run,
+        journal=journal,
     )
     serving = _serving(settings)
     stopped = threading.Event()
@@ -189,7 +200,10 @@ def _serving(settings: Settings) -> Serving:
         return Serving(settings)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
-        raise SettingsError(f"{where} cannot be listened on: {error.strerror}") from error
+        why = error.strerror or "no reason is given"
+        if error.errno == errno.EADDRINUSE:
+            why += "; several gateways share a port where each is given the same --journal"
+        raise SettingsError(f"{where} cannot be listened on: {why}") from error
 
 
 @contextmanager

@@ -44,6 +44,14 @@ class Question:
         history = self.format.new_translator().read(self.body)
         return history.messages if history is not None else ()
 
+    def count_replies(self, start: int) -> int:
+        """How many replies there are from item *start* on; a reply may have several items."""
+        replies, is_in_reply = 0, False
+        for item in self.body.items[start:]:
+            was_in_reply, is_in_reply = is_in_reply, self.format.is_reply(item)
+            replies += is_in_reply and not was_in_reply
+        return replies
+
 
 @dataclass(slots=True, eq=False)
 class Conversation:
@@ -131,14 +139,16 @@ class Conversations:
     journal holds of their common beginning. Clients that give no name, and sub-agents under one
     name with equal first messages, are told apart that way.
 
-    At most *max_bytes* stay in memory; the longest unused go first, and come back from the journal.
+    At most *max_bytes* stay in memory; the longest unused go first. Journals are read where none in
+    memory is continued, or one from further back than a turn. With *shared*, other processes write
+    to them too.
     """
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, *, max_bytes: int, shared: bool = False) -> None:
         self._max_bytes = max_bytes
+        self._shared = shared
         self._by_name: OrderedDict[str, list[Conversation]] = OrderedDict()
-        self._resumed: set[str] = set()
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock()  # of who reads journals
 
     def __iter__(self) -> Iterator[Conversation]:
         return itertools.chain.from_iterable(self._by_name.values())
@@ -154,11 +164,15 @@ class Conversations:
 
         It counts as running until `release`. Raises StorageError.
         """
-        if name not in self._resumed:
+        conversation = _next_turn_of(self._by_name.get(name, []), question)
+        if conversation is None:
             async with self._lock:
-                await self._resume(name, open_session)
+                await self._read_journals(name, open_session)
+            known = self._by_name[name]
+            conversation = _choose(known, question, open_session) or _begin(
+                name, known, open_session
+            )
         known = self._by_name.setdefault(name, [])
-        conversation = _choose(known, question, open_session) or _begin(name, known, open_session)
         if conversation in known:
             known.remove(conversation)
         known.append(conversation)  # the newest last
@@ -171,28 +185,30 @@ class Conversations:
         conversation.running -= 1
         self._shrink()
 
-    async def _resume(self, name: str, open_session: OpenSession) -> None:
-        """Find the conversations called *name* in the journals, once."""
-        if name in self._resumed:
-            return
+    async def _read_journals(self, name: str, open_session: OpenSession) -> None:
+        """Add the conversations called *name* that only the journals know so far.
+
+        Each line of a journal is one. It takes the place of an idle one that knows no more.
+        """
         known = self._by_name.setdefault(name, [])
         held = {conversation.session.session_id for conversation in known}
         found: list[Conversation] = []
         for session_id in itertools.islice(_session_ids(name), MAX_RESUMED):
-            if session_id in held:
+            if session_id in held and not self._shared:
                 continue
             session = open_session(session_id)
             if session.journal is None:
                 break
             try:
-                history = await session.history()
+                lines = await _lines(session)
             except CtxpipeError:
                 continue  # another may be whole; its own turns will say what is wrong with it
-            if not history:
+            if not lines:
                 break
-            found.append(Conversation(name, session, history))
-        known[:0] = found
-        self._resumed.add(name)
+            found += [Conversation(name, open_session(session_id), line) for line in lines]
+        known = self._by_name.setdefault(name, [])  # others may have come and gone meanwhile
+        for conversation in found:
+            _add(known, conversation)
 
     def _shrink(self) -> None:
         """Let go of the longest unused, until the rest fits."""
@@ -205,7 +221,6 @@ class Conversations:
                     continue
                 held -= conversation.bytes
                 self._by_name[name].remove(conversation)
-                self._resumed.discard(name)  # it comes back from its journal
             if not self._by_name[name]:
                 del self._by_name[name]
 
@@ -219,17 +234,63 @@ def _choose(
 
     None where it shares no reply with any.
     """
-    continued, branched = None, None
-    most = most_shared = 0
+    continued, _ = _find_continued(known, question)
+    if continued is not None:
+        return continued
+    branched, most = None, 0
+    for conversation in known:
+        agreement = conversation.compare(question)
+        if agreement.has_reply and agreement.same > most:
+            branched, most = conversation, agreement.same
+    if branched is None:
+        return None
+    return Conversation(branched.name, open_session(branched.session.session_id))
+
+
+def _next_turn_of(known: Sequence[Conversation], question: Question) -> Conversation | None:
+    """The one of *known* of which *question* is the next turn, as it is where nobody else answers.
+
+    Of several replies that are new, this process has not passed on all.
+    """
+    conversation, same = _find_continued(known, question)
+    return conversation if question.count_replies(same) <= 1 else None
+
+
+def _find_continued(
+    known: Sequence[Conversation], question: Question
+) -> tuple[Conversation | None, int]:
+    """The one of *known* that *question* continues furthest, and how many items both have."""
+    continued, most = None, 0
     for conversation in known:
         agreement = conversation.compare(question)
         if agreement.is_continued and agreement.same >= most:
             continued, most = conversation, agreement.same
-        if agreement.has_reply and agreement.same > most_shared:
-            branched, most_shared = conversation, agreement.same
-    if continued is not None or branched is None:
-        return continued
-    return Conversation(branched.name, open_session(branched.session.session_id))
+    return continued, most
+
+
+def _add(known: list[Conversation], found: Conversation) -> None:
+    """Add *found*, a line of a journal, to *known*, unless one there says as much.
+
+    It takes the place of idle ones that say no more than it does.
+    """
+    for conversation in list(known):
+        if conversation.session.session_id != found.session.session_id:
+            continue
+        messages = conversation.messages
+        if conversation.question is not None:
+            messages = conversation.question.messages
+        same = _Agreement.of(messages, found.messages, says_the_same, _is_reply).same
+        if same == len(found.messages):
+            return
+        if same == len(messages) and not conversation.running:
+            known.remove(conversation)
+    known.insert(0, found)
+
+
+async def _lines(session: Session) -> list[Sequence[Message]]:
+    """The histories in the journal of *session*. Raises StorageError."""
+    branches = ["", *await session.branches()]
+    return [history for branch in branches if (history := await session.history(branch=branch))]
 
 
 def _begin(name: str, known: Sequence[Conversation], open_session: OpenSession) -> Conversation:

@@ -28,7 +28,11 @@ class Serving:
         self.gateway: Gateway = Gateway(settings)
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self._socket = socket.create_server(
-            (settings.host, settings.port), family=family, backlog=BACKLOG
+            (settings.host, settings.port),
+            family=family,
+            backlog=BACKLOG,
+            # Others with the same journal may listen there; the system deals out the connections.
+            reuse_port=settings.journal is not None and hasattr(socket, "SO_REUSEPORT"),
         )
         config = uvicorn.Config(
             self.gateway.app,

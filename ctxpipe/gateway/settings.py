@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from ..errors import SettingsError
 from ..settings import excerpt
 from .guard import is_loopback
+from .journals import check_journal
 
 __all__ = ["Settings", "check_upstream", "read_tokens"]
 
@@ -24,7 +25,9 @@ class Settings:
     *upstreams* maps the beginning of a path ("" for every path) to the URL that its requests go to.
     *root* is the folder of its files; None keeps none: then nothing is offloaded, and no
     conversation survives the gateway. *work_dir* is the folder of the agent's files, which are
-    read again after a compaction; None reads none. *tokens* are those that clients may show;
+    read again after a compaction; None reads none. *journal* is the URL at which several gateways
+    keep their journals in common, each on the same address if they like; None: in *root*, by one
+    gateway alone. *tokens* are those that clients may show;
     without them only this machine is served. With *dry_run* every request is sent as it came, and
     what would have been saved is told.
 
@@ -42,10 +45,13 @@ class Settings:
     dry_run: bool = False
     show_texts: bool = False
     max_bytes: int = MAX_BYTES
+    journal: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for url in self.upstreams.values():
             check_upstream(url)
+        if self.journal is not None:
+            check_journal(self.journal)
         if not self.tokens and not is_loopback(self.host):
             raise SettingsError(
                 f"listening on {self.host} lets others in: give --token-file, or listen on "

@@ -18,6 +18,7 @@ from ..workers.threads import in_thread_if
 from .body import Body, read_body
 from .conversations import Conversation, Conversations, Question
 from .formats import Format, History, model_of
+from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..reports import Result
     from ..session.session import Session
+    from ..storage import JournalStorage
     from .settings import Settings
     from .upstream import Headers
 
@@ -107,8 +109,12 @@ class Shaper:
 
     def __init__(self, settings: Settings, token: str = "") -> None:
         self._is_dry = settings.dry_run
-        self._storage = _storage(settings, token)
-        texts: LocalStorage | MemoryStorage | None = self._storage
+        owner = _owner(token)
+        storage = _storage(settings, owner)
+        self._journal: JournalStorage | None = storage
+        if settings.journal is not None and not self._is_dry:
+            self._journal = open_journal(settings.journal, storage, owner)
+        texts: LocalStorage | MemoryStorage | None = storage
         if self._is_dry:
             texts = MemoryStorage()
         self._pipelines = Pipelines(
@@ -117,11 +123,20 @@ class Shaper:
             window=settings.window,
             work_dir=settings.work_dir,
         )
-        self.conversations: Conversations = Conversations(max_bytes=settings.max_bytes)
+        self.conversations: Conversations = Conversations(
+            max_bytes=settings.max_bytes,
+            shared=settings.journal is not None,
+        )
 
     async def warm(self) -> None:
         """Load what the first turn would wait for."""
         await self._pipelines.of(None, "").counter.warm()
+
+    async def close(self) -> None:
+        """Give back the connections of the journal, if it has some."""
+        close = getattr(self._journal, "aclose", None)
+        if close is not None:
+            await close()
 
     def shape(
         self,
@@ -160,7 +175,7 @@ class Shaper:
         pipeline = self._pipelines.of(model, betas)
 
         def open_session(session_id: str) -> Session:
-            return pipeline.new_session(session_id, journal=self._storage)
+            return pipeline.new_session(session_id, journal=self._journal)
 
         conversation = await self.conversations.find(
             conversation_name(headers, body.values),
@@ -245,12 +260,14 @@ class Shaper:
             session.observe(reply, shaping.result.messages)
 
 
-def _storage(settings: Settings, token: str) -> LocalStorage | None:
-    """Where the texts, archives and journals of *token* are kept; None where nothing is written."""
+def _storage(settings: Settings, owner: str) -> LocalStorage | None:
+    """Where the texts and archives of *owner* are kept; None where nothing is written."""
     if settings.root is None or settings.dry_run:
         return None
-    if not token:
-        return LocalStorage(settings.root)
+    return LocalStorage(settings.root / owner)
+
+
+def _owner(token: str) -> str:
+    """What stands for those who show *token* in names; nothing where there are no tokens."""
     digest = hashlib.sha256(token.encode())
-    folder = digest.hexdigest()[:16]
-    return LocalStorage(settings.root / folder)
+    return digest.hexdigest()[:16] if token else ""

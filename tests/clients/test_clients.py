@@ -33,7 +33,7 @@ def test_every_client_that_is_asked_for_is_known():
 
 
 async def test_it_finishes_with_at_least_the_share_of_the_cache_that_it_has_alone(client, tmp_path):
-    bare = await run_client(client, tmp_path / "bare", is_wrapped=False)
+    bare = await run_client(client, tmp_path / "bare")
     wrapped = await run_client(client, tmp_path / "wrapped", is_wrapped=True)
     assert bare.status == 0, bare.error
     assert wrapped.status == 0, wrapped.error
@@ -48,9 +48,22 @@ async def test_it_finishes_with_at_least_the_share_of_the_cache_that_it_has_alon
 
 async def test_with_a_window_too_small_for_it_alone_the_task_still_ends_well(client, tmp_path):
     window = CLIENTS[client].window
-    bare = await run_client(client, tmp_path / "bare", is_wrapped=False, window=window)
+    bare = await run_client(client, tmp_path / "bare", window=window)
     wrapped = await run_client(client, tmp_path / "wrapped", is_wrapped=True, window=window)
     assert bare.refused != []
     assert wrapped.status == 0, wrapped.error
     assert "Done." in wrapped.output
     assert wrapped.refused == []
+
+
+async def test_two_gateways_on_one_port_with_one_journal_keep_its_prefix(
+    client, tmp_path, postgres
+):
+    bare = await run_client(client, tmp_path / "bare")
+    shared = await run_client(client, tmp_path / "shared", journal=postgres.url)
+    assert shared.status == 0, shared.error
+    assert "Done." in shared.output
+    assert shared.refused == []
+    assert len(shared.api.requests) == len(bare.api.requests)
+    assert shared.cached >= bare.cached
+    print(f"{client}: {bare.cached:.1%} of the prompt read from the cache, {shared.cached:.1%}")

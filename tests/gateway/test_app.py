@@ -387,7 +387,7 @@ async def test_its_health_says_that_it_is_one_process(tmp_path):
     async with serving("http://127.0.0.1:9", tmp_path) as gateway, http() as client:
         reply = await client.get(gateway.url + "/healthz")
     assert reply.json()["status"] == "ok"
-    assert reply.json()["processes"].startswith("one")
+    assert reply.json()["processes"].startswith("one: give --journal")
 
 
 def port_of(url: str) -> int:

@@ -9,12 +9,14 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateways import key
+from services import free_port
 
 from ctxpipe.testing import (
     MessagesServer,
@@ -152,18 +154,59 @@ class Run:
         return read / sum(bill.total for bill in later)
 
 
-async def run_client(name: str, home: Path, *, is_wrapped: bool, window: int = 200_000) -> Run:
-    """Run the client *name* in the empty folder *home*."""
+@asynccontextmanager
+async def two_processes(upstream: str, journal: str, root: Path) -> AsyncIterator[str]:
+    """The URL at which two gateways with one *journal* listen."""
+    port = free_port()
+    command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", upstream]
+    command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), "--journal", journal]
+    started: list[asyncio.subprocess.Process] = []
+    with (root.parent / "gateway.log").open("ab") as log:
+        try:
+            for _ in range(2):
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdout=subprocess.PIPE, stderr=log
+                )
+                started.append(process)
+                assert process.stdout is not None
+                assert await process.stdout.readline()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            for process in started:
+                process.kill()
+                await process.communicate()
+
+
+async def run_client(
+    name: str,
+    home: Path,
+    *,
+    is_wrapped: bool = False,
+    journal: str | None = None,
+    window: int = 200_000,
+) -> Run:
+    """Run the client *name* in the empty folder *home*.
+
+    It is bare, wrapped, or before two gateways with one *journal*.
+    """
     client = CLIENTS[name]
     work = home / "work"
     work.mkdir(parents=True)
     server = OpenAIServer if client.is_openai else MessagesServer
-    async with server(_script(client), model=Model(window=window)) as api:
+    async with (
+        server(_script(client), model=Model(window=window)) as api,
+        AsyncExitStack() as stack,
+    ):
+        url = api.url
+        if journal is not None:
+            url = await stack.enter_async_context(
+                two_processes(api.url, journal, work / ".ctxpipe")
+            )
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
-            "ANTHROPIC_BASE_URL": api.url,
-            "OPENAI_BASE_URL": f"{api.url}/v1",
+            "ANTHROPIC_BASE_URL": url,
+            "OPENAI_BASE_URL": f"{url}/v1",
             **client.configure(home),
         }
         command = client.command

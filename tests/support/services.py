@@ -22,7 +22,18 @@ from typing import Any, NoReturn, Self
 
 import pytest
 
-__all__ = ["S3", "CuttingProxy", "Postgres", "RedisServer", "absent", "failing_disk"]
+__all__ = [
+    "S3",
+    "CuttingProxy",
+    "Postgres",
+    "RedisServer",
+    "Server",
+    "absent",
+    "failing_disk",
+    "postgres",
+    "redis",
+    "s3",
+]
 
 CALLS_OF_A_DISK = (
     "open",
@@ -359,3 +370,37 @@ class CuttingProxy:
                     continue
                 writer.write(packet)
                 await writer.drain()
+
+
+# One of each for a whole run, started when it is needed -------------------------------------------
+
+
+def need(package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        absent(f"there is no {package}: pip install 'ctxpipe[{extra}]'")
+
+
+def run(server: Server) -> Iterator[Server]:
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    need("psycopg", "postgres")
+    yield from run(Postgres())
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[Server]:
+    need("redis", "redis")
+    yield from run(RedisServer())
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Server]:
+    need("obstore", "object-store")
+    yield from run(S3())

@@ -1,0 +1,65 @@
+"""Where the journals of several gateways lie: one URL for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ..errors import SettingsError
+from ..settings import excerpt
+
+if TYPE_CHECKING:
+    from ..storage import JournalStorage
+    from ..storage.protocol import TextReader
+
+__all__ = ["check_journal", "journal_kind", "open_journal"]
+
+KINDS = {
+    "sqlite": "SQLite",
+    "postgres": "PostgreSQL",
+    "postgresql": "PostgreSQL",
+    "redis": "Redis",
+    "rediss": "Redis",
+}
+FORMS = "sqlite:///FILE, postgres://HOST/DATABASE or redis://HOST"
+
+
+def journal_kind(url: str) -> str:
+    """What keeps the journals at *url*, without its address or password."""
+    return KINDS[urlsplit(url).scheme]
+
+
+def check_journal(url: str) -> None:
+    """Raise SettingsError unless *url* is one that journals can be kept at."""
+    parts = urlsplit(url)
+    if parts.scheme not in KINDS:
+        scheme = excerpt(parts.scheme or "a path")
+        raise SettingsError(f"journal begins with {scheme}; give {FORMS}")
+    is_file = parts.scheme == "sqlite"
+    if is_file and (parts.netloc or len(parts.path) < 2):
+        raise SettingsError("journal names no file: sqlite:///FILE, or sqlite:////FOLDER/FILE")
+
+
+def open_journal(url: str, texts: TextReader | None, owner: str = "") -> JournalStorage:
+    """The journals at *url* of sessions whose *texts* lie elsewhere.
+
+    Sessions of different *owners*, which are hexadecimal numbers, do not see each other.
+
+    Raises SettingsError for another kind of URL, and where the extra that it needs is missing.
+    """
+    check_journal(url)
+    kind = journal_kind(url)
+    if kind == "SQLite":
+        from ..storage.sqlite import SQLiteJournal
+
+        path = urlsplit(url).path[1:]
+        return SQLiteJournal(f"{path}-{owner}" if owner else path, texts=texts)
+    if kind == "PostgreSQL":
+        from ..storage.postgres import PostgresJournal
+
+        table = f"ctxpipe_journal_{owner}" if owner else "ctxpipe_journal"
+        return PostgresJournal(url, texts=texts, table=table)
+    from ..storage.redis import RedisJournal
+
+    prefix = f"ctxpipe:{owner}" if owner else "ctxpipe"
+    return RedisJournal(url, texts=texts, prefix=prefix)
