@@ -14,6 +14,7 @@ REQUIRED = "a function of the requirements: every setting of its stage in one ca
 EXEMPT_FUNCTIONS = {
     "cli.replay": COMMAND,
     "cli.tune": COMMAND,
+    "gateway.commands.gateway": COMMAND,
     "stages.compact.compact_messages": REQUIRED,
     "stages.truncate.smart_truncate": REQUIRED,
 }
