@@ -72,7 +72,7 @@ from .storage.cleanup import (
 )
 from .storage.ownership import Mark, StorageRoot
 from .tokens import TokenCounter
-from .words import count_phrase, one_line
+from .words import as_number, as_percent, count_phrase, one_line
 
 __all__ = ["app", "main"]
 
@@ -472,8 +472,9 @@ def _print_tuned(
     for error in tuned.errors:
         print_error(error)
     if not tuned.reached:
-        best = f"{tuned.chosen.score.recall:.3f}"
-        print_error(f"no settings that were tried reach a recall of {recall}; these reach {best}")
+        best = as_percent(tuned.chosen.score.recall)
+        wanted = as_percent(recall)
+        print_error(f"no settings that were tried show {wanted} of what is used; these {best}")
 
 
 @app.command()
@@ -511,12 +512,12 @@ def inspect(
     total = sum(kinds.values())
     _print_shares(_heading(transcript, total), kinds.most_common())
     if tools:
-        tool_rows = [(name, f"{calls:,}", f"{tokens:,}") for name, calls, tokens in tools]
+        tool_rows = [(name, as_number(calls), as_number(tokens)) for name, calls, tokens in tools]
         headings = ("tool", "calls", "tokens")
         print_table("by tool", headings, tool_rows)
     block_rows = []
     for block in largest:
-        tokens_text = f"{block.tokens:,}"
+        tokens_text = as_number(block.tokens)
         row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
         block_rows.append(row)
     print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
@@ -524,12 +525,13 @@ def inspect(
 
 def _print_cache(transcript: Transcript, report: CacheReport, *, as_json: bool) -> None:
     if as_json:
-        print_json({"name": transcript.name, **asdict(report), "hit_rate": report.hit_rate})
+        print_json({"name": transcript.name, **asdict(report), "hits": report.hit_rate})
         return
     name = Path(transcript.name).name
     tokens = report.read + report.written + report.uncached
     requests = count_phrase(report.requests, "request")
-    title = f"{name}: {requests}, {report.hit_rate:.1%} of {tokens:,} tokens read from the cache"
+    hits = as_percent(report.hit_rate)
+    title = f"{name}: {requests}, {hits} of {as_number(tokens)} tokens read from the cache"
     print_table(title, HEADINGS, rows(report.tallies))
     if report.shortened:
         times = count_phrase(report.shortened, "time")
@@ -584,7 +586,7 @@ def plan(
         stages = [{"stage": stage, "outcome": outcome, "why": why} for stage, outcome, why in rows]
         print_json({"stages": stages, "saved": saved})
         return
-    title = f"{Path(transcript.name).name}: {saved:,} tokens would leave"
+    title = f"{Path(transcript.name).name}: {as_number(saved)} tokens would leave"
     print_table(title, ("stage", "outcome", "what, why"), rows)
 
 
@@ -762,8 +764,8 @@ def _print_shares(title: str, amounts: Sequence[tuple[str, int]]) -> None:
     total = sum(tokens for _, tokens in amounts)
     rows = []
     for name, tokens in amounts:
-        share = f"{tokens / total:.1%}" if total else ""
-        rows.append((name, f"{tokens:,}", share))
+        share = as_percent(tokens / total) if total else ""
+        rows.append((name, as_number(tokens), share))
     print_table(title, ("what", "tokens", "share"), rows)
 
 

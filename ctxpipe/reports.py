@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .words import count_phrase, one_line
+from .words import as_dollars, count_phrase, one_line
 
 if TYPE_CHECKING:
     from .messages import Message, Problem
@@ -221,7 +221,7 @@ class StageReport:
             yield str(self.detail)
         if self.cost is not None:
             burnt, saved = self.cost.burnt, self.cost.saved_per_call
-            yield f"${burnt:.4f} burnt, ${saved:.4f} saved per later call"
+            yield f"{as_dollars(burnt)} burnt, {as_dollars(saved)} saved per later call"
 
     def __repr__(self) -> str:
         return f"<StageReport {self}>"

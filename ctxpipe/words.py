@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
-__all__ = ["count_phrase", "one_line"]
+import math
+
+__all__ = ["as_dollars", "as_number", "as_percent", "as_ratio", "count_phrase", "one_line"]
+
+SIGNIFICANT_DIGITS = 3
+
+
+def as_number(amount: float) -> str:
+    """A number of tokens, bytes or calls, whole and in groups of three digits: 214,871."""
+    return f"{amount:,.0f}"
+
+
+def as_dollars(amount: float) -> str:
+    """*amount* of dollars with cents; below one dollar three significant digits: $0.0123."""
+    size = abs(amount)
+    places = 2
+    if 0 < size < 1:
+        places = SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(size))
+    return f"{'-' if amount < 0 else ''}${size:,.{places}f}"
+
+
+def as_percent(share: float) -> str:
+    """A share of a whole, from 0 to 1, with one decimal: 82.1%."""
+    return f"{share:.1%}"
+
+
+def as_ratio(ratio: float) -> str:
+    """One amount divided by another, with three decimals: 0.764."""
+    return f"{ratio:.3f}"
 
 
 def count_phrase(number: int, name: str) -> str:

@@ -73,7 +73,7 @@ def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Pa
 def test_with_a_model_costs_are_in_dollars(sound: Path):
     done = run("replay", sound, "--model", "claude-opus-4-5")
     assert "cost in dollars, claude-opus-4-5" in done.stdout
-    assert re.search(r"^none +5 +\$\d+\.\d\d ", done.stdout, re.MULTILINE)
+    assert re.search(r"^none +5 +\$\d+\.\d{2,} ", done.stdout, re.MULTILINE)
 
 
 def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
@@ -129,7 +129,7 @@ def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(
     found = json.loads(run("replay", billed, sound, "--json").stdout)["read"]
 
     assert re.search(
-        r"The bills of 5 calls hold \d+\.\d\d times the prompt tokens .* came 94\.5%, simulated",
+        r"The bills of 5 calls hold \d+\.\d{3} times the prompt tokens .* came 94\.5%, simulated",
         printed,
     )
     assert printed.count("The bills of") == 2  # that file's, and in all
@@ -152,7 +152,7 @@ def test_what_was_repaired_in_a_file_is_counted(tmp_path: Path):
     )
 
     assert "torn.jsonl (cost in input tokens; 1 fault repaired)" in run("replay", torn).stdout
-    assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["faults_mended"] == 1
+    assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["repaired"] == 1
 
 
 def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
@@ -163,7 +163,7 @@ def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
 
     def hits(*options: object) -> float:
         done = run("replay", path, "--compare", "none", "--json", *options)
-        return float(json.loads(done.stdout)["all"][0]["hit_rate"])
+        return float(json.loads(done.stdout)["all"][0]["hits"])
 
     assert hits("--rest", 3) < hits() < hits("--rest", 0)
 
@@ -197,7 +197,7 @@ def test_more_cache_marks_read_more(tmp_path: Path):
 
     two, three, four = (mine("--marks", count) for count in (2, 3, 4))
     assert two["cost"] >= three["cost"] > four["cost"]
-    assert two["marked"] == three["marked"] == four["marked"] == four["relative"]
+    assert two["marked"] == three["marked"] == four["marked"] == four["ratio"]
     assert mine()["cost"] == three["cost"]
     assert run("replay", path, "--marks", 5).exit_code == 2
 
@@ -217,8 +217,8 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path: Path):
         return json.loads(done.stdout)["all"][1]
 
     usual, strict = mine(), mine("--strict")
-    assert usual["strict"] < usual["visible"]
-    assert strict["refetches"] > usual["refetches"]
+    assert usual["strict"] < usual["seen"]
+    assert strict["fetched"] > usual["fetched"]
     assert strict["cost"] > usual["cost"]
 
 
@@ -227,7 +227,7 @@ def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
     rows = json.loads(run("replay", sound, "--config", config, "--json").stdout)["all"]
     assert [row["policy"] for row in rows] == ["none", "mine"]
-    assert rows[1]["largest"] < rows[0]["largest"]
+    assert rows[1]["peak"] < rows[0]["peak"]
 
 
 def test_a_pipeline_of_ones_own_takes_the_place_of_no_policy(sound: Path, tmp_path: Path):
@@ -409,7 +409,7 @@ def three_bills(tmp_path: Path) -> Path:
 def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills: Path):
     told = run("inspect", three_bills, "--cache").stdout
     assert "3 requests, 16.7% of 18,000 tokens read from the cache" in told
-    assert re.search(r"lifetime +1 +6,000 +\$0\.03 +1,990 seconds passed", told)
+    assert re.search(r"lifetime +1 +6,000 +\$0\.0345 +1,990 seconds passed", told)
 
     found = json.loads(run("inspect", three_bills, "--cache", "--json").stdout)
     [miss] = found["misses"]
@@ -484,7 +484,7 @@ def test_tune_tells_a_broken_file_and_goes_on(sound: Path, tmp_path: Path):
     done = run("tune", sound, empty, "--budget", 40, "--processes", 1, "--json")
     assert done.exit_code == 1
     assert "is empty" in done.stderr
-    assert json.loads(done.stdout)["chosen"]["visible"] == 1.0
+    assert json.loads(done.stdout)["chosen"]["seen"] == 1.0
 
 
 # In a process of its own --------------------------------------------------------------------------
@@ -607,5 +607,5 @@ def test_real_transcripts_are_replayed_without_forgetting_when_nothing_is_done(s
     )
     assert done.exit_code == 0
     none, coding = json.loads(done.stdout)["all"]
-    assert none["visible"] == none["reachable"] == 1.0
+    assert none["seen"] == none["found"] == 1.0
     assert coding["cost"] <= none["cost"]

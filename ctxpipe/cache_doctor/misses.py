@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..prices import Prices
+from ..words import as_dollars
 
-__all__ = ["Bill", "CacheMiss", "Cause", "Tally", "dollars", "most_tokens_first"]
+__all__ = ["Bill", "CacheMiss", "Cause", "Tally", "most_tokens_first"]
 
 
 class Cause(StrEnum):
@@ -108,17 +109,10 @@ class CacheMiss:
         text = f"{self.detail}; {self.tokens:,} tokens {billed}"
         if prices is None:
             return text
-        return f"{text}, {dollars(self.cost(prices))}"
+        return f"{text}, {as_dollars(self.cost(prices))}"
 
     def __str__(self) -> str:
         return self.sentence()
-
-
-def dollars(amount: float) -> str:
-    """*amount* of dollars, with cents, or with two digits that are not 0 where it is less."""
-    if amount >= 0.01:
-        return f"${amount:,.2f}"
-    return f"${amount:.2g}"
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from ..words import count_phrase
+from ..words import as_dollars, as_percent, count_phrase
 from .record import Record, Turn
 
 __all__ = ["headers", "write_page"]
@@ -93,9 +93,9 @@ def _sentence(record: Record) -> str:
         return "No turn has been shaped yet. Point an agent's base URL here."
     share = 1 - record.sent / record.whole
     text = f"{count_phrase(record.number, 'turn')}: {record.sent:,} tokens sent instead of "
-    text += f"{record.whole:,}, {share:.0%} less"
+    text += f"{record.whole:,}, {as_percent(share)} less"
     if record.priced:
-        text += f"; ${record.dollars:.2f} billed"
+        text += f"; {as_dollars(record.dollars)} billed"
     return text + "."
 
 
@@ -182,7 +182,7 @@ def _row(turn: Turn) -> str:
         css_class = "text bad"
     dollars = ""
     if turn.dollars is not None:
-        dollars = f"{turn.dollars:.4f}"
+        dollars = as_dollars(turn.dollars)
     at = time.strftime("%H:%M:%S", time.localtime(turn.at))
     cells = [
         f"<td title='{at}'>{turn.number}",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..words import count_phrase
+from ..words import as_dollars, count_phrase
 
 __all__ = ["Record", "Turn"]
 
@@ -50,7 +50,7 @@ class Turn:
         if self.reason:
             parts.append(self.reason)
         if self.dollars is not None:
-            parts.append(f"${self.dollars:.4f}")
+            parts.append(as_dollars(self.dollars))
         return ", ".join([*parts, f"status {self.status}", f"{self.seconds:.1f} s"])
 
 
@@ -98,7 +98,9 @@ class Record:
             f"{self.sent:,} tokens sent instead of {self.whole:,}",
         ]
         if self.priced:
-            parts.append(f"${self.dollars:.2f} for {count_phrase(self.priced, 'priced turn')}")
+            parts.append(
+                f"{as_dollars(self.dollars)} for {count_phrase(self.priced, 'priced turn')}"
+            )
         if self.recovered:
             parts.append(f"{count_phrase(self.recovered, 'refusal')} survived")
         if self.failed:

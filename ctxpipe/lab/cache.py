@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
-from ..cache_doctor.misses import dollars, most_tokens_first
+from ..cache_doctor.misses import most_tokens_first
 from ..errors import SettingsError, TranscriptError
 from ..prices import Prices, prices_of
 from ..tokens import TokenCounter
+from ..words import as_dollars, as_number
 from .transcripts import Transcript
 
 __all__ = ["HEADINGS", "CacheReport", "cache_report", "rows"]
@@ -95,8 +96,9 @@ def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
     """A row of texts for each of *tallies*, under the `HEADINGS`."""
     found: list[tuple[str, ...]] = []
     for one in tallies:
-        cost = "" if one.cost is None else dollars(one.cost)
-        found.append((str(one.cause), f"{one.misses:,}", f"{one.tokens:,}", cost, one.detail))
+        cost = "" if one.cost is None else as_dollars(one.cost)
+        row = (str(one.cause), as_number(one.misses), as_number(one.tokens), cost, one.detail)
+        found.append(row)
     return found
 
 

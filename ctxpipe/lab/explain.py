@@ -13,7 +13,7 @@ from ..messages import Message
 from ..prices import Prices
 from ..reports import Outcome
 from ..tokens import TokenCounter, as_counter
-from ..words import count_phrase
+from ..words import as_percent, count_phrase
 from .costs import Request, bill
 from .pieces import Piece, Pieces
 from .replay import Replay, Settings, Step
@@ -225,7 +225,7 @@ class _Reader:
         }
         largest = max(parts, key=parts.__getitem__)
         share = parts[largest] / whole.total if whole.total else 1.0
-        yield f"{share:.0%} for {largest}"
+        yield f"{as_percent(share)} for {largest}"
 
     def _rewritings(self, step: Step) -> Iterator[str]:
         """What stages have changed of what had been sent before, and from where on."""

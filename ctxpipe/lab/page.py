@@ -389,7 +389,7 @@ def _costs(report: Report) -> Iterator[str]:
     for number, turn in enumerate(report.turns, 1):
         ours += turn.cost
         theirs += turn.cost_without
-        costs = [cost(amount, dollars=is_dollars, places=4) for amount in (ours, theirs)]
+        costs = [cost(amount, dollars=is_dollars) for amount in (ours, theirs)]
         rows.append((str(number), *costs))
     header = ("turn", report.policy, report.baseline)
     table = _table(f"Cost so far, {report.unit}", header, rows, range(3))

@@ -12,6 +12,7 @@ from ..errors import TranscriptError
 from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
+from ..words import as_number, as_percent, as_ratio
 from .cache import cache_report
 from .costs import bill, with_all_marks
 from .policies import NONE, BudgetedPolicy
@@ -20,7 +21,7 @@ from .replay import PipelineMaker, Replay, Settings, Step, replay
 from .report import Fact, PageTurn, RecallPoint, Report
 from .story import Moment, story
 from .transcripts import Transcript
-from .words import cost
+from .words import FIGURES, cost
 
 __all__ = ["Pages", "label", "recall_points", "replay_and_report", "report_of"]
 
@@ -183,26 +184,29 @@ def _facts(
 ) -> Iterator[Fact]:
     both = (ours, theirs)
     bills = [bill(one.requests, prices) for one in both]
-    largest = [_largest_prompt(one) for one in both]
+    costs = [one.total for one in bills]
+    marked = [bill(with_all_marks(one.requests), prices).total for one in both]
     is_dollars = unit == "dollars"
-    costs = [cost(one.total, dollars=is_dollars, places=4) for one in bills]
-    marked_bills = [bill(with_all_marks(one.requests), prices) for one in both]
-    marked = [cost(one.total, dollars=is_dollars, places=4) for one in marked_bills]
-    yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
-    yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
-    yield Fact(f"cost, {unit}", *costs)
-    yield Fact("the same with four cache marks around each change", *marked)
-    yield Fact("read from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
-    yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in both))
-    yield Fact(
-        "the same without the lines that a stage has chosen to keep",
-        *(f"{one.use.strict_recall:.1%}" for one in both),
-    )
-    yield Fact(
-        "of what replies used, there or one reading call away",
-        *(f"{one.use.one_hop:.1%}" for one in both),
-    )
-    yield Fact("requests to read something back", *(f"{one.refetches:,}" for one in bills))
+    figures = {
+        "ratio": [as_ratio(ratio) for ratio in _ratios(costs)],
+        "marked": [as_ratio(ratio) for ratio in _ratios(marked)],
+        "hits": [as_percent(one.hit_rate) for one in bills],
+        "peak": [as_number(_largest_prompt(one)) for one in both],
+        "fetched": [as_number(one.refetches) for one in bills],
+        "seen": [as_percent(one.use.recall) for one in both],
+        "strict": [as_percent(one.use.strict_recall) for one in both],
+        "found": [as_percent(one.use.with_reread) for one in both],
+    }
+    yield Fact("tokens sent in all", *(as_number(one.prompt_tokens) for one in bills))
+    yield Fact(f"cost, {unit}", *(cost(total, dollars=is_dollars) for total in costs))
+    for name, values in figures.items():
+        yield Fact(f"{name}: {FIGURES[name]}", *values)
+
+
+def _ratios(costs: Sequence[float]) -> list[float]:
+    """Each of *costs* divided by the last, which is the baseline's."""
+    baseline = costs[-1]
+    return [one / baseline if baseline else 1.0 for one in costs]
 
 
 def _largest_prompt(replay: Replay) -> float:

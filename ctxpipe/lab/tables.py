@@ -37,21 +37,20 @@ __all__ = [
 class Figures:
     """One policy on one conversation, or on all.
 
-    Tokens are as billed; recall is that of what the replies used, *strict* by the second yardstick.
-    *marked* is the cost with all four cache marks, divided by that of the baseline with them.
+    `FIGURES` tells what each figure means; costs are in the unit of the prices.
     """
 
     policy: str
     calls: int
     cost: float
-    relative: float
-    hit_rate: float
-    largest: float
-    refetches: int
-    visible: float
-    reachable: float
-    strict: float
+    ratio: float
     marked: float
+    hits: float
+    peak: float
+    fetched: int
+    seen: float
+    strict: float
+    found: float
 
     def as_json(self) -> dict[str, Any]:
         """The figures by name."""
@@ -63,7 +62,7 @@ def figures(
     prices: Prices,
     baseline: str,
 ) -> list[Figures]:
-    """A row for each policy; *relative* is its cost divided by that of *baseline*."""
+    """A row for each policy; *ratio* is its cost divided by that of *baseline*."""
     groups = {name: [replay] for name, replay in replays.items()}
     return _rows(groups, prices, baseline)
 
@@ -93,8 +92,8 @@ def calibration_json(one: Calibration) -> dict[str, float]:
     """The same by name, for JSON."""
     return {
         **asdict(one),
-        "billed_hit_rate": one.billed_hit_rate,
-        "simulated_hit_rate": one.simulated_hit_rate,
+        "billed_hits": one.billed_hit_rate,
+        "simulated_hits": one.simulated_hit_rate,
     }
 
 
@@ -107,7 +106,7 @@ def file_json(file: FileReplay) -> dict[str, Any]:
         "format": file.format,
         "model": file.model,
         "calls": file.calls,
-        "faults_mended": file.repaired,
+        "repaired": file.repaired,
         "left_out": dict(file.dropped),
         "calibration": calibration,
     }
@@ -156,14 +155,14 @@ def _row(
         policy=name,
         calls=len(prompts),
         cost=total.total,
-        relative=_ratio(total, baseline.own),
-        hit_rate=total.hit_rate,
-        largest=max(prompts, default=0.0),
-        refetches=total.refetches,
-        visible=use.recall,
-        reachable=use.with_reread,
-        strict=use.strict_recall,
+        ratio=_ratio(total, baseline.own),
         marked=_ratio(bills.marked, baseline.marked),
+        hits=total.hit_rate,
+        peak=max(prompts, default=0.0),
+        fetched=total.refetches,
+        seen=use.recall,
+        strict=use.strict_recall,
+        found=use.with_reread,
     )
 
 
@@ -207,9 +206,9 @@ def _candidate_json(one: Scored) -> dict[str, Any]:
 def _score_json(score: Score) -> dict[str, float]:
     return {
         "cost": score.cost,
-        "visible": score.recall,
+        "seen": score.recall,
         "strict": score.strict_recall,
-        "reachable": score.reachable,
+        "found": score.reachable,
     }
 
 

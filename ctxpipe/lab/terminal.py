@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from io import StringIO, TextIOWrapper
 
 from rich import box
@@ -13,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..words import count_phrase
+from ..words import as_number, as_percent, as_ratio, count_phrase
 from .calibration import Calibration
 from .explain import Explained
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
-from .words import cost
+from .words import FIGURES, cost
 
 __all__ = [
     "calibration_text",
@@ -36,28 +37,8 @@ __all__ = [
     "unit",
 ]
 
-HEADINGS = (
-    "policy",
-    "calls",
-    "cost",
-    "ratio",
-    "4 marks",
-    "hits",
-    "peak",
-    "fetched",
-    "seen",
-    "strict",
-    "found",
-)
-LEGEND = """\
-ratio    the cost in that of the first policy
-4 marks  the ratio where requests have cache marks before and after each change
-hits     the share of the prompts that came from the cache
-peak     the largest prompt, in tokens as billed
-fetched  requests made to read something back
-seen     the share of what the replies used that the context showed
-strict   the same without the lines that a stage has chosen to keep
-found    the same with what the context named the place of"""
+HEADINGS = tuple(field.name for field in fields(Figures))
+LEGEND = "\n".join(f"{name:7}  {meaning}" for name, meaning in FIGURES.items())
 ENDLESS = 10_000
 NUMBERS = frozenset({*HEADINGS[1:], "tokens", "share", "message"})
 GAP = 2
@@ -74,10 +55,10 @@ def calibration_text(found: Calibration) -> str:
     """How far the simulation is from the bills, in a sentence."""
     calls = count_phrase(found.calls, "call")
     return (
-        f"The bills of {calls} hold {found.factor:.2f} times the prompt tokens "
+        f"The bills of {calls} hold {as_ratio(found.factor)} times the prompt tokens "
         "that are simulated without management; "
-        f"from the cache came {found.billed_hit_rate:.1%}, "
-        f"simulated {found.simulated_hit_rate:.1%}."
+        f"from the cache came {as_percent(found.billed_hit_rate)}, "
+        f"simulated {as_percent(found.simulated_hit_rate)}."
     )
 
 
@@ -195,13 +176,16 @@ def print_explained(found: Explained, *, dollars: bool) -> None:
     console = _console()
     console.print(Text(f"The most expensive turns under {found.policy}", "bold"))
     for turn in found.turns:
-        price = cost(turn.cost, dollars=dollars, places=4)
-        unused = f"{turn.unused:,.0f} of {turn.context:,.0f} tokens"
+        price = cost(turn.cost, dollars=dollars)
+        share = as_percent(turn.share)
+        unused = f"{as_number(turn.unused)} of {as_number(turn.context)} tokens"
         lines = [
-            f"turn {turn.turn}: {price}, {turn.share:.1%} of all; {'; '.join(turn.reasons)}",
+            f"turn {turn.turn}: {price}, {share} of all; {'; '.join(turn.reasons)}",
             f"  {turn.label or 'a reply'}; {unused} were used by no reply from here on",
         ]
-        lines += [f"    {block.tokens:,.0f} {block.name} ({block.kind})" for block in turn.blocks]
+        lines += [
+            f"    {as_number(block.tokens)} {block.name} ({block.kind})" for block in turn.blocks
+        ]
         console.print(Text("\n".join(lines)), soft_wrap=True)
     console.print()
 
@@ -231,16 +215,16 @@ def _width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
     return (
         row.policy,
-        f"{row.calls:,}",
+        as_number(row.calls),
         cost(row.cost, dollars=dollars),
-        f"{row.relative:.3f}",
-        f"{row.marked:.3f}",
-        f"{row.hit_rate:.1%}",
-        f"{row.largest:,.0f}",
-        f"{row.refetches:,}",
-        f"{row.visible:.3f}",
-        f"{row.strict:.3f}",
-        f"{row.reachable:.3f}",
+        as_ratio(row.ratio),
+        as_ratio(row.marked),
+        as_percent(row.hits),
+        as_number(row.peak),
+        as_number(row.fetched),
+        as_percent(row.seen),
+        as_percent(row.strict),
+        as_percent(row.found),
     )
 
 
@@ -260,7 +244,7 @@ def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
     )
     console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
     console.print(
-        f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
+        f"after {tuned.replays} replays; * is the cheapest that shows {as_percent(recall)} or more."
     )
     headings = ("", "cost", "ratio", "seen", "strict", "found", *SETTINGS)
     rows = _front_rows(tuned, bool(model))
@@ -282,10 +266,10 @@ def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
         row = (
             "*" if one == tuned.chosen else "",
             cost(one.score.cost, dollars=dollars),
-            f"{one.score.cost / without:.3f}" if without else "",
-            f"{one.score.recall:.3f}",
-            f"{one.score.strict_recall:.3f}",
-            f"{one.score.reachable:.3f}",
+            as_ratio(one.score.cost / without) if without else "",
+            as_percent(one.score.recall),
+            as_percent(one.score.strict_recall),
+            as_percent(one.score.reachable),
             *_settings(one.candidate),
         )
         rows.append(row)
@@ -325,10 +309,10 @@ def _test_text(tuned: Tuned) -> str:
     without = sum(fold.without.cost for fold in tuned.folds)
     ratio = "as much as"
     if without:
-        ratio = f"{score.cost / without:.3f}"
+        ratio = as_ratio(score.cost / without)
     return (
         f"Chosen in {len(tuned.folds)} folds and tested on the others: "
-        f"ratio {ratio}, seen {score.recall:.3f}."
+        f"ratio {ratio}, seen {as_percent(score.recall)}."
     )
 
 

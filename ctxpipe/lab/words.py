@@ -1,12 +1,26 @@
-"""Costs as a reader is shown them, on a terminal and on the page."""
+"""Costs and figures as a reader is shown them: on a terminal, in JSON and on the page."""
 
 from __future__ import annotations
 
-__all__ = ["cost"]
+from collections.abc import Mapping
+
+from ..words import as_dollars, as_number
+
+__all__ = ["FIGURES", "cost"]
+
+FIGURES: Mapping[str, str] = {
+    "ratio": "the cost divided by that of the first policy",
+    "marked": "the ratio with cache marks before and after each change",
+    "hits": "the share of the prompts that came from the cache",
+    "peak": "the largest prompt, in tokens as billed",
+    "fetched": "requests made to read something back",
+    "seen": "the share of what the replies used that the context showed",
+    "strict": "the same without the lines that a stage has chosen to keep",
+    "found": "the same with what the context named the place of",
+}
+"""What each figure of a replay means. Tables, JSON and the page call it by this name."""
 
 
-def cost(amount: float, *, dollars: bool, places: int = 2) -> str:
-    """A cost in dollars with *places* decimals, else in whole tokens."""
-    if dollars:
-        return f"${amount:,.{places}f}"
-    return f"{amount:,.0f}"
+def cost(amount: float, *, dollars: bool) -> str:
+    """A cost in dollars, or in whole input tokens."""
+    return as_dollars(amount) if dollars else as_number(amount)

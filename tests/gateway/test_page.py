@@ -22,7 +22,7 @@ def test_an_empty_page_says_what_to_do():
 
 def test_a_page_says_what_was_sent_and_what_it_would_have_been():
     page = write_page(record(Turn("s", "m", "shaped", sent=1_000, whole=4_000, status=200)))
-    assert "1 turn: 1,000 tokens sent instead of 4,000, 75% less." in page
+    assert "1 turn: 1,000 tokens sent instead of 4,000, 75.0% less." in page
 
 
 def test_every_text_of_others_is_escaped():

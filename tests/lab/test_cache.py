@@ -61,7 +61,7 @@ def test_a_pause_is_told_by_the_times_of_the_messages() -> None:
     [miss] = found.misses
     assert (miss.cause, miss.tokens) == (Cause.LIFETIME, 2 * TOKENS)
     [row] = rows(found.tallies)
-    assert row[:4] == ("lifetime", "1", "10,000", f"${10_000 * (6.25 - 0.5) / 1e6:.2f}")
+    assert row[:4] == ("lifetime", "1", "10,000", "$0.0575")
 
 
 def test_what_was_kept_for_an_hour_lives_so_long() -> None:

@@ -13,9 +13,12 @@ from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.replay import Settings, replay
 from ctxpipe.lab.replay_report import Pages, label, recall_points, replay_and_report
 from ctxpipe.lab.story import Moment
+from ctxpipe.lab.tables import figures
 from ctxpipe.lab.transcripts import parse_transcript
+from ctxpipe.lab.words import FIGURES
 from ctxpipe.messages import compact_json
-from ctxpipe.prices import prices_of
+from ctxpipe.prices import Prices, prices_of
+from ctxpipe.words import as_number, as_percent, as_ratio
 
 
 async def test_a_report_holds_what_the_replays_tell():
@@ -58,19 +61,22 @@ async def test_no_management_is_called_so_on_the_page():
     report = await Pages("mine", "none", prices).report(told, replays, moments, None, AtomIndex())
 
     assert (report.policy, report.baseline, report.unit) == ("mine", "no management", "dollars")
-    costs = [fact for fact in report.facts if fact.without.startswith("$")]
-    assert [fact.name for fact in costs] == [
-        "cost, dollars",
-        "the same with four cache marks around each change",
-    ]
+    [cost] = [fact for fact in report.facts if fact.without.startswith("$")]
+    assert cost.name == "cost, dollars"
 
 
-async def test_both_yardsticks_stand_on_the_page():
-    report = await replay_and_report(transcript(turns=4), direct, none)
+async def test_the_page_calls_each_figure_as_the_tables_do():
+    talk = transcript(turns=4)
+    report = await replay_and_report(talk, direct, none)
+    replays = {"none": await replay(talk, none), "mine": await replay(talk, direct)}
+    _, row = figures(replays, Prices.relative(), "none")
 
-    names = [fact.name for fact in report.facts]
-    seen = names.index("of what replies used, in the context")
-    assert names[seen + 1] == "the same without the lines that a stage has chosen to keep"
+    shown = {fact.name.partition(":")[0]: fact.with_it for fact in report.facts}
+    assert [name for name in shown if name in FIGURES] == list(FIGURES)
+    assert shown["ratio"] == as_ratio(row.ratio)
+    assert shown["peak"] == as_number(row.peak)
+    assert shown["seen"] == as_percent(row.seen)
+    assert shown["found"] == as_percent(row.found)
 
 
 async def test_a_short_conversation_has_no_curve_of_recall():

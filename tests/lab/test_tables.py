@@ -40,11 +40,11 @@ def test_the_cost_is_told_in_that_of_the_baseline():
         "some": replayed(read=1000, fresh=400, use=Use(visible=3, pointer=1)),
     }
     none, some = figures(replays, PRICES, "none")
-    assert (none.cost, none.relative) == (1000, 1.0)
-    assert (some.cost, some.relative) == (500, 0.5)
-    assert some.hit_rate == 1000 / 1400
-    assert (some.visible, some.reachable) == (0.75, 1.0)
-    assert some.largest == 1400
+    assert (none.cost, none.ratio) == (1000, 1.0)
+    assert (some.cost, some.ratio) == (500, 0.5)
+    assert some.hits == 1000 / 1400
+    assert (some.seen, some.found) == (0.75, 1.0)
+    assert some.peak == 1400
 
 
 def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
@@ -54,18 +54,18 @@ def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
         FileReplay("b", {"none": replayed(read=0, fresh=900, use=Use(lost=3))}),
     ]
     (row,) = total_figures(files, PRICES, "none")
-    assert (row.cost, row.calls, row.visible) == (1000, 2, 0.25)
+    assert (row.cost, row.calls, row.seen) == (1000, 2, 0.25)
 
 
 def test_nothing_used_is_nothing_missed():
     (row,) = figures({"none": replayed(read=0, fresh=1, use=Use())}, PRICES, "none")
-    assert (row.visible, row.strict, row.reachable) == (1.0, 1.0, 1.0)
+    assert (row.seen, row.strict, row.found) == (1.0, 1.0, 1.0)
 
 
 def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
     use = Use(visible=3, lost=1, doubtful=1)
     (row,) = figures({"none": replayed(read=0, fresh=1, use=use)}, PRICES, "none")
-    assert (row.visible, row.strict) == (0.75, 0.5)
+    assert (row.seen, row.strict) == (0.75, 0.5)
 
 
 def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them():
@@ -76,8 +76,8 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
 
     replays = {"none": marked(1000, 800), "some": marked(900, 200)}
     none, some = figures(replays, PRICES, "none")
-    assert (none.relative, none.marked) == (1.0, 1.0)
-    assert (some.relative, some.marked) == (0.9, 0.25)
+    assert (none.ratio, none.marked) == (1.0, 1.0)
+    assert (some.ratio, some.marked) == (0.9, 0.25)
 
 
 # What fills a context -----------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from ctxpipe.prices import Prices
 from ctxpipe.session import Session
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.testing import MessagesServer, Model, Received, Usage, answer
+from ctxpipe.words import as_dollars
 
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
@@ -428,7 +429,7 @@ async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none
     dollars = miss.tokens * (2.5 - 0.2) / 1e6
     [notice] = result.notices
     assert notice.startswith("prompt cache: the system prompt changed at character 3; ")
-    assert notice.endswith(f"; {miss.tokens:,} tokens are written again, ${dollars:.2f}")
+    assert notice.endswith(f"; {miss.tokens:,} tokens are written again, {as_dollars(dollars)}")
 
 
 async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses() -> None:
