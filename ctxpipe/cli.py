@@ -7,12 +7,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
-from functools import wraps
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
 
 try:
     import typer
@@ -21,18 +21,21 @@ try:
 except ImportError as missing:  # pragma: no cover  tests run with the extra installed
     raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
 
+from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .lab import tables
 from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
-from .lab.cache import HEADINGS, CacheReport, cache_report, rows
+from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .lab.cluster import cluster
 from .lab.config import read_config
+from .lab.contents import Contents, contents, total_contents
 from .lab.costs import CacheRules
 from .lab.explain import Expensive
 from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
+from .lab.recordings import Recordings, find_recordings
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
 from .lab.replay_report import Pages
 from .lab.terminal import (
@@ -46,6 +49,7 @@ from .lab.terminal import (
     print_line,
     print_notice,
     print_table,
+    promise_text,
     tuning_text,
     unit,
 )
@@ -56,7 +60,7 @@ from .markers.placeholders import quoted_file_names
 from .messages import strings
 from .names import session_folder
 from .prices import Prices, prices_of
-from .reports import Outcome
+from .reports import Outcome, Result
 from .storage.adoption import adopt as mark_adopted
 from .storage.adoption import find_adoptable
 from .storage.atomic import STALE_SECONDS
@@ -87,19 +91,21 @@ app: typer.Typer = typer.Typer(
 )
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+USUAL_MARKS = 3
 
 # Warnings of the stages are for whoever runs an agent, not for whoever replays a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 Files = Annotated[
     list[str],
-    typer.Argument(help="Transcripts (JSON, JSONL); - is standard input.", show_default=False),
-]
-File = Annotated[
-    str,
-    typer.Argument(help="A transcript (JSON or JSONL); - is standard input.", show_default=False),
+    typer.Argument(
+        help="Transcripts (JSON, JSONL), patterns, or folders, of which all transcripts in them "
+        "are read; - is standard input.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Preset = Annotated[str, typer.Option(help=f"What to try: {', '.join(POLICIES)}.")]
@@ -153,6 +159,24 @@ Scheduler = Annotated[
 ]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_line(f"ctxpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
 @app.command(epilog=LEGEND.replace("\n", "\n\n"))
 def replay(
     files: Files,
@@ -163,7 +187,7 @@ def replay(
     read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
-    marks: Marks = 3,
+    marks: Marks = USUAL_MARKS,
     strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
@@ -192,19 +216,20 @@ def replay(
     with _exit_on_error():
         prices = _prices(model, read)
         makers = _makers(compare, preset, config, prices)
+        found = _recordings(files)
         names = list(makers)
         baseline = names[0]
         paths: dict[str, Path] = {}
         pages: Pages | None = None
         if html:
-            paths = _writable_paths(html, files)
+            paths = _writable_paths(html, found.files)
             pages = Pages(names[-1], baseline, prices if model else None)
         expensive = Expensive(names[-1], prices) if explain else None
         cache = CacheRules.with_marks(marks)
         settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
-        with _executor(scheduler, processes, len(files)) as executor:
-            replays = _replay_all(files, makers, settings, executor, pages, expensive)
-        _print_replays(replays, prices, model, baseline, as_json=as_json)
+        with _executor(scheduler, processes, len(found.files)) as executor:
+            replays = _replay_all(found.files, makers, settings, executor, pages, expensive)
+        _print_replays(replays, prices, model, baseline, found, as_json=as_json)
         _write_pages(paths, replays)
     if any(file.error for file in replays):
         raise typer.Exit(FAILED)
@@ -241,6 +266,16 @@ def _maker(preset: str, config: Path | None, prices: Prices) -> PipelineMaker:
     if config:
         return read_config(config, prices)
     return policies([preset], prices)[preset]
+
+
+def _recordings(names: Sequence[str]) -> Recordings:
+    """The recordings that *names* stand for; what was skipped is said."""
+    with _progress() as progress:
+        found = find_recordings(names, partial(progress.track, description="looking"))
+    skipped = found.skipped_text()
+    if skipped:
+        print_notice(skipped)
+    return found
 
 
 def _executor(
@@ -324,6 +359,7 @@ def _print_replays(
     prices: Prices,
     model: str,
     baseline: str,
+    found: Recordings,
     *,
     as_json: bool,
 ) -> None:
@@ -340,6 +376,7 @@ def _print_replays(
                 "all": [row.as_json() for row in totals],
                 **_explanations_json(read),
                 "errors": errors,
+                "skipped": found.unreadable,
             }
         )
     else:
@@ -369,8 +406,12 @@ def _explanations_json(read: Mapping[str, FileReplay]) -> dict[str, Any]:
     return {"explained": found} if found else {}
 
 
+def _display_name(path: str) -> str:
+    return "standard input" if path == STDIN else Path(path).name
+
+
 def _title(file: FileReplay, model: str) -> str:
-    name = "standard input" if file.path == STDIN else Path(file.path).name
+    name = _display_name(file.path)
     notes = unit(model)
     if file.repaired:
         notes = f"{notes}; {count_phrase(file.repaired, 'fault')} repaired"
@@ -397,7 +438,7 @@ def tune(
     read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
-    marks: Marks = 3,
+    marks: Marks = USUAL_MARKS,
     strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
@@ -413,13 +454,14 @@ def tune(
         prices = _prices(model, read)
         cache = CacheRules.with_marks(marks)
         settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
+        found = _recordings(files)
         with (
-            _executor(scheduler, processes, len(files)) as executor,
+            _executor(scheduler, processes, len(found.files)) as executor,
             _progress() as progress,
         ):
             evaluate = _evaluator(settings, executor, progress, budget)
             tuned = tuning.tune(
-                files,
+                found.files,
                 evaluate,
                 prices=prices,
                 recall=recall,
@@ -428,7 +470,8 @@ def tune(
                 seed=seed,
                 window=window,
             )
-    _print_tuned(tuned, model, recall, as_json=as_json)
+    options = _replay_options(model, read, marks, settings)
+    _print_tuned(tuned, model, recall, options, found, as_json=as_json)
     if tuned.errors or not tuned.reached:
         raise typer.Exit(FAILED)
     raise typer.Exit(0)
@@ -462,24 +505,48 @@ def _print_tuned(
     tuned: tuning.Tuned,
     model: str,
     recall: float,
+    options: Sequence[str],
+    found: Recordings,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        print_json(tables.tuning_json(tuned))
+        json_form = tables.tuning_json(tuned)
+        print_json({**json_form, "replay_options": options, "skipped": found.unreadable})
     else:
-        print_line(tuning_text(tuned, model, recall))
+        print_line(tuning_text(tuned, model, recall, options))
     for error in tuned.errors:
         print_error(error)
     if not tuned.reached:
-        best = as_percent(tuned.chosen.score.recall)
-        wanted = as_percent(recall)
-        print_error(f"no settings that were tried show {wanted} of what is used; these {best}")
+        print_error(promise_text(tuned, recall))
+
+
+def _replay_options(
+    model: str,
+    read: float | None,
+    marks: int,
+    settings: Settings,
+) -> list[str]:
+    """The options with which a replay does what tuning did."""
+    options = []
+    if model:
+        options += ["--model", model]
+    if read is not None:
+        options += ["--read", f"{read:g}"]
+    if not settings.refetch:
+        options.append("--no-refetch")
+    if settings.rest_every != LAPSES_EVERY:
+        options += ["--rest", f"{settings.rest_every}"]
+    if marks != USUAL_MARKS:
+        options += ["--marks", f"{marks}"]
+    if settings.strict:
+        options.append("--strict")
+    return options
 
 
 @app.command()
 def inspect(
-    file: File,
+    files: Files,
     most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
     cache: Annotated[
         bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
@@ -492,102 +559,162 @@ def inspect(
     Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
     tokens are billed ones, and the prices those of each reply's model, or of --model.
     """
-    if cache:
-        with _exit_on_error():
-            transcript = read_transcript(file)
-            prices = prices_of(model) if model else None
-            report = cache_report(transcript, TokenCounter(), prices)
-        _print_cache(transcript, report, as_json=as_json)
-        return
     with _exit_on_error():
-        transcript = read_transcript(file)
+        prices = prices_of(model) if model else None
+        found = _recordings(files)
         counter = TokenCounter()
-        kinds = tables.tokens_by_kind(transcript.messages, counter)
-        tools = tables.tokens_by_tool(transcript.messages, counter)
-        largest = tables.largest_blocks(transcript.messages, counter, most)
+        if cache:
+            reports, errors = _look_at_each(
+                found.files, lambda transcript: cache_report(transcript, counter, prices)
+            )
+            _print_each(reports, _print_cache, total_report, errors, found, as_json=as_json)
+        else:
+            fillings, errors = _look_at_each(
+                found.files, lambda transcript: contents(transcript, counter, most)
+            )
+            add = partial(total_contents, most=most)
+            _print_each(fillings, _print_contents, add, errors, found, as_json=as_json)
+    if errors:
+        raise typer.Exit(FAILED)
+
+
+class _Shown(Protocol):
+    """What is found in a conversation."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+S = TypeVar("S", bound=_Shown)
+
+
+def _look_at_each(
+    files: Sequence[str],
+    look: Callable[[Transcript], T],
+) -> tuple[dict[str, T], dict[str, str]]:
+    """What *look* finds in each of *files*, and the errors of those that fail, by path."""
+    found: dict[str, T] = {}
+    errors: dict[str, str] = {}
+    with _progress() as progress:
+        for path in progress.track(files, description="reading"):
+            try:
+                found[path] = look(read_transcript(path))
+            except CtxpipeError as error:
+                errors[path] = str(error)
+    return found, errors
+
+
+def _print_each(
+    shown: Mapping[str, S],
+    show: Callable[[str, S], None],
+    add: Callable[[Iterable[S]], S],
+    errors: Mapping[str, str],
+    found: Recordings,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was found in each file and, of several, what *add* makes of them together."""
     if as_json:
-        blocks = [{**asdict(block), "begins": one_line(block.begins)} for block in largest]
-        print_json({"name": transcript.name, "kinds": kinds, "tools": tools, "largest": blocks})
-        return
-    total = sum(kinds.values())
-    _print_shares(_heading(transcript, total), kinds.most_common())
-    if tools:
-        tool_rows = [(name, as_number(calls), as_number(tokens)) for name, calls, tokens in tools]
-        headings = ("tool", "calls", "tokens")
-        print_table("by tool", headings, tool_rows)
+        print_json(
+            {
+                "files": {path: one.as_json() for path, one in shown.items()},
+                "all": add(shown.values()).as_json(),
+                "errors": errors,
+                "skipped": found.unreadable,
+            }
+        )
+    else:
+        for path, one in shown.items():
+            show(_display_name(path), one)
+        if len(shown) > 1:
+            show(f"all {len(shown):,} conversations", add(shown.values()))
+    for error in errors.values():
+        print_error(error)
+
+
+def _print_contents(name: str, filling: Contents) -> None:
+    _print_shares(f"{name}: {filling}", list(filling.kinds.items()))
+    if filling.tools:
+        tool_rows = []
+        for tool, calls, tokens in filling.tools:
+            tool_rows.append((tool, as_number(calls), as_number(tokens)))
+        print_table("by tool", ("tool", "calls", "tokens"), tool_rows)
     block_rows = []
-    for block in largest:
+    for block in filling.largest:
         tokens_text = as_number(block.tokens)
         row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
         block_rows.append(row)
     print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
 
 
-def _print_cache(transcript: Transcript, report: CacheReport, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"name": transcript.name, **asdict(report), "hits": report.hit_rate})
-        return
-    name = Path(transcript.name).name
-    tokens = report.read + report.written + report.uncached
-    requests = count_phrase(report.requests, "request")
-    hits = as_percent(report.hit_rate)
-    title = f"{name}: {requests}, {hits} of {as_number(tokens)} tokens read from the cache"
-    print_table(title, HEADINGS, rows(report.tallies))
+def _print_cache(name: str, report: CacheReport) -> None:
+    print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
     if report.shortened:
         times = count_phrase(report.shortened, "time")
         print_line(f"{times} the client sent far less than the recorded history: not judged.")
 
 
-def _heading(transcript: Transcript, total: int) -> str:
-    parts = [
-        transcript.format,
-        count_phrase(len(transcript.messages), "message"),
-        count_phrase(transcript.calls, "call"),
-        count_phrase(total, "token"),
-    ]
-    if transcript.repaired:
-        parts.append(f"{count_phrase(len(transcript.repaired), 'fault')} repaired")
-    return f"{Path(transcript.name).name}: {', '.join(parts)}"
-
-
 @app.command()
 def plan(
-    file: File,
+    files: Files,
     preset: Preset = "coding",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """What a pipeline would change in the context at the end of a transcript, without doing it."""
+    with _exit_on_error():
+        make = _maker(preset, config, Prices.relative())
+        found = _recordings(files)
+        plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
+        _print_each(plans, _print_plan, _total_plan, errors, found, as_json=as_json)
+    if errors:
+        raise typer.Exit(FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What each stage would do (its name, "would act", and what or why), and the tokens *saved*."""
+
+    stages: list[tuple[str, str, str]]
+    saved: int
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("stage", "outcome", "why")
+        stages = [dict(zip(names, stage, strict=True)) for stage in self.stages]
+        return {"stages": stages, "saved": self.saved}
+
+
+def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
+    """What the pipeline that *make* makes would do at the end of *transcript*."""
     import anyio
 
-    with _exit_on_error():
-        prices = Prices.relative()
-        transcript = read_transcript(file)
-        pipeline = _maker(preset, config, prices)(Workbench())
+    async def run() -> Result:
+        return await make(Workbench()).plan(
+            transcript.messages,
+            session_id="plan",
+            system=transcript.system,
+            tools=transcript.tools,
+        )
 
-        async def run_plan() -> Any:
-            return await pipeline.plan(
-                transcript.messages,
-                session_id="plan",
-                system=transcript.system,
-                tools=transcript.tools,
-            )
-
-        result = anyio.run(run_plan)
-        before = pipeline.counter.total(transcript.messages)
-        saved = before - pipeline.counter.total(result.messages)
-    rows = []
+    result = anyio.run(run)
+    stages = []
     for report in result.reports:
         is_planned = report.outcome is Outcome.PLANNED
         outcome = "would act" if is_planned else report.outcome.value
         why = report.reason or str(report.detail or "")
-        rows.append((report.stage, outcome, why))
-    if as_json:
-        stages = [{"stage": stage, "outcome": outcome, "why": why} for stage, outcome, why in rows]
-        print_json({"stages": stages, "saved": saved})
-        return
-    title = f"{Path(transcript.name).name}: {as_number(saved)} tokens would leave"
-    print_table(title, ("stage", "outcome", "what, why"), rows)
+        stages.append((report.stage, outcome, why))
+    return _Plan(stages, result.tokens_saved)
+
+
+def _total_plan(plans: Iterable[_Plan]) -> _Plan:
+    return _Plan([], sum(plan.saved for plan in plans))
+
+
+def _print_plan(name: str, plan: _Plan) -> None:
+    title = f"{name}: {as_number(plan.saved)} tokens would leave"
+    if plan.stages:
+        print_table(title, ("stage", "outcome", "what, why"), plan.stages)
+    else:
+        print_line(title)
 
 
 @app.command()
@@ -669,7 +796,7 @@ def _clean_limits(
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
     kept: set[str] = set()
-    for path in live:
+    for path in _recordings(live).files:
         transcript = read_transcript(path)
         for message in transcript.messages:
             for text in strings(message):

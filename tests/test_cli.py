@@ -19,8 +19,10 @@ import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
 from typer.testing import CliRunner
 
+import ctxpipe
 from ctxpipe.cli import app
 from ctxpipe.messages import Message
+from ctxpipe.words import as_number, as_percent, as_ratio
 
 PICTURE = {
     "type": "image",
@@ -367,7 +369,7 @@ def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(
 
 
 def test_inspect_tells_what_fills_the_context(sound: Path):
-    told = json.loads(run("inspect", sound, "--json", "--most", 1).stdout)
+    told = json.loads(run("inspect", sound, "--json", "--most", 1).stdout)["files"][str(sound)]
     assert told["kinds"]["tool result"] == max(told["kinds"].values())
     assert told["tools"][0][:2] == ["bash", 4]
     assert len(told["largest"]) == 1
@@ -411,7 +413,7 @@ def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills: Path
     assert "3 requests, 16.7% of 18,000 tokens read from the cache" in told
     assert re.search(r"lifetime +1 +6,000 +\$0\.0345 +1,990 seconds passed", told)
 
-    found = json.loads(run("inspect", three_bills, "--cache", "--json").stdout)
+    [found] = json.loads(run("inspect", three_bills, "--cache", "--json").stdout)["files"].values()
     [miss] = found["misses"]
     assert (miss["cause"], miss["request"], miss["tokens"]) == ("lifetime", 3, 6000)
     assert found["tallies"][0]["misses"] == 1
@@ -440,7 +442,7 @@ def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(
 def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
-    told = json.loads(run("plan", sound, "--config", config, "--json").stdout)
+    told = json.loads(run("plan", sound, "--config", config, "--json").stdout)["files"][str(sound)]
     found = [(stage["stage"], stage["outcome"]) for stage in told["stages"]]
     assert found == [("BatchOffload", "would act")]
     assert told["saved"] > 0
@@ -460,6 +462,95 @@ def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
     )
 
 
+# Several files, and folders -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    folder = tmp_path / "recordings"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "one.jsonl").write_text(lines(HISTORY), "utf-8")
+    (folder / "deep" / "two.jsonl").write_text(lines(HISTORY), "utf-8")
+    (folder / "deep" / "package.json").write_text("{}", "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replay", "--processes", "1"),
+        ("tune", "--processes", "1", "--budget", "20"),
+        ("inspect",),
+        ("plan",),
+    ],
+)
+def test_every_command_reads_the_recordings_in_a_folder_and_says_what_it_skipped(
+    recordings: Path, command: tuple[str, ...]
+):
+    done = run(*command, recordings, "--json")
+
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert list(told["skipped"]) == [str(recordings / "deep" / "package.json")]
+    assert "skipped: 1 file without a conversation" in done.stderr
+    if "files" in told:
+        assert list(told["files"]) == [
+            str(recordings / "one.jsonl"),
+            str(recordings / "deep" / "two.jsonl"),
+        ]
+
+
+def test_a_pattern_is_expanded_where_no_shell_has_done_so(recordings: Path):
+    told = json.loads(run("inspect", recordings / "**" / "*.jsonl", "--json").stdout)
+    assert len(told["files"]) == 2
+
+
+def test_inspect_shows_several_files_and_all_together(recordings: Path):
+    told = json.loads(run("inspect", recordings, "--json").stdout)
+    one, two = told["files"].values()
+    assert told["all"]["tokens"] == one["tokens"] + two["tokens"]
+
+    printed = run("inspect", recordings).stdout
+    for title in ("one.jsonl: ", "two.jsonl: ", "all 2 conversations: "):
+        assert title in printed
+
+
+def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path: Path):
+    done = run("inspect", tmp_path / "none.jsonl", sound, "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert list(told["files"]) == [str(sound)]
+    assert "No such file" in told["errors"][str(tmp_path / "none.jsonl")]
+    assert "none.jsonl: No such file" in " ".join(done.stderr.split())
+
+
+def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path: Path):
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(three_bills.read_bytes())
+    told = json.loads(run("inspect", three_bills, again, "--cache", "--json").stdout)
+    [tally] = told["all"]["tallies"]
+    assert (told["all"]["requests"], tally["misses"], tally["tokens"]) == (6, 2, 12_000)
+    assert "all 2 conversations: 6 requests" in run("inspect", three_bills, again, "--cache").stdout
+
+
+def test_plan_adds_what_would_leave_several_files(recordings: Path, tmp_path: Path):
+    config = tmp_path / "mine.toml"
+    config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
+    told = json.loads(run("plan", recordings, "--config", config, "--json").stdout)
+    assert told["all"]["saved"] == sum(one["saved"] for one in told["files"].values()) > 0
+
+
+def test_a_folder_without_a_recording_is_an_error(tmp_path: Path):
+    done = run("replay", tmp_path)
+    assert done.exit_code == 1
+    assert "holds no recording that can be read; it is empty" in " ".join(done.stderr.split())
+
+
+def test_the_version_is_printed():
+    done = run("--version")
+    assert (done.exit_code, done.stdout) == (0, f"ctxpipe {ctxpipe.__version__}\n")
+
+
 # Tuning -------------------------------------------------------------------------------------------
 
 
@@ -470,6 +561,50 @@ def test_what_tune_prints_is_a_config(sound: Path, tmp_path: Path):
     config = tmp_path / "tuned.toml"
     config.write_text(done.stdout, "utf-8")
     assert run("replay", sound, "--config", config).exit_code == 0
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Path:
+    """A conversation whose last replies use what long results said."""
+    said = [f"the port of service_{n} is {4000 + n} on host_{n}" for n in range(12)]
+    rest = "\nnothing more to say" * 150
+    steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, said[n] + rest) for n in range(12))
+    uses = (step(f"u{n}", "bash", {"command": said[n]}, "ok") for n in range(0, 12, 3))
+    path = tmp_path / "facts.jsonl"
+    path.write_text(lines(conversation(user("Go."), *steps, *uses, assistant("Done."))), "utf-8")
+    return path
+
+
+def test_a_replay_of_what_tune_recommends_shows_what_it_promises(facts: Path, tmp_path: Path):
+    floor = 0.95
+    options = ("--rest", "3", "--marks", "4", "--read", "0.05", "--strict")
+    done = run("tune", facts, "--recall", floor, "--budget", 12, "--processes", 1, *options)
+    assert done.exit_code == 0, done.stderr
+    [command] = re.findall(r"^# ctxpipe (replay .*) prints the row", done.stdout, re.MULTILINE)
+    tuned = tmp_path / "tuned.toml"
+    tuned.write_text(done.stdout, "utf-8")
+    names = {"FILES": str(facts), "THIS_FILE": str(tuned)}
+    told = run(*(names.get(word, word) for word in command.split()), "--json")
+    none, row = json.loads(told.stdout)["all"]
+
+    assert row["seen"] >= floor
+    assert row["cost"] < none["cost"]
+    star = next(line.split() for line in done.stdout.splitlines() if line.startswith("# *  "))
+    shown = [as_number(row["cost"]), as_ratio(row["ratio"])]
+    shown += [as_percent(row[name]) for name in ("seen", "strict", "found")]
+    assert star[2:7] == shown
+
+
+def test_where_nothing_shows_enough_tune_says_so_and_what_comes_closest(facts: Path):
+    options = ("--recall", 1, "--budget", 8, "--processes", 1, "--window", 4000)
+    done = run("tune", facts, *options)
+    told = " ".join(done.stderr.split())
+    assert done.exit_code == 1
+    closest = json.loads(run("tune", facts, *options, "--json").stdout)["chosen"]["seen"]
+    sentence = "no settings that were tried show 100.0% of what is used; * come closest: "
+    assert f"{sentence}{as_percent(closest)}" in told
+    assert f"{sentence}{as_percent(closest)}" in done.stdout
+    assert closest < 1
 
 
 def test_tune_refuses_a_budget_that_is_too_small(sound: Path):
@@ -579,7 +714,7 @@ def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
 
     assert (printed.returncode, printed.stderr, told.returncode, told.stderr) == (0, "", 0, "")
     assert "\\u65c5 \\U0001f600" in printed.stdout
-    assert {block["begins"] for block in json.loads(told.stdout)["largest"]} == {
+    assert {block["begins"] for block in json.loads(told.stdout)["all"]["largest"]} == {
         "\u65c5 \U0001f600",
         "\xe9",
     }

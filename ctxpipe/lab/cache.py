@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
 from ..cache_doctor.misses import most_tokens_first
 from ..errors import SettingsError, TranscriptError
 from ..prices import Prices, prices_of
 from ..tokens import TokenCounter
-from ..words import as_dollars, as_number
+from ..words import as_dollars, as_number, as_percent, count_phrase
 from .transcripts import Transcript
 
-__all__ = ["HEADINGS", "CacheReport", "cache_report", "rows"]
+__all__ = ["HEADINGS", "CacheReport", "cache_report", "rows", "total_report"]
 
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
 LEAST_KEPT = 0.7
@@ -41,8 +42,21 @@ class CacheReport:
     @property
     def hit_rate(self) -> float:
         """The share of the prompts that came from the cache."""
-        total = self.read + self.written + self.uncached
-        return self.read / total if total else 0.0
+        return self.read / self.tokens if self.tokens else 0.0
+
+    @property
+    def tokens(self) -> int:
+        """All billed tokens of the prompts."""
+        return self.read + self.written + self.uncached
+
+    def as_json(self) -> dict[str, Any]:
+        """The same by name."""
+        return {**asdict(self), "hits": self.hit_rate}
+
+    def __str__(self) -> str:
+        requests = count_phrase(self.requests, "request")
+        hits, tokens = as_percent(self.hit_rate), as_number(self.tokens)
+        return f"{requests}, {hits} of {tokens} tokens read from the cache"
 
 
 def cache_report(
@@ -89,6 +103,26 @@ def cache_report(
         tuple(misses),
         tuple(_tally(misses, _price_list(prices))),
         shortened,
+    )
+
+
+def total_report(reports: Iterable[CacheReport]) -> CacheReport:
+    """*reports* together: their sums, without the single misses."""
+    known = list(reports)
+    tallies: dict[Cause, Tally] = {}
+    for one in (tally for report in known for tally in report.tallies):
+        total = tallies.setdefault(one.cause, Tally(one.cause, detail=one.detail))
+        total.misses += one.misses
+        total.tokens += one.tokens
+        if one.cost is not None:
+            total.cost = (total.cost or 0.0) + one.cost
+    return CacheReport(
+        sum(report.requests for report in known),
+        sum(report.read for report in known),
+        sum(report.written for report in known),
+        sum(report.uncached for report in known),
+        tallies=tuple(most_tokens_first(tallies.values())),
+        shortened=sum(report.shortened for report in known),
     )
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..edits.offload import is_placeholder
-from ..messages import Message, blocks, field, kind, result_text, tool_calls, tool_results
 from ..prices import Prices
-from ..tokens import TokenCounter
 from .batch import FileReplay
 from .calibration import Calibration
 from .costs import Bill, bill, with_all_marks
@@ -19,14 +15,10 @@ from .replay import Replay
 from .tune import HeldOut, Score, Scored, Tuned, front
 
 __all__ = [
-    "Block",
     "Figures",
     "calibration_json",
     "figures",
     "file_json",
-    "largest_blocks",
-    "tokens_by_kind",
-    "tokens_by_tool",
     "total_calibration",
     "total_figures",
     "tuning_json",
@@ -210,101 +202,3 @@ def _score_json(score: Score) -> dict[str, float]:
         "strict": score.strict_recall,
         "found": score.reachable,
     }
-
-
-# What fills a context -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A block of a context: where it is, what it is, its tokens and how it begins."""
-
-    message: int
-    what: str
-    tokens: int
-    begins: str
-
-
-def tokens_by_kind(messages: Sequence[Message], counter: TokenCounter) -> Counter[str]:
-    """Raw tokens by the kind of block that holds them."""
-    tokens: Counter[str] = Counter()
-    for message in messages:
-        if isinstance(message["content"], str):
-            tokens[f"{message['role']} text"] += counter.message(message)
-        for block in blocks(message):
-            tokens[_what(message, block)] += counter.block(block)
-    return tokens
-
-
-def _what(message: Message, block: object) -> str:
-    name = kind(block)
-    if name == "tool_result" and is_placeholder(field(block, "content")):
-        return "placeholder"
-    if name == "text":
-        return f"{message['role']} text"
-    return name.replace("_", " ")
-
-
-def tokens_by_tool(
-    messages: Sequence[Message],
-    counter: TokenCounter,
-) -> list[tuple[str, int, int]]:
-    """For each tool its name, its calls, and the raw tokens of their inputs and results.
-
-    The largest first.
-    """
-    names = _tool_names(messages)
-    calls: Counter[str] = Counter(names.values())
-    tokens: Counter[str] = Counter()
-    for message in messages:
-        for block in blocks(message):
-            if kind(block) == "tool_use":
-                name = str(field(block, "name"))
-                tokens[name] += counter.block(block)
-            elif kind(block) == "tool_result":
-                name = names.get(str(field(block, "tool_use_id")), "?")
-                tokens[name] += counter.block(block)
-    return [(name, calls[name], amount) for name, amount in tokens.most_common()]
-
-
-def _tool_names(messages: Sequence[Message]) -> dict[str, str]:
-    return {call.id: call.name for call in tool_calls(messages)}
-
-
-def largest_blocks(
-    messages: Sequence[Message],
-    counter: TokenCounter,
-    most: int,
-) -> list[Block]:
-    """The *most* largest blocks, by raw tokens."""
-    names = _tool_names(messages)
-    tools = {}
-    for result in tool_results(messages):
-        tools[result.place] = names.get(result.tool_use_id, "?")
-    found = []
-    for index, message in enumerate(messages):
-        content = message["content"]
-        if isinstance(content, str):
-            what = f"{message['role']} text"
-            tokens = counter.message(message)
-            found.append(Block(index, what, tokens, content))
-        for place, block in enumerate(blocks(message)):
-            tool = tools.get((index, place))
-            if kind(block) == "tool_use":
-                tool = field(block, "name")
-            what = _what(message, block)
-            if tool:
-                what = f"{what} of {tool}"
-            tokens = counter.block(block)
-            found.append(Block(index, what, tokens, _beginning(block)))
-    return sorted(found, key=lambda block: -block.tokens)[:most]
-
-
-def _beginning(block: object) -> str:
-    if kind(block) == "tool_result":
-        return result_text(block)
-    for name in ("text", "thinking", "input"):
-        value = field(block, name)
-        if value:
-            return str(value)
-    return ""

@@ -33,6 +33,7 @@ __all__ = [
     "print_line",
     "print_notice",
     "print_table",
+    "promise_text",
     "tuning_text",
     "unit",
 ]
@@ -233,8 +234,16 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
 SETTINGS = ("old", "direct", "alpha", "min_chars", "keep", "inputs", "lines", "words", "trigger")
 
 
-def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
-    """What tuning found as TOML: the front and the test in comments, then the chosen pipeline."""
+def tuning_text(
+    tuned: Tuned,
+    model: str,
+    recall: float,
+    options: Sequence[str] = (),
+) -> str:
+    """What tuning found as TOML: the front and the test in comments, then the chosen pipeline.
+
+    *options* are those with which ``ctxpipe replay`` does what tuning did.
+    """
     text = StringIO()
     console = Console(
         file=text,
@@ -243,18 +252,29 @@ def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
         highlight=False,
     )
     console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
-    console.print(
-        f"after {tuned.replays} replays; * is the cheapest that shows {as_percent(recall)} or more."
-    )
+    console.print(f"after {tuned.replays} replays; {promise_text(tuned, recall)}.")
     headings = ("", "cost", "ratio", "seen", "strict", "found", *SETTINGS)
     rows = _front_rows(tuned, bool(model))
     console.print(_table(headings, rows))
     console.print(_test_text(tuned))
+    if tuned.chosen.score.cost > tuned.tried[0].score.cost:
+        console.print("No management costs less on these conversations.")
+    command = " ".join(["ctxpipe replay FILES --config THIS_FILE", *options])
+    console.print(f"{command} prints the row of * again.")
     lines = text.getvalue().splitlines()
     comments = "\n".join(f"# {line}".rstrip() for line in lines)
     chosen = tuned.chosen.candidate
     toml = chosen.toml() if chosen else ""
     return f"{comments}\n\n{toml}"
+
+
+def promise_text(tuned: Tuned, recall: float) -> str:
+    """What the recommendation promises: that much in sight, or that nothing tried shows it."""
+    wanted = as_percent(recall)
+    if tuned.reached:
+        return f"* is the cheapest that shows {wanted} or more of what is used"
+    closest = as_percent(tuned.chosen.score.recall)
+    return f"no settings that were tried show {wanted} of what is used; * come closest: {closest}"
 
 
 def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:

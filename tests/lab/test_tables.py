@@ -1,29 +1,13 @@
 from __future__ import annotations
 
-from histories import assistant, conversation, step, tool_result, tool_use, user, view
-
 from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.costs import CacheUse, Request
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import Replay, Step
-from ctxpipe.lab.tables import (
-    figures,
-    largest_blocks,
-    tokens_by_kind,
-    tokens_by_tool,
-    total_figures,
-)
-from ctxpipe.markers.placeholders import BATCH, placeholder
+from ctxpipe.lab.tables import figures, total_figures
 from ctxpipe.prices import Prices
-from ctxpipe.tokens import TokenCounter
 
 PRICES = Prices.relative()
-HISTORY = conversation(
-    user("Find the bug."),
-    view("a", "src/a.py", "def f():\n    return 1\n" * 40),
-    step("b", "bash", {"command": "make"}, "all is well"),
-    assistant("Done."),
-)
 
 
 def replayed(*, read: float, fresh: float, use: Use) -> Replay:
@@ -78,35 +62,3 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
     none, some = figures(replays, PRICES, "none")
     assert (none.ratio, none.marked) == (1.0, 1.0)
     assert (some.ratio, some.marked) == (0.9, 0.25)
-
-
-# What fills a context -----------------------------------------------------------------------------
-
-
-def test_the_kinds_hold_every_token_of_the_blocks():
-    counter = TokenCounter()
-    kinds = tokens_by_kind(HISTORY, counter)
-    assert set(kinds) == {"user text", "assistant text", "tool use", "tool result"}
-    assert kinds["tool result"] > kinds["tool use"] > 0
-
-
-def test_a_placeholder_is_a_kind_of_its_own():
-    text = placeholder(BATCH, "/store/s/a.md")
-    kinds = tokens_by_kind([assistant(tool_use("a")), user(tool_result("a", text))], TokenCounter())
-    assert kinds["placeholder"]
-    assert not kinds["tool result"]
-
-
-def test_a_tool_is_told_with_its_calls_and_the_tokens_of_inputs_and_results():
-    (first, calls, tokens), second = tokens_by_tool(HISTORY, TokenCounter())
-    assert (first, calls) == ("read_file", 1)
-    assert second[0] == "bash"
-    assert tokens > second[2]
-
-
-def test_the_largest_blocks_come_first_and_no_more_than_wanted():
-    largest, *others = largest_blocks(HISTORY, TokenCounter(), 2)
-    assert (largest.message, largest.what) == (2, "tool result of read_file")
-    assert largest.begins.startswith("def f():")
-    assert len(others) == 1
-    assert largest_blocks(HISTORY, TokenCounter(), 0) == []

@@ -1,0 +1,114 @@
+"""Recordings by what a command is given: files, patterns and folders."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import CtxpipeError, TranscriptError
+from ..words import count_phrase
+from .transcripts import STDIN, read_transcript
+
+__all__ = ["Recordings", "find_recordings"]
+
+SUFFIXES = (".json", ".jsonl")
+MOST_REASONS = 5
+
+
+@dataclass(slots=True)
+class Recordings:
+    """The *files* to read, and what was skipped in folders.
+
+    *unreadable* has the reason by path; *others* are the files that are neither JSON nor JSONL.
+    """
+
+    files: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+    def skipped_text(self) -> str:
+        """What was skipped, for a reader; "" where nothing was."""
+        parts = []
+        if self.unreadable:
+            files = count_phrase(len(self.unreadable), "file")
+            parts.append(f"{files} without a conversation that can be read")
+        if self.others:
+            parts.append(f"{count_phrase(len(self.others), 'file')} neither JSON nor JSONL")
+        if not parts:
+            return ""
+        reasons = list(self.unreadable.values())
+        lines = [f"skipped: {', '.join(parts)}", *reasons[:MOST_REASONS]]
+        if len(reasons) > MOST_REASONS:
+            lines.append(f"and {len(reasons) - MOST_REASONS:,} more")
+        return "\n  ".join(lines)
+
+
+def find_recordings(
+    names: Iterable[str],
+    track: Callable[[Sequence[str]], Iterable[str]] = iter,
+) -> Recordings:
+    """The recordings that *names* stand for: files, patterns such as ``**/*.jsonl``, and folders.
+
+    A folder is searched to the bottom, without what is hidden in it; each JSON and JSONL file in it
+    that holds a conversation is a recording. *track* iterates over those files, and may show how
+    far it is. Raises TranscriptError for a folder that holds no recording.
+    """
+    found = Recordings()
+    for name in names:
+        for path in _matches(name):
+            if os.path.isdir(path):
+                found.files += _search(path, found, track)
+            else:
+                found.files.append(path)
+    found.files = list(dict.fromkeys(found.files))
+    return found
+
+
+def _matches(name: str) -> list[str]:
+    """The paths that the pattern *name* stands for; one without a match is left as it is."""
+    is_pattern = any(character in name for character in "*?[")
+    if name == STDIN or not is_pattern or os.path.lexists(name):
+        return [name]
+    return sorted(glob.glob(name, recursive=True)) or [name]
+
+
+def _search(
+    folder: str,
+    found: Recordings,
+    track: Callable[[Sequence[str]], Iterable[str]],
+) -> list[str]:
+    """The recordings in *folder*; what is none is noted in *found*."""
+    candidates = []
+    for path in _walk(folder, found):
+        if path.lower().endswith(SUFFIXES):
+            candidates.append(path)
+        else:
+            found.others.append(path)
+    recordings = []
+    for path in track(candidates):
+        try:
+            read_transcript(path)
+        except CtxpipeError as error:
+            found.unreadable[path] = str(error)
+        else:
+            recordings.append(path)
+    if not recordings:
+        rest = found.skipped_text() or "it is empty"
+        raise TranscriptError(f"{folder} holds no recording that can be read; {rest}")
+    return recordings
+
+
+def _walk(folder: str, found: Recordings) -> Iterator[str]:
+    """The regular files below *folder*, in the order of their names."""
+
+    def note(error: OSError) -> None:
+        found.unreadable[str(error.filename)] = f"{error.filename}: {error.strerror}"
+
+    for parent, folders, files in os.walk(folder, onerror=note):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = os.path.join(parent, name)
+            if not name.startswith(".") and os.path.isfile(path):
+                yield path

@@ -1,0 +1,103 @@
+"""Files, patterns and folders that stand for recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from histories import assistant, conversation, user
+
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.recordings import find_recordings
+from ctxpipe.messages import compact_json
+
+TALK = compact_json(conversation(user("Go."), assistant("Done.")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    files = {
+        "b.json": TALK,
+        "a.jsonl": TALK,
+        "deep/er/C.JSONL": TALK,
+        "deep/package.json": "{}",
+        "notes.md": "# Notes",
+        ".git/state.json": TALK,
+        ".hidden.json": TALK,
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return tmp_path
+
+
+def names(folder: Path, files: Iterable[str]) -> list[str]:
+    return [Path(file).relative_to(folder).as_posix() for file in files]
+
+
+def test_a_folder_is_searched_to_the_bottom_without_what_is_hidden(folder: Path):
+    found = find_recordings([str(folder)])
+    assert names(folder, found.files) == ["a.jsonl", "b.json", "deep/er/C.JSONL"]
+
+
+def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder: Path):
+    found = find_recordings([str(folder)])
+    assert names(folder, found.unreadable) == ["deep/package.json"]
+    assert names(folder, found.others) == ["notes.md"]
+    first, reason = found.skipped_text().splitlines()
+    assert first == (
+        "skipped: 1 file without a conversation that can be read, 1 file neither JSON nor JSONL"
+    )
+    assert "package.json" in reason
+
+
+def test_of_many_reasons_the_first_few_are_said(tmp_path: Path):
+    (tmp_path / "a.json").write_text(TALK, "utf-8")
+    for number in range(8):
+        (tmp_path / f"empty_{number}.json").touch()
+    told = find_recordings([str(tmp_path)]).skipped_text().splitlines()
+    assert len(told) == 1 + 5 + 1
+    assert told[-1].strip() == "and 3 more"
+
+
+def test_a_pattern_stands_for_the_files_it_matches(folder: Path):
+    found = find_recordings([str(folder / "**" / "*.json*")])
+    assert set(names(folder, found.files)) == {"a.jsonl", "b.json", "deep/package.json"}
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_taken_by_its_name(tmp_path: Path):
+    path = tmp_path / "talk[1].json"
+    path.write_text(TALK, "utf-8")
+    assert find_recordings([str(path)]).files == [str(path)]
+
+
+def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder: Path):
+    one = str(folder / "b.json")
+    found = find_recordings(["-", one, str(folder), "-"])
+    assert found.files[:2] == ["-", one]
+    assert len(found.files) == len(set(found.files)) == 4
+
+
+def test_a_name_without_a_match_is_left_for_the_reader_to_refuse():
+    assert find_recordings(["no/such.jsonl", "no/*.jsonl"]).files == ["no/such.jsonl", "no/*.jsonl"]
+
+
+def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path: Path):
+    with pytest.raises(TranscriptError, match="holds no recording that can be read; it is empty"):
+        find_recordings([str(tmp_path)])
+    (tmp_path / "a.txt").write_text("x", "utf-8")
+    with pytest.raises(TranscriptError, match="1 file neither JSON nor JSONL"):
+        find_recordings([str(tmp_path)])
+
+
+def test_each_file_that_is_read_in_a_folder_is_shown_as_progress(folder: Path):
+    tracked: list[str] = []
+
+    def track(paths: Sequence[str]) -> Iterable[str]:
+        tracked.extend(paths)
+        return paths
+
+    find_recordings([str(folder)], track)
+    assert len(tracked) == 4
