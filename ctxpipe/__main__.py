@@ -7,15 +7,19 @@ from importlib import import_module
 
 __all__ = ["main"]
 
-MOUNTS = {"mcp": "ctxpipe.adapters.mcp", "claude-code": "ctxpipe.adapters.claude_code"}
-"""Commands that other programs start, and wait for: each imports only what it needs."""
+COMMANDS = {
+    "claude-code": "ctxpipe.adapters.claude_code",
+    "demo": "ctxpipe.demo",
+    "mcp": "ctxpipe.adapters.mcp",
+}
+"""Commands that need no extra, or that other programs wait for: each imports only what it needs."""
 
 
 def main() -> None:
     """Run the command that the process was started with."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name in MOUNTS:
-        raise SystemExit(import_module(MOUNTS[name]).main(sys.argv[2:]))
+    if name in COMMANDS:
+        raise SystemExit(import_module(COMMANDS[name]).main(sys.argv[2:]))
     from .cli import main as run
 
     run()

@@ -83,7 +83,8 @@ __all__ = ["app", "main"]
 app: typer.Typer = typer.Typer(
     help="See what an agent's context costs and what it forgets, "
     "on recorded conversations of your own.\n\n"
-    "For other programs: ctxpipe mcp, ctxpipe claude-code; each has a --help.\n\n"
+    "A first look: ctxpipe demo. For other programs: ctxpipe mcp, ctxpipe claude-code. Each has a "
+    "--help.\n\n"
     "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,

@@ -28,7 +28,7 @@ CLASSIFIER = re.compile(r"Programming Language :: Python :: (3\.\d+)")
 # What the tests read beside the installed package.
 COPIED = [
     *("benchmarks", "docs", "examples", "scripts", "tests"),
-    *("Makefile", "mkdocs.yml", "pyproject.toml"),
+    *("Makefile", "hatch_build.py", "mkdocs.yml", "pyproject.toml"),
 ]
 
 

@@ -128,7 +128,19 @@ async def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
             [sys.executable, "-c", block.code], check=False, cwd=tmp_path, env=environment
         )
     assert done.returncode == 0, done.stderr.decode()
+    assert b"was never awaited" not in done.stderr
     assert not server.refused
+    promised = output_of(block)
+    if promised is not None:
+        assert done.stdout.decode().replace(os.path.realpath(tmp_path), "/project") == promised
+
+
+def output_of(block: Block) -> str | None:
+    """What the page says that *block* prints, None where it does not say."""
+    following = BLOCKS[BLOCKS.index(block) + 1 :]
+    if following and following[0].kind == "text" and following[0].follows:
+        return following[0].code
+    return None
 
 
 SESSIONS = sorted({block.page for block in RUN if block.kind == "python" and not block.is_program})

@@ -12,14 +12,9 @@ from typing import Any
 
 import anyio
 import pytest
-from places import ROOT
+from readme import program_with_key
 
-from ctxpipe.testing import MessagesServer
-
-README = (ROOT / "README.md").read_text("utf-8")
-FIRST_PROGRAM = next(
-    code for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-)
+from ctxpipe.testing import MessagesServer, Reply, answer, tool_use
 
 SECRETS = {
     ".git/config": "url = https://user:canary-git@example.com/repository",
@@ -65,11 +60,12 @@ def reads_of(path: str) -> list[tuple[str, dict[str, str]]]:
 
 def program(*, restore: bool) -> str:
     """The first program with a history of its own, and, if asked, with restoring switched on."""
-    first = 'history = [{"role": "user", "content": "Say hello."}]'
+    first = 'history = [{"role": "user", "content": "Which test fails?"}]'
     compact = "Compact(archive=storage)"
-    assert first in FIRST_PROGRAM
-    assert compact in FIRST_PROGRAM
-    code = FIRST_PROGRAM.replace(first, "history = json.load(open('history.json'))")
+    with_key = program_with_key()
+    assert first in with_key
+    assert compact in with_key
+    code = with_key.replace(first, "history = json.load(open('history.json'))")
     if restore:
         restoring = "Compact(archive=storage, restore=ctxpipe.Restore(work_dir='.'))"
         code = code.replace(compact, restoring)
@@ -137,3 +133,22 @@ async def test_what_was_really_read_comes_back_where_the_folder_is_named(
     sent = await sent_by(program(restore=restore), history, tmp_path)
 
     assert ("canary-notes" in sent) is restore
+
+
+async def test_with_a_key_it_is_the_same_program_but_for_one_line(tmp_path: Path):
+    search = {"path": "job-42/call_1.md", "pattern": "FAILED"}
+    script: list[Reply] = [
+        answer(tool_use("run_tests", {}, id="call_1")),
+        answer(tool_use("search_offloaded", search)),
+        "It is test_price.",
+    ]
+    async with MessagesServer(script) as server:
+        environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
+        done = await anyio.run_process(
+            [sys.executable, "-c", program_with_key()], cwd=tmp_path, env=environment
+        )
+
+    assert done.stdout.decode() == "answer: It is test_price.\n"
+    sent = json.dumps(server.requests[-1].body)
+    assert "test_price FAILED: 9.99 is not 10.00" in sent
+    assert "test_7 passed" not in sent

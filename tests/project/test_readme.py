@@ -1,19 +1,31 @@
-"""The README's tables and links; `test_docs` runs its examples."""
+"""The README's size, tables and links, and those of the pages that it sends its reader to.
+
+`test_docs` runs its examples, `scripts/first_hour.sh` all of it on the built wheel.
+"""
 
 from __future__ import annotations
 
 import re
+import runpy
 
+import pytest
 from places import ROOT
 
 from ctxpipe import settings
 
 README = (ROOT / "README.md").read_text("utf-8")
+SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
+BENCHMARKS = (ROOT / "docs/benchmarks.md").read_text("utf-8")
 LINKS = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README)
+MOST_LINES = 200
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= MOST_LINES
 
 
 def test_the_table_of_settings_names_every_variable_with_its_default():
-    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| (\S+) \|$", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| (\S+) \|$", SETTINGS, re.MULTILINE))
     known = [value for value in vars(settings).values() if isinstance(value, settings.Setting)]
     assert rows == {setting.name: str(setting.default) for setting in known}
 
@@ -22,7 +34,7 @@ def test_every_dependency_has_its_reason():
     declared = (ROOT / "pyproject.toml").read_text("utf-8")
     names = re.findall(r'^  "([a-z0-9-]+)>=', declared, re.MULTILINE)
     typing_only = {name for name in names if name.startswith("types-")}
-    assert [name for name in names if name not in README and name not in typing_only] == []
+    assert [name for name in names if name not in SETTINGS and name not in typing_only] == []
 
 
 def test_every_link_leads_to_a_file():
@@ -31,19 +43,62 @@ def test_every_link_leads_to_a_file():
 
 
 def test_every_file_of_the_benchmarks_that_is_named_exists():
-    named = set(re.findall(r"\bbench_\w+\.py", README))
+    named = set(re.findall(r"\bbench_\w+\.py", README + BENCHMARKS))
     assert sorted(name for name in named if not (ROOT / "benchmarks" / name).exists()) == []
+    assert len(named) > 5
 
 
-def test_its_rows_beside_the_peers_are_those_of_the_last_run():
+def test_the_rows_beside_the_peers_are_those_of_the_last_run():
     results = (
         (ROOT / "benchmarks/peers/results.md")
         .read_text("utf-8")
         .split("## In short")[1]
         .split("\n## ")[0]
     )
-    section = README.split("## Beside the peers")[1].split("\n## ")[0]
+    section = BENCHMARKS.split("## Beside the peers")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
 
     assert len(rows) > 10
     assert [row for row in rows if row not in results.splitlines()] == []
+
+
+# The page of the package index --------------------------------------------------------------------
+
+
+def index_page(source: str | None) -> str:
+    """The README as the package index shows it."""
+    make = runpy.run_path(str(ROOT / "hatch_build.py"))["index_page"]
+    page: str = make(README, source)
+    return page
+
+
+def targets(page: str) -> list[str]:
+    """Where the links and pictures of *page* lead."""
+    return re.findall(r"\]\(([^)]+)\)", page)
+
+
+def test_on_the_index_every_link_is_absolute_where_the_source_is_known():
+    page = index_page("https://host.example/project/")
+
+    assert len(targets(page)) == len(LINKS)
+    assert all(
+        re.match(r"https://host\.example/project/(blob|raw)/main/\w", target)
+        for target in targets(page)
+    )
+    assert "https://host.example/project/raw/main/docs/images/replay-page.png" in targets(page)
+    assert "https://host.example/project/blob/main/docs/mounts/openai.md" in targets(page)
+
+
+def test_on_the_index_there_is_no_link_where_the_source_is_not_known():
+    page = index_page(None)
+
+    assert targets(page) == []
+    assert "![" not in page
+    assert "Getting started (docs/index.md)" in page
+
+
+@pytest.mark.parametrize("source", ["https://host.example/project", None])
+def test_on_the_index_the_programs_are_those_of_the_readme(source: str | None):
+    blocks = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+    assert blocks.findall(index_page(source)) == blocks.findall(README)

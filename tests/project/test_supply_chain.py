@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import runpy
 import socket
 import subprocess
@@ -19,11 +18,10 @@ from pathlib import Path
 import anyio
 import pytest
 from places import ROOT
+from readme import program_with_key
 
 from ctxpipe.testing import MessagesServer
 
-README = (ROOT / "README.md").read_text("utf-8")
-FIRST_PROGRAM = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
 PERMISSIVE = ("MIT", "BSD", "Apache", "ISC", "PSF", "MPL-2.0", "MPL 2.0", "CNRI-Python")
 
 
@@ -188,7 +186,15 @@ def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path
     assert str(installed.parents[1]) in said[4], "another copy of the package was tested"
 
 
-async def test_the_first_program_of_the_readme_runs(installed: Path, tmp_path: Path):
+def test_the_demo_runs_without_any_extra(installed: Path, tmp_path: Path):
+    said = told([str(installed.with_name("ctxpipe")), "demo"], tmp_path)
+
+    assert "refuse: 0\n" in said
+    assert "whole: True\n" in said
+    assert "[Tool result offloaded to file: " in said
+
+
+async def test_the_first_program_of_the_readme_runs_with_a_key(installed: Path, tmp_path: Path):
     async with MessagesServer(lambda _request: "Hello.") as server:
         environment = {
             "ANTHROPIC_BASE_URL": server.url,
@@ -196,7 +202,7 @@ async def test_the_first_program_of_the_readme_runs(installed: Path, tmp_path: P
             "PATH": os.environ["PATH"],
         }
         done = await anyio.run_process(
-            [str(installed), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
+            [str(installed), "-c", program_with_key()], check=False, cwd=tmp_path, env=environment
         )
-    assert (done.stdout.decode(), done.stderr.decode()) == ("Hello.\n", "")
+    assert (done.stdout.decode(), done.stderr.decode()) == ("answer: Hello.\n", "")
     assert not server.refused
