@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from .errors import SettingsError
 from .settings import NUMBER, Wanted, excerpt, instance_of
+from .words import short_repr
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
@@ -42,7 +43,7 @@ def _is_cliffs(value: object) -> bool:
 _CLIFFS = Wanted(_is_cliffs, "a tuple of Cliff")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Prices:
     """What one token costs, in dollars.
 
@@ -61,6 +62,8 @@ class Prices:
     output: float
     ttl_seconds: float = FIVE_MINUTES
     cliffs: tuple[Cliff, ...] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for field in fields(self):

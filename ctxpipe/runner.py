@@ -100,7 +100,7 @@ class Overhead(NamedTuple):
     tokens: int = 0
 
     def __repr__(self) -> str:
-        return f"Overhead({self.tokens} tokens)"
+        return f"Overhead({self.tokens:,} tokens)"
 
 
 @dataclass(slots=True)

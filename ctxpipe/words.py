@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Collection
+from dataclasses import MISSING, Field, fields
+from numbers import Number
+from typing import Any
 
-__all__ = ["as_dollars", "as_number", "as_percent", "as_ratio", "count_phrase", "one_line"]
+__all__ = [
+    "as_dollars",
+    "as_number",
+    "as_percent",
+    "as_ratio",
+    "count_phrase",
+    "one_line",
+    "short_repr",
+]
 
 SIGNIFICANT_DIGITS = 3
 
@@ -52,3 +65,48 @@ def one_line(text: str, limit: int = 80) -> str:
 
 def _printable(character: str) -> str:
     return character if character.isprintable() else "?"
+
+
+# Representations ----------------------------------------------------------------------------------
+
+MAX_REPR = 200
+MAX_VALUE = 60
+
+
+def short_repr(shown: Any) -> str:
+    """The repr of a dataclass in one line: its class, and the fields that differ from the default.
+
+    Collections are counted only, so no text or key that they hold is shown.
+    """
+    parts = []
+    for field in fields(shown):
+        value = getattr(shown, field.name)
+        if field.repr and not _is_default(field, value):
+            parts.append(f"{field.name}={_short_value(value)}")
+    return one_line(f"{type(shown).__name__}({', '.join(parts)})", MAX_REPR)
+
+
+def _is_default(field: Field[Any], value: object) -> bool:
+    if field.default is not MISSING:
+        return value is field.default or value == field.default
+    if field.default_factory is MISSING:
+        return False
+    try:
+        return bool(value == field.default_factory())
+    except ValueError:  # an environment variable that holds no valid default: a repr never raises
+        return False
+
+
+def _short_value(value: object) -> str:
+    if isinstance(value, str | os.PathLike):
+        return repr(one_line(os.fspath(value), MAX_VALUE))
+    if value is None or isinstance(value, Number):
+        return str(value)
+    if isinstance(value, Collection):
+        return f"<{count_phrase(len(value), 'item')}>"
+    name = getattr(value, "__qualname__", "")
+    if callable(value) and name:
+        return f"<{name}>"
+    if type(value).__repr__ is object.__repr__:
+        return f"<{type(value).__name__}>"
+    return one_line(repr(value), MAX_VALUE)

@@ -15,6 +15,7 @@ from ..settings import FLAG, SIZE, check_settings
 from ..tokens import Counting, as_counter
 from ..tokens.counter import COUNTING
 from ..tokens.memo import Memo
+from ..words import short_repr
 from ..workers.pieces import pieces
 from ..workers.processes import in_process
 from ..workers.threads import in_thread
@@ -47,7 +48,7 @@ MEMO_BYTES = 16 * 2**20
 _DEFINITION_BYTES = 250
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Folder:
     """Folds files for the stages.
 
@@ -61,6 +62,8 @@ class Folder:
     merge_functions: bool = True
     max_line_span: int = MAX_LINE_SPAN
     counter: Counting | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_settings(

@@ -72,7 +72,7 @@ def _drop_middle(
 ) -> Change | Skip:
     """Drop what does not fit between the first *opening* tokens and the end."""
     if sums[-1] <= max_tokens:
-        return Skip(f"{sums[-1]} tokens, no more than {max_tokens}")
+        return Skip(f"{sums[-1]:,} tokens, no more than {max_tokens:,}")
     messages = list(turn.messages)
     cuts = [index for index, message in enumerate(messages) if not _has_results(message)]
     least = len(split_system(messages)[0]) + 1  # the first request stays
@@ -112,7 +112,7 @@ class ClearOldResults:
     async def __call__(self, turn: Turn) -> Change | Skip:
         tokens = await turn.raw_tokens()
         if tokens <= self.trigger:
-            return Skip(f"{tokens} tokens, no more than {self.trigger}")
+            return Skip(f"{tokens:,} tokens, no more than {self.trigger:,}")
         results = list(tool_results(turn.messages))
         old = results[: max(0, len(results) - self.keep)]
         old = [result for result in old if result.content != CLEARED]
@@ -122,7 +122,7 @@ class ClearOldResults:
         chosen = _oldest_until(turn, old, excess)
         freed = sum(freed for _, freed in chosen)
         if freed < self.at_least:
-            return Skip(f"{freed} tokens could be freed, fewer than {self.at_least}")
+            return Skip(f"{freed:,} tokens could be freed, fewer than {self.at_least:,}")
         return _clear(turn, chosen)
 
 
@@ -191,7 +191,7 @@ class OldestUntil:
             block = blocks(message)[candidate.item.block]
             excess -= turn.counter.block(block)
             excess += self.placeholder_tokens
-        return chosen or f"the context fits {self.max_tokens} tokens"
+        return chosen or f"the context fits {self.max_tokens:,} tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -893,7 +893,7 @@ class Session:
         self._record.windows[model] = window
         name = model or "the model"
         self._memory.notify(
-            f"the window of {name} is {window} tokens, not {known}: "
+            f"the window of {name} is {window:,} tokens, not {known:,}: "
             "the budget of this session is lowered"
         )
 

@@ -110,7 +110,7 @@ class Attempts:
 
         Another is worth it only when that changes.
         """
-        self._open(until, f"compaction cannot bring the context below {tokens} tokens", tokens)
+        self._open(until, f"compaction cannot bring the context below {tokens:,} tokens", tokens)
 
     def _open(self, until: float, why: str, tokens: int | None = None) -> None:
         self.open_until = until

@@ -20,6 +20,7 @@ from ..settings import COUNT, NUMBER, SIZE, TEXT, check_settings, instance_of
 from ..stage import Change, Skip, Turn
 from ..storage import Archive, TextReader, TextWriter
 from ..storage.protocol import ARCHIVE
+from ..words import short_repr
 from ..workers.threads import in_thread, in_thread_if
 from .archive import archive_record
 from .gates import overpayment
@@ -33,7 +34,7 @@ _SAMPLE = "s0.md"
 _TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Collapse:
     """Collapse old exchanges into a note: one line per tool call, and the lines worth keeping.
 
@@ -80,6 +81,8 @@ class Collapse:
     step_tokens: int = 25
     reference: str = "absolute"
     archive: Archive | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         words = "a storage that writes and reads texts, such as LocalStorage('.ctxpipe')"
@@ -201,7 +204,7 @@ class Collapse:
             return Skip("carrying the old exchanges has not yet cost as much as rewriting would")
         if best.freed < self.min_tokens:
             return Skip(
-                f"{best.freed} tokens would be worth a rewrite, fewer than {self.min_tokens}"
+                f"{best.freed:,} tokens would be worth a rewrite, fewer than {self.min_tokens:,}"
             )
         return index.place(best.start)
 

@@ -46,6 +46,7 @@ from ..summarizers import (
 )
 from ..summarizers.protocol import Summary, summarizer_name
 from ..tokens import Counting, as_counter, should_compact
+from ..words import short_repr
 from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
 from .breaker import Attempts, Breaker
@@ -99,7 +100,7 @@ class CompactStats:
     restored_token_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CompactResult:
     """What `compact_messages` returns.
 
@@ -111,6 +112,8 @@ class CompactResult:
     stats: CompactStats | None = None
     original_messages_path: str | None = None
     reason: str = ""
+
+    __repr__ = short_repr
 
 
 async def compact_messages(
@@ -267,7 +270,7 @@ async def _largest_smaller_result(
                 restored_token_count=sum(file.tokens for file in files),
             )
             return CompactResult(messages, True, stats)
-    reason = f"the compacted messages would not be smaller than {before} tokens"
+    reason = f"the compacted messages would not be smaller than {before:,} tokens"
     logger.warning("%s", reason)
     return CompactResult(original.messages, reason=reason)
 
@@ -293,7 +296,7 @@ async def _save(
 # The stage ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Compact:
     """Near the limit, replace the history by its summary.
 
@@ -336,6 +339,8 @@ class Compact:
     breaker: Breaker = field(default_factory=Breaker)
     require_archive: bool = True
     reference: str = "absolute"
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.archive is None and self.require_archive:
@@ -394,7 +399,7 @@ class Compact:
         tokens = await turn.tokens()
         return Intent(
             f"{writer} would summarize {len(rest)} messages: "
-            f"{tokens} tokens, with a target of {turn.budget.target}"
+            f"{tokens:,} tokens, with a target of {turn.budget.target:,}"
         )
 
     # Whether --------------------------------------------------------------------------------------
@@ -403,14 +408,14 @@ class Compact:
         tokens = await turn.tokens()
         is_over = turn.budget.reached(tokens)
         if not turn.force and not is_over:
-            return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
+            return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
         head, rest = compact.partition(turn.messages)
         obstacle = compact.obstacle(rest)
         if obstacle:
             return Skip(obstacle)
         fixed = turn.overhead + await turn.counter.count(head)
         if turn.budget.reached(turn.ledger.estimate(fixed, head)):
-            reason = f"over budget: system prompt, tools and system messages hold {fixed} tokens"
+            reason = f"over budget: system prompt, tools and system messages hold {fixed:,} tokens"
         else:
             reason = turn.recall(Attempts).refusal(self.breaker.clock(), tokens)
         if not reason:
@@ -548,7 +553,7 @@ class Compact:
         if after >= before:
             tokens = await turn.tokens()
             attempts.record_no_progress(until, tokens)
-            reason = f"a summary would hold {after} tokens instead of {before}"
+            reason = f"a summary would hold {after:,} tokens instead of {before:,}"
             return Skip(reason, replace(detail, over_budget=budget.reached(tokens)))
         if attempts.record_success(until):
             warning = f"compaction backs off: {attempts.why}"

@@ -15,6 +15,7 @@ from ..prices import PRICES, Prices
 from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
 from ..stage import Turn
 from ..tokens import TokenCounter
+from ..words import short_repr
 
 __all__ = ["Gate", "RatioGate", "RentOrBuyGate", "overpayment"]
 
@@ -33,7 +34,7 @@ class Gate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RatioGate:
     """Opens when at least *ratio* of the history's characters may leave; then everything leaves.
 
@@ -41,6 +42,8 @@ class RatioGate:
     """
 
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         Wanted(is_number, "a number such as 0.2").check("ratio", self.ratio)
@@ -60,7 +63,7 @@ class RatioGate:
         return f"{share:.3f} of the history is offloadable, below {self.ratio}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RentOrBuyGate:
     """Opens when carrying old results has cost *alpha* times what a rewrite costs.
 
@@ -86,6 +89,8 @@ class RentOrBuyGate:
     min_calls: int = 25
     free_calls: int = 5
     placeholder_tokens: int = 30
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_settings(
@@ -124,7 +129,7 @@ class RentOrBuyGate:
         if best is None or best.gain <= 0:
             return "carrying the old results has not yet cost as much as rewriting would"
         if best.freed < self.min_tokens:
-            return f"{best.freed} tokens would be worth a rewrite, fewer than {self.min_tokens}"
+            return f"{best.freed:,} tokens would be worth a rewrite, fewer than {self.min_tokens:,}"
         return old[best.start :]
 
 

@@ -33,6 +33,7 @@ from ..settings import (
 )
 from ..stage import Change, Skip, Turn
 from ..storage import LocalStorage, TextWriter
+from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .gates import Gate, RatioGate
 from .moves import (
@@ -62,7 +63,7 @@ __all__ = [
 # The functions, literal to the requirements -------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class OffloadedMessage:
     """What `offload_tool_result` did.
 
@@ -70,9 +71,11 @@ class OffloadedMessage:
     to offload, *message* is the same object, *files* empty and *file* None.
     """
 
-    message: Message
+    message: Message = field(repr=False)
     freed_chars: int = 0
     files: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def file(self) -> str | None:
@@ -80,17 +83,19 @@ class OffloadedMessage:
         return self.files[0] if self.files else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class OffloadResult:
     """What `offload_tool_results` did.
 
     *freed_chars* is gross, *files* are absolute paths in message order.
     """
 
-    messages: list[Message]
+    messages: list[Message] = field(repr=False)
     offloaded_count: int = 0
     freed_chars: int = 0
     files: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
 
 async def offload_tool_result(
@@ -189,7 +194,7 @@ def _point_to(
 # The stages ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DirectOffload:
     """Move each new tool result that is too long into a file of its own.
 
@@ -214,6 +219,8 @@ class DirectOffload:
     reference: str = "absolute"
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
     exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
@@ -244,11 +251,11 @@ class DirectOffload:
         chosen = await in_thread_if(is_long, offload.candidates, turn.messages, start, selection)
         moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
-            return Skip(f"no new result of {self.min_chars} characters or more")
+            return Skip(f"no new result of {self.min_chars:,} characters or more")
         return await act(turn, moves)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BatchOffload:
     """Move old tool results into files, all at once, when the gate finds it worthwhile.
 
@@ -281,6 +288,8 @@ class BatchOffload:
     min_input_chars: int = 1000
     keep_read_backs: bool = True
     excerpt: Excerpt | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
@@ -340,7 +349,7 @@ class BatchOffload:
         is_long = turn.is_bulky(running.known)
         await in_thread_if(is_long, running.extend, turn.messages, selection)
         if await self._is_below_minimum(turn):
-            return Skip(f"the context is below {self.min_context_tokens} tokens")
+            return Skip(f"the context is below {self.min_context_tokens:,} tokens")
         end = offload.protected_from(turn.messages, self.keep_recent)
         chosen = await self._choose(turn, running, end)
         if isinstance(chosen, str):

@@ -18,6 +18,7 @@ from ..names import session_folder
 from ..settings import COUNT, TOOL_NAMES, check_settings
 from ..stage import Change, Skip, Turn
 from ..storage import TextReader, TextWriter
+from ..words import short_repr
 from ..workers.threads import in_thread, in_thread_if
 from .moves import (
     Act,
@@ -35,7 +36,7 @@ from .moves import (
 __all__ = ["TrimReadBacks"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrimReadBacks:
     """Cut a new tool result that was read back from an offloaded file to its head and tail.
 
@@ -55,6 +56,8 @@ class TrimReadBacks:
     max_chars: int = 100_000
     reference: str = "absolute"
     exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
@@ -88,7 +91,7 @@ class TrimReadBacks:
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         moves, cuts = await self._decide(turn)
         if not moves and not cuts:
-            return Skip(f"nothing of more than {self.max_chars} characters was read back")
+            return Skip(f"nothing of more than {self.max_chars:,} characters was read back")
         change = Change(list(turn.messages))
         if moves:
             try:

@@ -39,6 +39,7 @@ from ..settings import (
 from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.secrets import is_secret
 from ..tokens import Counting, TokenCounter, as_counter
+from ..words import short_repr
 from ..workers.threads import in_thread
 from .layout import FileFolder, Fold, check_folder, fold_texts
 
@@ -71,7 +72,7 @@ class RestoredFile:
         return restored_message(self.path, self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RestoredFiles:
     """What `restore_files` found.
 
@@ -82,6 +83,8 @@ class RestoredFiles:
     unfit: tuple[RestoredFile, ...] = ()
     warnings: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def messages(self) -> list[Message]:
@@ -149,7 +152,7 @@ async def restore_files(
     return restored
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Restore:
     """Which of the user's files `Compact` may read again after a summary, and put into the context.
 
@@ -185,6 +188,8 @@ class Restore:
     fold_unrestored: bool = True
     folder: FileFolder | None = None
     reader: FileReader = field(init=False, repr=False, compare=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if (self.work_dir is None) == (self.files is None):
@@ -328,7 +333,7 @@ class _Search:
             if tokens > self.max_tokens_per_file:
                 limit = self.max_tokens_per_file
                 warnings.append(
-                    f"{file.path!r} is not restored: its {tokens} tokens exceed {limit}"
+                    f"{file.path!r} is not restored: its {tokens:,} tokens exceed {limit:,}"
                 )
                 unfit.append(restored)
                 continue

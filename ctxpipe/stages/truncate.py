@@ -33,6 +33,7 @@ from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
+from ..words import short_repr
 from ..workers.threads import in_thread
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
@@ -46,15 +47,17 @@ MAX_TOKENS = 50_000
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Truncation:
     """What `smart_truncate` made of a history, and how.
 
     Token counts in *detail* are raw (exact tiktoken).
     """
 
-    messages: list[Message]
+    messages: list[Message] = field(repr=False)
     detail: Truncated
+
+    __repr__ = short_repr
 
 
 async def smart_truncate(
@@ -105,7 +108,7 @@ async def smart_truncate(
     return await _shorten(settings, _Input(messages, sizes, overhead, max_tokens))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SmartTruncate:
     """Shorten the middle of the history when it is still too long.
 
@@ -134,6 +137,8 @@ class SmartTruncate:
     marker: str = ""
     require_archive: bool = True
     pin: Callable[[Message], bool] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_settings(
@@ -180,9 +185,9 @@ class SmartTruncate:
         tokens = await turn.tokens()
         limit = min(self.max_tokens, turn.budget.target)
         if not turn.force and not turn.budget.reached(tokens):
-            return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
+            return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
         if tokens <= limit:
-            return Skip(f"{tokens} tokens are within the {limit} that truncation leaves")
+            return Skip(f"{tokens:,} tokens are within the {limit:,} that truncation leaves")
         messages = turn.messages
         if not isinstance(messages, list):
             messages = list(messages)

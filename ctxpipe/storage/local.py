@@ -34,6 +34,7 @@ from ..settings import (
     excerpt,
     one_of,
 )
+from ..words import short_repr
 from ..workers.pieces import pieces
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
@@ -84,7 +85,7 @@ _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normali
 _LIMITER: RunVar[CapacityLimiter] = RunVar("ctxpipe_storage_writes")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LocalStorage:
     """Text files below *root*: it writes, reads, keeps records and cleans up.
 
@@ -119,6 +120,8 @@ class LocalStorage:
         repr=False,
         compare=False,
     )
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not PATH.accepts(self.root):

@@ -15,6 +15,7 @@ from ..errors import StorageError
 from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
 from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
+from ..words import short_repr
 from .protocol import Page
 from .records import (
     Record,
@@ -29,7 +30,7 @@ from .records import (
 __all__ = ["MemoryStorage"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class MemoryStorage:
     """Texts, records and journals, which end with the process.
 
@@ -62,6 +63,8 @@ class MemoryStorage:
         init=False,
         repr=False,
     )
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_settings(self, redact=FUNCTION.optional, clock=FUNCTION)

@@ -37,6 +37,7 @@ from ..errors import SettingsError, StorageError
 from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
 from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, SESSION_ID, SIZE, check_settings, excerpt
+from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .cleanup import LIVE_SECONDS, Cleaned
 from .protocol import Page
@@ -130,7 +131,7 @@ class _Pointer:
         return self.bytes
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class ObjectStorage:
     """Texts and archives in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
 
@@ -156,6 +157,8 @@ class ObjectStorage:
         repr=False,
     )
     _limiter: RunVar[CapacityLimiter] = field(init=False, repr=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _check_driver()

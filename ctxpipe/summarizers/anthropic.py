@@ -29,6 +29,7 @@ from ..settings import (
 )
 from ..tokens import Counting
 from ..tokens.counter import COUNTING
+from ..words import short_repr
 from .extractive import ExtractiveSummarizer
 from .prompt import TranscriptPrompt, answer_tokens, instructions
 from .protocol import PromptTooLong, Summary, SummaryRefused
@@ -55,7 +56,7 @@ _COMMON_OUTPUT_LIMIT = 8192  # tokens that any model in use may answer with
 _COMPLETE = frozenset({"end_turn", "stop_sequence"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AnthropicSummarizer:
     """Asks a Claude model through the SDK: *client*, or one of its own made from the environment.
 
@@ -82,13 +83,15 @@ class AnthropicSummarizer:
     mode: Literal["transcript", "inline"] = "transcript"
     max_words: int = setting(SUMMARY_MAX_WORDS)
     focus: str = ""
-    system: str | Sequence[TextBlockParam] | None = None
+    system: str | Sequence[TextBlockParam] | None = field(default=None, repr=False)
     tools: Sequence[ToolUnionParam] = ()
     request_options: Mapping[str, object] = field(default_factory=dict)
     window: int = 200_000
     max_block_chars: int = 4000
     counter: Counting | None = None
     max_tokens: int | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.client is not None:

@@ -22,6 +22,7 @@ from ..messages import (
     tool_results,
 )
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
+from ..words import short_repr
 from ..workers.threads import in_thread
 from .protocol import Summary
 
@@ -63,7 +64,7 @@ _ERROR_LINE = re.compile(
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExtractiveSummarizer:
     """Collects what an agent needs to go on from the messages: no model, no cost, no randomness.
 
@@ -76,6 +77,8 @@ class ExtractiveSummarizer:
 
     max_words: int = setting(SUMMARY_MAX_WORDS)
     brief: bool = False
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_settings(self, max_words=COUNT, brief=FLAG)

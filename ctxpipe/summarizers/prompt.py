@@ -26,6 +26,7 @@ from ..messages import (
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
+from ..words import short_repr
 from ..workers.threads import in_thread
 from .protocol import PromptTooLong, Summary
 
@@ -185,7 +186,8 @@ class TranscriptPrompt:
                 return text
         if can_be_split:
             raise PromptTooLong(
-                f"{len(messages)} messages do not fit into the summary model's {self.window} tokens"
+                f"{len(messages):,} messages do not fit into the {self.window:,} tokens "
+                "of the summary model"
             )
         whole = await in_thread(transcript, messages, self.max_block_chars // 16)
         # A character is at most four bytes, a token at least one.
@@ -210,7 +212,7 @@ class TranscriptPrompt:
 # Any provider -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PromptSummarizer:
     """Lets any model write the summary: *ask* is an async function from a prompt to an answer.
 
@@ -230,6 +232,8 @@ class PromptSummarizer:
     window: int = 200_000
     max_block_chars: int = 4000
     counter: Counting | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _wants_model(self.ask)

@@ -501,8 +501,8 @@ async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
     told = [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
     assert told == [
         (
-            "session s: the window of m is 6000 tokens, not 500000: the budget of this session is "
-            "lowered"
+            "session s: the window of m is 6,000 tokens, not 500,000: the budget of this session "
+            "is lowered"
         )
     ]
 
@@ -638,7 +638,7 @@ async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_tol
     await session.run(loop(20), request={"model": model})
 
     assert told == [
-        "the window of small is 32000 tokens, not 500000: the budget of this session is lowered"
+        "the window of small is 32,000 tokens, not 500,000: the budget of this session is lowered"
     ]
     assert budgets["small"] == Budget(32_000, trigger=28_800, target=17_280)
     assert budgets["large"] == Budget(500_000)

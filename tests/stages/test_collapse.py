@@ -113,7 +113,7 @@ async def test_too_little_is_not_worth_a_rewrite() -> None:
     answer = await proposal(Collapse(MemoryStorage(), min_tokens=100_000), work(30))
 
     assert isinstance(answer, Skip)
-    assert "would be worth a rewrite, fewer than 100000" in answer.reason
+    assert "would be worth a rewrite, fewer than 100,000" in answer.reason
 
 
 async def test_where_nothing_is_old_nothing_leaves() -> None:

@@ -437,7 +437,7 @@ async def test_below_its_trigger_the_stage_says_why_and_touches_nothing(
     result = await piped(Compact(writer, archive=storage)).run(history, session_id="s")
 
     assert result.messages is history
-    assert result.reports[0].reason == "30 tokens, below the trigger of 2000"
+    assert result.reports[0].reason == "30 tokens, below the trigger of 2,000"
     assert writer.seen == []
     assert not Path(storage.root).exists()
 
@@ -1099,7 +1099,7 @@ async def test_what_no_summary_can_shrink_costs_no_attempt_at_all(storage: Local
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
     assert detail.over_budget
-    assert detail.holds == "over budget: system prompt, tools and system messages hold 3000 tokens"
+    assert detail.holds == "over budget: system prompt, tools and system messages hold 3,000 tokens"
 
 
 async def test_a_result_still_over_the_trigger_is_taken_once_and_not_tried_again(
@@ -1168,7 +1168,9 @@ async def test_the_plan_neither_writes_nor_asks(storage: LocalStorage) -> None:
     report = (await piped(Compact(writer, archive=storage)).plan(LONG, session_id="s")).reports[0]
 
     assert report.outcome is Outcome.PLANNED
-    assert report.reason == "Writer would summarize 63 messages: 4694 tokens, with a target of 1200"
+    assert (
+        report.reason == "Writer would summarize 63 messages: 4,694 tokens, with a target of 1,200"
+    )
     assert writer.seen == []
     assert not Path(storage.root).exists()
 

@@ -252,7 +252,7 @@ async def test_where_nothing_new_is_long_the_very_same_list_comes_back(
     result = await run(DirectOffload(storage), history)
 
     assert result.messages is history
-    assert result.reports[0].reason == "no new result of 1000 characters or more"
+    assert result.reports[0].reason == "no new result of 1,000 characters or more"
     assert not root.exists()
 
 
@@ -782,7 +782,7 @@ async def test_below_a_number_of_tokens_nothing_happens(storage: LocalStorage) -
     above = await run(BatchOffload(storage, min_context_tokens=100), history)
 
     assert below.messages is history
-    assert below.reports[0].reason == "the context is below 100000 tokens"
+    assert below.reports[0].reason == "the context is below 100,000 tokens"
     assert above.changed
 
 

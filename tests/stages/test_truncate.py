@@ -292,7 +292,7 @@ async def test_below_the_trigger_nothing_happens() -> None:
 
     answer = await SmartTruncate()(turn(history, trigger=tokens + 1))
 
-    assert answer == Skip(f"{tokens} tokens, below the trigger of {tokens + 1}")
+    assert answer == Skip(f"{tokens:,} tokens, below the trigger of {tokens + 1:,}")
 
 
 async def test_at_the_trigger_it_acts_and_goes_down_to_its_limit() -> None:
