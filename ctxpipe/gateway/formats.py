@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..edits.breakpoints import with_free_breakpoints
 from ..messages import kind, pending_calls
 from ..messages.identity import says_the_same
 from ..wire import ChatCodec, ResponsesCodec, Translation
@@ -72,6 +73,18 @@ class Format(Protocol):
         """What reads one conversation."""
         ...
 
+    def mark_rewrite(
+        self,
+        body: Body,
+        items: Sequence[Any],
+        rewritten: tuple[int, int] | None,
+    ) -> Sequence[Any]:
+        """*items*, which replace those of *body*, with cache marks around those *rewritten*.
+
+        These are from the one index up to the other; None where none are.
+        """
+        ...
+
     def bill_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The reply, or the part of one, in *event*, with ``usage`` as the Messages API writes it.
 
@@ -120,6 +133,19 @@ class Messages:
         """There is nothing to translate."""
         return _Unchanged()
 
+    def mark_rewrite(
+        self,
+        body: Body,
+        items: Sequence[Any],
+        rewritten: tuple[int, int] | None,
+    ) -> Sequence[Any]:
+        """With marks where they cost nothing: all before a rewrite is read from the cache then."""
+        if rewritten is None:
+            return items
+        changed = {**body.values, body.key: items}
+        marked: Sequence[Any] = with_free_breakpoints(changed, rewritten)[body.key]
+        return marked
+
     def bill_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """That of the message that a stream begins with, of its end, or of the whole reply."""
         message = event.get("message")
@@ -163,6 +189,15 @@ def _as_they_are(messages: list[Message]) -> Sequence[Any]:
 
 class _OpenAI:
     """What OpenAI's two forms have in common."""
+
+    def mark_rewrite(
+        self,
+        body: Body,  # noqa: ARG002
+        items: Sequence[Any],
+        rewritten: tuple[int, int] | None,  # noqa: ARG002
+    ) -> Sequence[Any]:
+        """As they are: what is cached needs no marks."""
+        return items
 
     def says_the_same(self, one: Any, other: Any) -> bool:
         """Cache marks make no difference."""

@@ -55,7 +55,9 @@ class Shaping:
     def take(self, result: Result) -> None:
         """Send *result* from now on."""
         self.result = result
-        self.items = list(self.history.write(result.messages))
+        items = self.history.write(result.messages)
+        rewritten = self.conversation.session.rewrite_range(result)
+        self.items = list(self.format.mark_rewrite(self.body, items, rewritten))
         self.conversation.saved += result.tokens_saved
 
     @property

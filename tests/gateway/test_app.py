@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -19,9 +20,22 @@ from gateways import (
 )
 
 from ctxpipe.gateway.guard import MAX_BODY
-from ctxpipe.testing import MessagesServer, Model
+from ctxpipe.testing import MessagesServer, Model, Received
+from ctxpipe.testing.billing import as_blocks, bare
 
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+def bare_contents(request: Received) -> list[Any]:
+    """What the messages of *request* say, without their cache marks."""
+    contents: list[Any] = [message["content"] for message in request.body["messages"]]
+    return [[bare(block) for block in as_blocks(content)] for content in contents]
+
+
+def common_length(before: list[Any], after: list[Any]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(before, after, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(before))
 
 
 async def test_a_long_result_leaves_for_a_file_and_the_reply_comes_back(tmp_path):
@@ -86,6 +100,26 @@ async def test_turn_after_turn_the_beginning_stays_the_same(tmp_path):
     for before, after in zip(api.requests, api.requests[1:], strict=False):
         known = before.body["messages"]
         assert after.body["messages"][: len(known)] == known
+
+
+async def test_before_what_a_turn_rewrites_is_a_cache_mark(tmp_path):
+    short, long = conversation(34, size=100), conversation(34, size=7_900)
+    first, some = 49, 57  # the long results come after the first request
+    history = [*short[:first], *long[first:some], *short[some:]]
+    async with MessagesServer(replies(11)) as api, serving(api.url, tmp_path) as gateway:
+        for stop in range(first, len(history) + 1, 2):
+            *before, last = history[:stop]
+            [result] = last["content"]
+            marked = {**result, "cache_control": {"type": "ephemeral"}}
+            await post(gateway, {"messages": [*before, {**last, "content": [marked]}]})
+    rewritten = 0
+    for earlier, later in itertools.pairwise(api.requests):
+        changed = common_length(bare_contents(earlier), bare_contents(later))
+        if changed < len(earlier.body["messages"]):
+            rewritten += 1
+            mark_before: Any = later.body["messages"][changed - 1]["content"]
+            assert "cache_control" in mark_before[-1]
+    assert rewritten
 
 
 async def test_a_restarted_gateway_goes_on_with_the_same_bytes(tmp_path):
