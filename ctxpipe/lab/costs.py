@@ -45,6 +45,7 @@ class CacheRules:
     min_tokens: int = 1024
     mark_changes: bool = True
     mark_behind: bool = False
+    by_settings: bool = False
 
     @classmethod
     def with_marks(cls, count: int) -> CacheRules:
@@ -93,17 +94,21 @@ class PromptCache:
         self._context: Sequence[Message] = ()
         self._entries: list[int] = []  # lengths, in messages, of the prefixes that are cached
         self._seconds: float | None = None
+        self._settings: object = None
 
     def request(
         self,
         context: Sequence[Message],
         sums: Sequence[float],
         seconds: float | None = None,
+        settings: object = None,
     ) -> CacheUse:
         """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens.
 
-        These include what is before the messages.
+        These include what is before the messages. *settings* is what of the request, besides its
+        messages, their cache depends on.
         """
+        self._switch(settings)
         shared = _common_length(self._context, context)
         use = self.peek(context, sums, seconds)
         entries: set[int] = set()
@@ -115,6 +120,12 @@ class PromptCache:
         self._context = context
         self._seconds = seconds
         return use
+
+    def _switch(self, settings: object) -> None:
+        """Forget what was cached after the system prompt, unless *settings* are the last ones."""
+        if self.rules.by_settings and settings != self._settings:
+            self._entries = [length for length in self._entries if length == 0]
+        self._settings = settings
 
     def peek(
         self,

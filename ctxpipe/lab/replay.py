@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from ..atoms import Atom, AtomIndex, weight
-from ..messages import Message, strings, tool_calls, tool_results
+from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
+from ..messages import field as value_of
 from ..pipeline import ContextPipeline
 from ..reports import Collapsed, Compacted, Outcome, StageReport
 from ..session import Session
@@ -152,6 +153,7 @@ class _Run:
         self.visible = Context(index, transcript.name)
         self.store = Store(index, pipeline.counter, f"{ROOT}/")
         self.context: list[Message] = []
+        self.is_controlled = False  # the context holds stale thinking
         self.position = 0
         self.fetched = 0
         self.steps: dict[str, str] = {}  # by the id of a call: the file that holds it whole
@@ -221,6 +223,7 @@ class _Run:
             tools=self.transcript.tools,
         )
         self.context = result.messages
+        self.is_controlled = bool(result.request_options)
         if self.watch is not None:
             moment = Moment(call, before, self.context, result.reports)
             self.watch(moment)
@@ -308,8 +311,9 @@ class _Run:
     ) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""
         sums = await self._sums(self.context)
-        use = self.cache.request(self.context, sums, self._seconds)
-        marked = self.marked_cache.request(self.context, sums, self._seconds)
+        settings = self._request_settings()
+        use = self.cache.request(self.context, sums, self._seconds, settings)
+        marked = self.marked_cache.request(self.context, sums, self._seconds, settings)
         raw_tokens = await self.ledger.counter.count([output])
         tokens = self.settings.tokens_per_raw * raw_tokens
         requests.append(
@@ -329,6 +333,12 @@ class _Run:
                 "cache_creation_input_tokens": round(use.written),
             }
         )
+
+    def _request_settings(self) -> tuple[bool, bool] | None:
+        """What the cache of the context depends on besides it, where that counts."""
+        if not self.settings.cache.by_settings:
+            return None
+        return self.is_controlled, any(map(_has_image, self.context))
 
     # Reading back ---------------------------------------------------------------------------------
 
@@ -369,6 +379,16 @@ def _summary_use(prefix: CacheUse) -> CacheUse:
     """What a request for a summary uses, after a prompt that uses *prefix*."""
     # Nothing is written to the cache: nobody reads it twice.
     return CacheUse(prefix.read, 0, prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS)
+
+
+def _has_image(message: Message) -> bool:
+    """Whether *message*, or a result in it, holds an image."""
+    for block in blocks(message):
+        content = value_of(block, "content")
+        inner = content if isinstance(content, list) else ()
+        if any(kind(part) == "image" for part in (block, *inner)):
+            return True
+    return False
 
 
 def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:

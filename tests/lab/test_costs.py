@@ -141,6 +141,18 @@ def test_a_prompt_below_the_minimum_is_neither_read_nor_written() -> None:
     assert sent(cache, work(2)) == CacheUse(read=0, written=5000)
 
 
+@pytest.mark.parametrize(("counts", "read"), [(True, 500), (False, 3500)])
+def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only(
+    counts: bool, read: int
+) -> None:
+    cache = PromptCache(CacheRules(by_settings=counts))
+    cache.request(work(1), sums(work(1), 500), settings="without images")
+
+    use = cache.request(work(2), sums(work(2), 500), settings="with images")
+
+    assert use == CacheUse(read, 5500 - read)
+
+
 def test_to_peek_sends_nothing() -> None:
     cache = PromptCache()
     sent(cache, work(1))

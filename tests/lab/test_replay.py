@@ -9,7 +9,16 @@ from pathlib import Path
 
 import anyio
 import pytest
-from histories import assistant, conversation, histories, step, text, tool_use, user
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    step,
+    text,
+    thinking,
+    tool_use,
+    user,
+)
 from hypothesis import given, settings
 
 from ctxpipe import (
@@ -40,6 +49,11 @@ from ctxpipe.tokens import TokenCounter
 
 NONE = Policy("none")
 FREE = Settings(refetch=False)
+BY_SETTINGS = Settings(refetch=False, cache=CacheRules(by_settings=True))
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+}
 FACT = "the old staging server keeps its keys in vault_entry_4711"
 LOG = f"the log:\n{FACT}\n" + "a line of a log that says nothing at all\n" * 120
 
@@ -186,6 +200,37 @@ async def test_the_rules_of_the_cache_are_the_replay_s() -> None:
     found = await replay(transcript, NONE, Settings(cache=CacheRules(ttl_seconds=3600)))
 
     assert found.requests[2].use.read > 0
+
+
+@pytest.mark.parametrize(
+    "shown", [[assistant("Let me see."), user(PICTURE)], step("t9", result=[PICTURE])]
+)
+async def test_where_settings_count_the_first_image_makes_the_messages_new_to_the_cache(
+    shown: list[Message],
+) -> None:
+    *before, _ = work(3, long=[0])
+    history = conversation(*before, *shown, assistant("Ok."))
+
+    found = await replay(recorded(history), NONE, BY_SETTINGS)
+
+    reads = [request.use.read for request in found.requests]
+    assert reads[3] > 0
+    assert reads[4] == 0
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_where_settings_count_the_control_for_stale_thinking_does_so_too(
+    counts: bool,
+) -> None:
+    _, *history = work(5, long=[0])
+    history[4] = assistant(thinking(), tool_use("t2"))
+
+    found = await replay(
+        recorded([user(LOG), *history]), offloading(2), BY_SETTINGS if counts else FREE
+    )
+
+    changed = next(step.call for step in found.steps if step.reports)
+    assert (found.requests[changed].use.read == 0) == counts
 
 
 # Reading back -------------------------------------------------------------------------------------
@@ -441,12 +486,8 @@ async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_promp
 
 
 async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm() -> None:
-    picture = {
-        "type": "image",
-        "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-    }
     history = conversation(
-        user(picture), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok.")
+        user(PICTURE), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok.")
     )
 
     found = await replay(recorded(history), Policy("coding"))
