@@ -133,12 +133,9 @@ def _replace_at(value: Any, place: Path, text: str) -> Any:
 
 
 def _write(root: str, texts: Sequence[tuple[str, str]]) -> Sequence[str]:
-    import asyncio
+    from ..storage import LocalStorage
 
-    from ..storage.local import LocalStorage
-
-    storage = LocalStorage(root)
-    return asyncio.run(storage.write(texts))
+    return LocalStorage(root).write_blocking(texts)
 
 
 def _answer(raw: bytes, root: str, min_chars: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import re
@@ -14,9 +15,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
-
-from anyio import CapacityLimiter, sleep, to_thread
-from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
 from ..markers.notes import step_names_in
@@ -68,6 +66,9 @@ from .records import (
 )
 
 if TYPE_CHECKING:
+    from anyio import CapacityLimiter
+    from anyio.lowlevel import RunVar
+
     from ..messages import Message
 
 __all__ = ["Cleaned", "LocalStorage"]
@@ -80,9 +81,9 @@ _MOST_SEEN = 10_000  # journals whose length is remembered
 _LEASE_POLL = 0.05  # seconds
 _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalize in it
 
-# Eight batches at a time for all storages of an event loop: a thousand sessions must not exhaust
-# the descriptors.
-_LIMITER: RunVar[CapacityLimiter] = RunVar("ctxpipe_storage_writes")
+# Batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
+# descriptors.
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,9 +155,10 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await _run_in_thread(self._write, texts)
+        return await _run_in_thread(self.write_blocking, texts)
 
-    def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
+    def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+        """What `write` does, in the calling thread: for a program that has no event loop."""
         locations: list[str] = []
         folders: dict[str, _Folder] = {}  # each folder is opened once per batch
         with ExitStack() as stack:
@@ -468,6 +470,8 @@ class LocalStorage:
 
         Raises StorageError.
         """
+        from anyio import sleep
+
         folder = session_folder(session_id)
         lock = SessionLock(self._folders, folder)
         deadline = time.monotonic() + seconds
@@ -572,6 +576,8 @@ async def _run_in_thread(
     function: Callable[[*Arguments], T],
     *arguments: *Arguments,
 ) -> T:
+    from anyio import to_thread
+
     return await to_thread.run_sync(
         function,
         *arguments,
@@ -580,12 +586,21 @@ async def _run_in_thread(
 
 
 def _limiter() -> CapacityLimiter:
-    try:
-        return _LIMITER.get()
-    except LookupError:
-        limiter = CapacityLimiter(8)
-        _LIMITER.set(limiter)
-        return limiter
+    from anyio import CapacityLimiter
+
+    limiter = _limiters().get(None)
+    if limiter is None:
+        limiter = CapacityLimiter(_AT_ONCE)
+        _limiters().set(limiter)
+    return limiter
+
+
+@functools.cache
+def _limiters() -> RunVar[CapacityLimiter | None]:
+    # Made late: a program that has no event loop needs no anyio.
+    from anyio.lowlevel import RunVar
+
+    return RunVar("ctxpipe_storage_writes")
 
 
 def _parts(key: str) -> tuple[str, ...]:
