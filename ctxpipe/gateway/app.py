@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx2
 from anyio import to_thread
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -24,7 +25,7 @@ from .page import headers as page_headers
 from .page import write_page
 from .record import Record
 from .shaping import Shaper
-from .upstream import Upstream, limit, reply_with
+from .upstream import Upstream, read_whole, reply_with
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -59,7 +60,9 @@ class Gateway:
         self.app: Starlette = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=METHODS)],
             lifespan=self._lifespan,
+            exception_handlers={HTTPException: self._refuse, Exception: _admit},
         )
+        self.app.router.redirect_slashes = False
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
@@ -81,7 +84,7 @@ class Gateway:
         return self._shapers[token]
 
     async def _answer(self, request: Request) -> Response:
-        path = request.url.path
+        path = request.scope["path"]  # `request.url` is made of the Host, which may say anything
         try:
             return await self._route(request, path)
         except Refused as refusal:
@@ -93,9 +96,15 @@ class Gateway:
             logger.warning("the upstream does not answer: %s", type(error).__name__)
             return _error(502, "the upstream does not answer", path)
 
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Refuse a method, or a target that is no path, as Starlette has found."""
+        self.record.refused += 1
+        status = error.status_code if isinstance(error, HTTPException) else 400
+        return _error(status, "there is nothing to ask in this way", request.scope["path"])
+
     async def _route(self, request: Request, path: str) -> Response:
         is_ours = request.method == "GET" and path in {"/", "/healthz"}
-        token = self._guard.check(request.headers.items(), is_page=is_ours)
+        token = self._guard.check(request, is_page=is_ours)
         if is_ours and path == "/":
             return HTMLResponse(write_page(self.record), headers=page_headers())
         if is_ours:
@@ -120,8 +129,15 @@ class Gateway:
         """Send what is not ours to shape, byte for byte."""
         self.record.passed += 1
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-        response = await self._upstream.ask(request, limit(request.stream()) if has_body else None)
+        # Whole: of a body that is refused nothing goes out.
+        content = await read_whole(request) if has_body else None
+        response = await self._upstream.ask(request, content)
         return reply_with(response, response.aiter_raw())
+
+
+async def _admit(request: Request, error: Exception) -> Response:
+    """Say that an error is ours; the server logs it."""
+    return _error(500, f"an error of its own: {type(error).__name__}", request.scope["path"])
 
 
 def _error(status: int, text: str, path: str) -> Response:

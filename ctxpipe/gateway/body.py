@@ -22,6 +22,9 @@ __all__ = ["Body", "Refused", "read_body"]
 MAX_DEPTH = 200
 """How deep the values of a request may nest. Tools' schemas are the deepest, at about twenty."""
 
+MAX_ITEMS = 100_000
+"""So many messages a request may have; the Messages API takes no more."""
+
 FIRST_STEP = 4096  # bytes of two bodies that are compared first
 
 _CLOSING = b'}]"'
@@ -123,8 +126,8 @@ def read_body(
 
     Items whose bytes are those of a *known* body from its beginning on are the very items of that.
 
-    Raises Refused where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, or
-    names a key twice, so that another reader might take the other one.
+    Raises Refused where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, has
+    more than MAX_ITEMS items, or names a key twice: another reader might take the other one.
     """
     last, same = _closest(raw, key, known)
     reader = _Reader(raw, key, last, same)
@@ -247,6 +250,8 @@ class _Reader:
         self.body.places[name] = Span(start, stop)
 
     def read_item(self) -> None:
+        if len(self.body.items) == MAX_ITEMS:
+            raise ValueError(f"the body has more than {MAX_ITEMS} items")
         self.skip_blanks()
         start = self.byte(self.at)
         item = self.read_value()

@@ -17,7 +17,7 @@ from .bill import dollars
 from .body import Refused
 from .record import Turn
 from .streams import EventReader, Opening, ReplyReader, read_opening
-from .upstream import limit, reply_with
+from .upstream import read_whole, reply_with
 
 if TYPE_CHECKING:
     import httpx2
@@ -69,8 +69,7 @@ class Exchange:
 
     async def answer(self, record: Record, *, is_off: bool, show_texts: bool) -> Response:
         """The reply, whose turn *record* counts once it is over. Raises Refused."""
-        received = [chunk async for chunk in limit(self._request.stream())]
-        raw = b"".join(received)
+        raw = await read_whole(self._request)
         async with self._opened:
             if is_off or self._request.headers.get(SWITCH) == "off":
                 self._reason = "switched off"

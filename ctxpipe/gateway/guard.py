@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hmac
+import re
 from base64 import b64decode
 from binascii import Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from .body import Refused
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
 __all__ = [
     "MAX_BODY",
+    "MAX_HEAD",
     "TOKEN",
     "Guard",
     "error_body",
@@ -23,8 +29,24 @@ __all__ = [
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request; the Messages API takes no more."""
 
+MAX_HEAD = 64 * 1024
+"""Bytes of a request's target and headers."""
+
 TOKEN = "x-ctxpipe-token"  # noqa: S105  a name
 """The header in which a client shows its token."""
+
+_SITE = "sec-fetch-site"
+"""In what relation the page that asks is to what it asks: only browsers say it."""
+
+_NOT_IN_PATHS = re.compile(r"[\\#]")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+_SEPARATORS = re.compile(r"[/\\;]")
+_DOTS = frozenset({".", ".."})
+
+_HOST = re.compile(
+    r"(?P<name>[a-z0-9.-]+)(:[0-9]*)?|\[(?P<address>[0-9a-f:.]+)\](:[0-9]*)?",
+    re.IGNORECASE,
+)
 
 _LOCAL_NAMES = frozenset(
     {
@@ -40,34 +62,34 @@ class Guard:
     """Checks requests before anything is read of them.
 
     Without *tokens* only programs on this machine get in: the ``Host`` must be local, so that no
-    name of another's domain that points here (DNS rebinding) does, and there must be no ``Origin``,
-    so that no page in a browser does. With them each request shows one of them.
+    name of another's domain that points here (DNS rebinding) does, and nothing may say that a page
+    in a browser asks. With them each request shows one of them.
     """
 
     tokens: Sequence[str] = field(default=(), repr=False)
 
-    def check(
-        self,
-        headers: Sequence[tuple[str, str]],
-        *,
-        is_page: bool = False,
-    ) -> str:
-        """The token that a request with *headers* shows, "" where none is needed.
+    def check(self, request: Request, *, is_page: bool = False) -> str:
+        """The token that *request* shows, "" where none is needed.
 
         A browser that asks for the page *is_page* may show it as a password. Raises Refused.
         """
-        _check_form(headers)
-        values = {name.lower(): value for name, value in headers}
-        if "origin" in values:
+        target = request.scope["raw_path"] + request.scope["query_string"]
+        _check_head(target, request.headers.raw)
+        _check_path(request.scope["raw_path"].decode("ascii"))
+        headers = request.headers
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both")
+        if int(headers.get("content-length", "0")) > MAX_BODY:
+            raise too_large()
+        if "origin" in headers or (not is_page and headers.get(_SITE, "none") != "none"):
             raise Refused(403, "a page in a browser may not send requests to this gateway")
         if not self.tokens:
-            host = _host_of(values.get("host", ""))
-            if not is_loopback(host):
+            if not is_loopback(_host_of(headers.get("host", ""))):
                 raise Refused(403, "the Host of a request must be 127.0.0.1 or localhost")
             return ""
-        shown = values.get(TOKEN, "")
+        shown = headers.get(TOKEN, "")
         if is_page and not shown:
-            shown = _password(values.get("authorization", ""))
+            shown = _password(headers.get("authorization", ""))
         return self._find_token(shown)
 
     def _find_token(self, shown: str) -> str:
@@ -81,21 +103,25 @@ class Guard:
         return found
 
 
-def _check_form(headers: Sequence[tuple[str, str]]) -> None:
-    """Raise Refused for headers that another reader might understand in another way."""
-    names = [name.lower() for name, _ in headers]
-    values = {name.lower(): value for name, value in headers}
-    if "transfer-encoding" in names and "content-length" in names:
-        raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both")
-    for name in ("host", "content-length", "transfer-encoding"):
-        count = names.count(name)
-        if count > 1:
-            raise Refused(400, f"a request has one {name} header, not {count}")
-    length = values.get("content-length", "0")
-    if not length.isascii() or not length.isdigit():
-        raise Refused(400, "the Content-Length is no number")
-    if int(length) > MAX_BODY:
-        raise too_large()
+def _check_head(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise Refused for a head that is too large."""
+    size = len(target) + sum(len(name) + len(value) for name, value in headers)
+    if size > MAX_HEAD:
+        raise Refused(400, f"the head of a request takes more than {MAX_HEAD} bytes")
+
+
+def _check_path(path: str) -> None:
+    """Raise Refused for a *path* that might lead another reader somewhere else."""
+    try:
+        text = unquote(path, errors="strict")
+    except UnicodeDecodeError as error:
+        raise Refused(400, "the path is not UTF-8") from error
+    if not path.startswith("/") or path.startswith("//"):
+        raise Refused(400, "the target of a request is a path below this gateway")
+    if _NOT_IN_PATHS.search(path) or _CONTROLS.search(text):
+        raise Refused(400, "the path has a character that no path has")
+    if not _DOTS.isdisjoint(_SEPARATORS.split(text)):
+        raise Refused(400, "the path leads out of its folder")
 
 
 def too_large() -> Refused:
@@ -114,14 +140,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _host_of(value: str) -> str:
-    """The host in a ``Host`` header, without its port and brackets."""
-    if value.startswith("["):
-        address, _, _ = value[1:].partition("]")
-        return address
-    if ":" not in value:
-        return value
-    host, _, _ = value.rpartition(":")
-    return host
+    """The host in a ``Host`` header, without its port and brackets; "" where it is none."""
+    match = _HOST.fullmatch(value)
+    if match is None:
+        return ""
+    return match["name"] or match["address"]
 
 
 def _password(authorization: str) -> str:
@@ -143,6 +166,7 @@ _KINDS: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "request_too_large",
     502: "api_error",
     503: "overloaded_error",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from contextlib import closing
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import Gateway
+from .guard import MAX_HEAD, error_body
 from .settings import Settings
 
 __all__ = ["Serving"]
@@ -36,8 +40,10 @@ class Serving:
         )
         config = uvicorn.Config(
             self.gateway.app,
-            http="h11",
+            http=_Protocol,
+            h11_max_incomplete_event_size=MAX_HEAD,
             ws="none",
+            proxy_headers=False,
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -73,3 +79,25 @@ class Serving:
     def stop(self) -> None:
         """End `run`, with the replies that are under way."""
         self._server.should_exit = True
+
+
+class _Protocol(H11Protocol):
+    """HTTP whose refusal of what is no HTTP has the API's form too."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Say *msg*, unless a reply has begun, and close the connection."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            body = json.dumps(error_body(400, msg, "")).encode()
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            events = [
+                h11.Response(status_code=400, headers=headers, reason="Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ]
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

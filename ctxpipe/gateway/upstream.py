@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from .body import Refused
 from .guard import MAX_BODY, too_large
 
-__all__ = ["Headers", "Upstream", "limit", "reply_with"]
+__all__ = ["Headers", "Upstream", "read_whole", "reply_with"]
 
 Headers: TypeAlias = list[tuple[str, str]]
 
@@ -39,6 +40,8 @@ class Upstream:
     """
 
     def __init__(self, upstreams: Mapping[str, str]) -> None:
+        # It tells the address of every request, and some APIs take a key in it.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._upstreams = {prefix.rstrip("/"): url for prefix, url in upstreams.items()}
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
@@ -54,12 +57,13 @@ class Upstream:
     async def ask(
         self,
         request: Request,
-        content: bytes | AsyncIterator[bytes] | None,
+        content: bytes | None,
         headers: Headers | None = None,
     ) -> httpx2.Response:
         """The answer to *request* with this *content*, of which only the head has been read.
 
-        *headers* replace those of the request. Raises Refused for a path that has no upstream.
+        *headers* replace those of the request. Raises Refused for a path that has no upstream, or
+        that cannot be part of a URL.
         """
         connection = request.headers.get("connection", "")
         dropped = _NOT_SENT | {name.strip().lower() for name in connection.split(",")}
@@ -67,33 +71,48 @@ class Upstream:
         for name, value in request.headers.items() if headers is None else headers:
             if name.lower() not in dropped and not name.lower().startswith(OWN):
                 kept.append((name, value))
-        url = self._url(request)
-        asked = self._client.build_request(request.method, url, headers=kept, content=content)
+        asked = self._request(request.method, self._url(request), kept, content)
         given = {name.lower() for name, _ in kept}
         for name in _ADDED:
             if name not in given:
                 asked.headers.pop(name, None)
         return await self._client.send(asked, stream=True)
 
+    def _request(
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        content: bytes | None,
+    ) -> httpx2.Request:
+        # As they came: a header may hold any byte.
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        try:
+            return self._client.build_request(method, url, headers=raw, content=content)
+        except httpx2.InvalidURL as error:
+            raise Refused(400, "the target cannot be sent on") from error
+
     def _url(self, request: Request) -> str:
         """The upstream's address, and the path of *request* behind it, as text."""
-        target: bytes = request.scope["raw_path"]
-        path = target.decode("ascii", "replace").partition("?")[0]
+        path: str = request.scope["raw_path"].decode("ascii")
         for prefix in sorted(self._upstreams, key=len, reverse=True):
             if path.startswith(f"{prefix}/"):
-                query = f"?{request.url.query}" if request.url.query else ""
+                query = request.scope["query_string"].decode("ascii")
+                query = f"?{query}" if query else ""
                 return self._upstreams[prefix].rstrip("/") + path[len(prefix) :] + query
         raise Refused(404, f"no upstream is named for {path[:80]}")
 
 
-async def limit(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """*chunks*, as long as they are no more than MAX_BODY bytes. Raises Refused."""
+async def read_whole(request: Request) -> bytes:
+    """The body of *request*. Raises Refused for one of more than MAX_BODY bytes."""
+    chunks: list[bytes] = []
     size = 0
-    async for chunk in chunks:
+    async for chunk in request.stream():
         size += len(chunk)
         if size > MAX_BODY:
             raise too_large()
-        yield chunk
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def reply_with(

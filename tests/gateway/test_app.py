@@ -2,24 +2,20 @@ import asyncio
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
-import pytest
 from gateways import (
     Upstream,
     conversation,
     http,
     key,
     post,
-    raw_request,
     replies,
     result_of,
     serving,
 )
 
-from ctxpipe.gateway.guard import MAX_BODY
 from ctxpipe.testing import MessagesServer, Model, Received
 from ctxpipe.testing.billing import as_blocks, bare
 
@@ -270,16 +266,6 @@ async def test_headers_go_through_but_those_of_the_hop_and_ours(tmp_path):
     assert reply.headers["retry-after"] == "7"
 
 
-async def test_a_redirect_is_not_followed(tmp_path):
-    async with (
-        Upstream(status=307, location="http://127.0.0.1:9/x") as api,
-        serving(api.url, tmp_path) as gateway,
-    ):
-        reply = await post(gateway, {"messages": HELLO})
-    assert reply.status_code == 307
-    assert len(api.bodies) == 1
-
-
 async def test_an_upstream_that_is_down_is_said_in_the_api_s_form(tmp_path):
     async with serving("http://127.0.0.1:9", tmp_path) as gateway:
         reply = await post(gateway, {"messages": HELLO})
@@ -287,85 +273,6 @@ async def test_an_upstream_that_is_down_is_said_in_the_api_s_form(tmp_path):
     assert reply.status_code == other.status_code == 502
     assert reply.json()["error"]["type"] == "api_error"
     assert other.json()["error"]["code"] is None
-
-
-HOSTILE = {
-    "a name of another's domain": ({"host": "evil.example"}, 403),
-    "an address of another machine": ({"host": "192.168.0.7:80"}, 403),
-    "a page in a browser": ({"origin": "https://evil.example"}, 403),
-    "a page without an origin of its own": ({"origin": "null"}, 403),
-    "two lengths": ({"content-length": "5", "Content-Length ": "5"}, 400),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-async def test_a_hostile_request_reaches_no_upstream(tmp_path, what):
-    headers, status = HOSTILE[what]
-    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
-        answer = await raw_request(gateway, headers)
-    assert f" {status} ".encode() in answer.partition(b"\r\n")[0]
-    assert api.bodies == []
-
-
-async def test_a_length_and_an_encoding_at_once_are_refused(tmp_path):
-    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
-        for name in ("Transfer-Encoding", "transfer-encoding"):
-            answer = await raw_request(gateway, {name: "chunked", "Content-Length": "4"})
-            assert b" 400 " in answer.partition(b"\r\n")[0]
-    assert api.bodies == []
-
-
-async def test_a_body_above_the_limit_is_refused_whether_its_length_is_said_or_not(tmp_path):
-    async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BODY // 2**20 + 1):
-            yield b" " * 2**20
-
-    async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:
-        url = gateway.url + "/v1/messages"
-        said = await raw_request(gateway, {"content-length": str(64 * 2**20)})
-        unsaid = await client.post(url, content=chunks())
-    assert b" 413 " in said.partition(b"\r\n")[0]
-    assert unsaid.status_code == 413
-    assert unsaid.json()["error"]["type"] == "request_too_large"
-    assert api.bodies == []
-
-
-async def test_a_body_that_nests_too_deep_is_refused(tmp_path):
-    deep = b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
-    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
-        reply = await post(gateway, deep)
-    assert reply.status_code == 400
-    assert api.bodies == []
-
-
-@pytest.mark.parametrize(
-    "target", ["//evil.example/v1/messages", "http://evil.example/v1/messages", "/\\evil/x"]
-)
-async def test_no_target_leads_to_another_host(tmp_path, target):
-    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
-        await raw_request(gateway, {}, target=target)
-    assert all(url.split(" ", 1)[1].startswith("/") for url in api.targets)
-    assert all(sent["host"] == api.url.removeprefix("http://") for sent in api.headers)
-
-
-async def test_without_its_token_nobody_gets_in(tmp_path):
-    token = "a token of the gateway"  # noqa: S105
-    async with (
-        Upstream() as api,
-        serving(api.url, tmp_path, tokens=[token]) as gateway,
-    ):
-        refused = [
-            await post(gateway, {"messages": HELLO}),
-            await post(gateway, {"messages": HELLO}, {"x-ctxpipe-token": token[:-1]}),
-            await post(
-                gateway, {"messages": HELLO}, {"x-ctxpipe-token": "another token of nobody"}
-            ),
-        ]
-        let_in = await post(gateway, {"messages": HELLO}, {"x-ctxpipe-token": token})
-    assert [reply.status_code for reply in refused] == [401, 401, 401]
-    assert let_in.status_code == 200
-    assert len(api.bodies) == 1
-    assert "x-ctxpipe-token" not in api.headers[0]
 
 
 async def test_each_token_has_a_folder_of_its_own(tmp_path):
@@ -379,18 +286,6 @@ async def test_each_token_has_a_folder_of_its_own(tmp_path):
     folders = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.md")}
     assert len(folders) == 2
     assert not any(token in str(path) for token in tokens for path in tmp_path.rglob("*"))
-
-
-async def test_no_key_is_in_a_log_or_a_file(tmp_path, caplog):
-    with caplog.at_level(logging.DEBUG):
-        async with MessagesServer(replies(2)) as api, serving(api.url, tmp_path) as gateway:
-            await post(gateway, {"messages": conversation(2)})
-            await post(gateway, b'{"messages": [}')
-    assert key() not in caplog.text
-    for path in tmp_path.rglob("*"):
-        assert key() not in str(path)
-        if path.is_file():
-            assert key().encode() not in path.read_bytes()
 
 
 async def test_only_the_upstream_is_asked(tmp_path, monkeypatch):

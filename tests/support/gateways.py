@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
+from anyio.from_thread import start_blocking_portal
 
 from ctxpipe.gateway.serving import Serving
 from ctxpipe.gateway.settings import Settings
@@ -48,7 +50,7 @@ class Upstream:
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         return self
@@ -63,7 +65,7 @@ class Upstream:
                 method, target, _ = line.decode().split(" ", 2)
                 headers: dict[str, str] = {}
                 while (header := await reader.readline()).strip():
-                    name, _, value = header.decode().partition(":")
+                    name, _, value = header.decode("latin-1").partition(":")
                     headers[name.lower()] = value.strip()
                 body = await self._body(reader, headers)
                 self.targets.append(f"{method} {target}")
@@ -88,6 +90,17 @@ class Upstream:
             await reader.readline()
         await reader.readline()
         return body
+
+
+@contextmanager
+def serving_beside(root: Path, **settings: Any) -> Iterator[tuple[Upstream, Serving]]:
+    """An upstream and a gateway before it, in a thread of their own: for many tests."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Upstream()) as api,
+        portal.wrap_async_context_manager(serving(api.url, root, **settings)) as gateway,
+    ):
+        yield api, gateway
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -116,19 +129,35 @@ async def post(
         return await client.post(gateway.url + path, content=body, headers=given)
 
 
-async def raw_request(
-    gateway: Serving, headers: Mapping[str, str], target: str = "/v1/messages"
+def request(
+    target: str = "POST /v1/messages",
+    *lines: str,
+    host: str | None = "Host: 127.0.0.1",
+    length: bool = True,
+    body: bytes = b"{}",
 ) -> bytes:
-    """The answer to a request that no HTTP library would send."""
+    """A request with these header *lines*, as bytes: one that no HTTP library would send."""
+    head = [f"{target} HTTP/1.1", *([host] if host is not None else []), *lines]
+    if length:
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*head, "", ""]).encode("latin-1") + body
+
+
+def answer_to(gateway: Serving, raw: bytes) -> tuple[int, bytes]:
+    """The status and the body of the answer to *raw*, in a thread of its own."""
     port = int(gateway.url.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    given = {"host": f"127.0.0.1:{port}", "content-length": "2", **headers}
-    head = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
-    writer.write("\r\n".join([*head, "connection: close", "", "{}"]).encode())
-    try:
-        return await asyncio.wait_for(reader.read(), 10)
-    finally:
-        writer.close()
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+        connection.makefile("rb") as answer,
+    ):
+        connection.sendall(raw)
+        status = int(answer.readline().split()[1])
+        length = 0
+        while line := answer.readline().strip():
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        return status, answer.read(length)
 
 
 # Conversations ------------------------------------------------------------------------------------
