@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gateways import conversation, http, key, post, replies, serving
-from places import ROOT
+from gateways import conversation, http, key, post, prefix_breaks, process, replies, serving
 from services import free_port
 
 from ctxpipe.errors import SettingsError
@@ -49,13 +46,6 @@ async def two(upstream: str, root: Path, journal: str) -> AsyncIterator[list[Any
         serving(upstream, root, journal=journal) as other,
     ):
         yield [one, other]
-
-
-def prefix_breaks(requests: list[Any]) -> int:
-    """How often a request does not begin as the one before it."""
-    pairs = itertools.pairwise(requests)
-    bodies = [(before.body["messages"], after.body["messages"]) for before, after in pairs]
-    return sum(after[: len(before)] != before for before, after in bodies)
 
 
 async def test_turns_that_alternate_between_two_keep_the_prefix(journal, tmp_path, name):
@@ -184,23 +174,6 @@ def test_where_the_client_of_a_database_is_missing_its_extra_is_named(
 
 
 # Processes on one port ----------------------------------------------------------------------------
-
-
-@contextmanager
-def process(upstream: str, port: int, root: Path, *options: str) -> Iterator[Any]:
-    """``ctxpipe gateway`` as a process of its own, once it listens."""
-    command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", upstream]
-    command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as started:
-        assert started.stdout is not None
-        try:
-            started.address = started.stdout.readline()  # type: ignore[attr-defined]
-            yield started
-        finally:
-            started.kill()
 
 
 async def ask(port: int, messages: list[Any], headers: dict[str, str]) -> Any:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any, Self
 
 import httpx2
 from anyio.from_thread import start_blocking_portal
+from places import ROOT
 
 from ctxpipe.gateway.serving import Serving
 from ctxpipe.gateway.settings import Settings
@@ -103,6 +108,23 @@ def serving_beside(root: Path, **settings: Any) -> Iterator[tuple[Upstream, Serv
         yield api, gateway
 
 
+@contextmanager
+def process(upstream: str, port: int, root: Path, *options: str) -> Iterator[Any]:
+    """``ctxpipe gateway`` as a process of its own, once it listens."""
+    command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", upstream]
+    command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stdout is not None
+        try:
+            started.address = started.stdout.readline()  # type: ignore[attr-defined]
+            yield started
+        finally:
+            started.kill()
+
+
 # Requests -----------------------------------------------------------------------------------------
 
 
@@ -181,6 +203,13 @@ def conversation(rounds: int, size: int = 20_000) -> list[dict[str, Any]]:
 
 def replies(count: int) -> list[str]:
     return [f"reply {number}" for number in range(count)]
+
+
+def prefix_breaks(requests: list[Any]) -> int:
+    """How often a request does not begin as the one before it."""
+    pairs = itertools.pairwise(requests)
+    bodies = [(before.body["messages"], after.body["messages"]) for before, after in pairs]
+    return sum(after[: len(before)] != before for before, after in bodies)
 
 
 def result_of(message: Mapping[str, Any]) -> str:
