@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..messages import Block, Message, blocks, kind
-from .records import Entry, Record, as_message, entry
+from .records import Entry, Record, Recording, as_message, entry
 
-__all__ = ["entries", "is_session_line"]
+__all__ = ["is_session_line", "read"]
 
 ROLES = ("user", "assistant")
 
@@ -23,7 +23,7 @@ def is_session_line(value: Mapping[str, Any]) -> bool:
     return value.get("type") in ROLES and isinstance(value.get("message"), Mapping)
 
 
-def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
+def read(records: Iterable[Record]) -> Recording:
     """The messages of the main conversation, and what was left out of it, by kind.
 
     The lines of one reply become one message, its tools' results one message after it. Left out are
@@ -55,7 +55,7 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
         else:
             replies[reply] = len(found)
             found.append(new)
-    return found, dropped
+    return Recording("Claude Code session", found, dropped=dropped)
 
 
 def _reason(line: Mapping[str, Any], seen: set[str]) -> str:

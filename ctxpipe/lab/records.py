@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from ..errors import InvalidHistory
 from ..messages import Message, ensure_messages
 
-__all__ = ["Entry", "Record", "as_message", "counts", "entry", "seconds"]
+__all__ = [
+    "Entry",
+    "Format",
+    "Record",
+    "Recording",
+    "as_message",
+    "counts",
+    "entry",
+    "second_conversation",
+    "seconds",
+]
+
+Format: TypeAlias = Literal[
+    "normal form",
+    "Anthropic messages",
+    "Claude Code session",
+    "codex rollout",
+    "opencode export",
+    "OpenAI chat",
+    "OpenAI responses",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,20 @@ class Entry:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a reader found in a file of one *format*.
+
+    *request* has what the requests of the *entries* have beside them, in the form of the Messages
+    API: model, system and tools. *dropped* counts the records that were left out, by their kind.
+    """
+
+    format: Format
+    entries: Sequence[Entry]
+    request: Mapping[str, object] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
 def entry(message: Message, fields: Mapping[str, Any], time: object) -> Entry:
     """*message* with its *time*, and with what *fields*, those of the reply, say about it."""
     usage = counts(fields.get("usage"))
@@ -57,6 +91,11 @@ def as_message(fields: Mapping[str, Any], place: str) -> Message:
         fault = str(error).removeprefix("message 0 ").replace(" of message 0", "", 1)
         raise InvalidHistory(f"{place}: {fault}") from error
     return cast("Message", {"role": fields["role"], "content": fields["content"]})
+
+
+def second_conversation(record: Record) -> InvalidHistory:
+    """The error for *record*, with which another conversation begins."""
+    return InvalidHistory(f"{record.place}: a second conversation; give each a file of its own")
 
 
 def seconds(time: object) -> float | None:

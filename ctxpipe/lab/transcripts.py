@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from ..messages.values import SURROGATE, encoding_fault
-from . import claude_code, openai_chat
-from .records import Entry, Record, as_message, entry
+from . import claude_code, codex, openai_chat, openai_responses, opencode
+from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation
 
 __all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "read_transcript"]
 
-Format: TypeAlias = Literal[
-    "normal form", "Anthropic messages", "Claude Code session", "OpenAI chat"
-]
-
 STDIN = "-"
+
+_Question: TypeAlias = Callable[[Mapping[str, Any]], bool]
+_Reader: TypeAlias = Callable[[Sequence[Record]], Recording]
+
+READERS: Sequence[tuple[_Question, _Reader]] = (
+    (claude_code.is_session_line, claude_code.read),
+    (codex.is_rollout_line, codex.read),
+    (opencode.is_export, opencode.read),
+    (openai_responses.is_response_record, openai_responses.read),
+)
+"""What tells a form by one of its records, and who reads them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,8 @@ def _details(
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     """The conversation in *text*; errors begin with *name*. Raises TranscriptError."""
-    records, request = _request(_records(text, name), name)
-    kind, entries, dropped = _entries(records, name)
+    recording = _recording(_records(text, name), name)
+    entries, request = recording.entries, recording.request
     messages = [entry.message for entry in entries]
     problems = tuple(check(messages))
     for problem in problems:
@@ -149,7 +156,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     return Transcript(
         name,
         messages,
-        format=kind,
+        format=recording.format,
         model=str(request.get("model") or first_model),
         system=_system(request, name),
         tools=_tools(request, name),
@@ -157,7 +164,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         usages=usages,
         models=models,
         repaired=problems,
-        dropped=dropped,
+        dropped=recording.dropped,
     )
 
 
@@ -259,46 +266,39 @@ def _parse(text: str, name: str, line: int) -> object:
         ) from error
 
 
-def _request(records: list[Record], name: str) -> tuple[list[Record], Mapping[str, object]]:
-    """The records that are messages, and the request they belong to.
-
-    A request has a model, a system prompt and tools.
-    """
-    if not records:
-        raise TranscriptError(f"{name} holds no message")
-    for record in records:
-        if not isinstance(record.value, Mapping):
-            kind = type(record.value).__name__
-            raise TranscriptError(f"{name}, {record.place}: {kind} instead of an object")
-    first = cast("Mapping[str, Any]", records[0].value)
-    if _is_header(first):
-        return records, first
-    messages = first.get("messages")
-    if not isinstance(messages, list):
-        return records, {}
-    if len(records) > 1:
-        place = records[1].place
-        raise TranscriptError(
-            f"{name}, {place}: a second conversation; give each a file of its own"
-        )
-    return _message_records(messages), first
-
-
 # From records to messages -------------------------------------------------------------------------
 
 
-def _entries(records: Sequence[Record], name: str) -> tuple[Format, list[Entry], Mapping[str, int]]:
-    values = [record.value for record in records if isinstance(record.value, Mapping)]
+def _recording(records: Sequence[Record], name: str) -> Recording:
+    """What the reader of their format finds in *records*."""
+    if not records:
+        raise TranscriptError(f"{name} holds no message")
     try:
-        if any(map(claude_code.is_session_line, values)):
-            return "Claude Code session", *claude_code.entries(records)
-        if any(map(openai_chat.is_chat_message, values)):
-            return "OpenAI chat", openai_chat.entries(records), {}
-        if values and _is_header(values[0]):
-            return "normal form", [_entry(record) for record in records[1:]], {}
-        return "Anthropic messages", [_entry(record) for record in records], {}
+        for is_of_form, read in READERS:
+            if any(is_of_form(record.fields) for record in records):
+                return read(records)
+        return _messages(records)
     except InvalidHistory as error:
         raise TranscriptError(f"{name}, {error}") from error
+
+
+def _messages(records: Sequence[Record]) -> Recording:
+    """*records*, which are messages, or a request with these."""
+    request = records[0].fields
+    if _is_header(request):
+        entries = [_entry(record) for record in records[1:]]
+        return Recording("normal form", entries, request)
+    messages = request.get("messages")
+    if not isinstance(messages, list):
+        request = {}
+    elif len(records) == 1:
+        records = _message_records(messages)
+    else:
+        raise second_conversation(records[1])
+    if any(openai_chat.is_chat_message(record.fields) for record in records):
+        return Recording("OpenAI chat", openai_chat.entries(records), request)
+    entries = [_entry(record) for record in records]
+    return Recording("Anthropic messages", entries, request)
 
 
 def _is_header(value: Mapping[str, Any]) -> bool:

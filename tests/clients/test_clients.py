@@ -6,7 +6,11 @@ CLIENTS names those that must be there; without it, those that are not installed
 import os
 
 import pytest
+from anyio import to_thread
 from clients import CLIENTS, run_client
+
+from ctxpipe.cache_doctor import as_bill
+from ctxpipe.lab.transcripts import read_transcript
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
 
@@ -67,3 +71,16 @@ async def test_two_gateways_on_one_port_with_one_journal_keep_its_prefix(
     assert len(shared.api.requests) == len(bare.api.requests)
     assert shared.cached >= bare.cached
     print(f"{client}: {bare.cached:.1%} of the prompt read from the cache, {shared.cached:.1%}")
+
+
+async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_requests(
+    client, tmp_path
+):
+    run = await run_client(client, tmp_path)
+    raw = await to_thread.run_sync(CLIENTS[client].stored, tmp_path)
+    transcript = read_transcript("session", raw)
+    sent = [request.usage for request in run.api.requests if request.body.get("tools")]
+    stored = [as_bill(usage) for usage in transcript.usages.values()]
+    assert run.status == 0, run.error
+    assert transcript.repaired == ()
+    assert [bill and bill.total for bill in stored] == [bill and bill.total for bill in sent]

@@ -194,6 +194,13 @@ def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
 ODD: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, 7, -1.5, 10**400, 1e300, float("nan"), "", "x", [], ["x"], [[]], {}, {"type": []}]
 )
+ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go."}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "done"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hm."}]},
+]
 SOUND: list[list[dict[str, Any]]] = [
     [
         {"type": "header", "model": "m-1", "system": "Be brief.", "tools": {"bash": 2}},
@@ -239,7 +246,78 @@ SOUND: list[list[dict[str, Any]]] = [
         },
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ],
+    [
+        {"type": "session_meta", "payload": {"base_instructions": {"text": "You code."}}},
+        {"type": "turn_context", "payload": {"model": "m-1"}},
+        *(
+            {"timestamp": "2026-01-01T10:00:00Z", "type": "response_item", "payload": item}
+            for item in ITEMS
+        ),
+        {
+            "type": "event_msg",
+            "payload": {
+                "type": "token_count",
+                "info": {"last_token_usage": {"input_tokens": 3, "cached_input_tokens": 1}},
+            },
+        },
+        {"type": "compacted", "payload": {"message": "Hm.", "replacement_history": []}},
+        {"type": "response_item", "payload": ITEMS[0]},
+        {"type": "event_msg", "payload": {"type": "user_message"}},
+        {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 1}},
+    ],
+    [
+        {
+            "request": {"model": "m-1", "instructions": "Be brief.", "input": ITEMS[:1]},
+            "response": {
+                "object": "response",
+                "output": ITEMS[1:3],
+                "usage": {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 1}},
+            },
+        },
+        {
+            "request": {"model": "m-1", "input": ITEMS[3:], "previous_response_id": "r"},
+            "response": {"object": "response", "output": ITEMS[1:3]},
+        },
+    ],
+    [
+        {
+            "info": {"id": "s"},
+            "messages": [
+                {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Go."}]},
+                {
+                    "info": {"role": "assistant", "modelID": "m-1", "time": {"created": 1}},
+                    "parts": [
+                        {"type": "step-start"},
+                        {"type": "reasoning", "text": "Hm."},
+                        {
+                            "type": "tool",
+                            "tool": "read",
+                            "callID": "c",
+                            "state": {"status": "completed", "input": {}, "output": "done"},
+                        },
+                        {"type": "step-finish", "tokens": {"input": 3, "cache": {"read": 1}}},
+                    ],
+                },
+            ],
+        }
+    ],
 ]
+
+
+FORMATS = [
+    "normal form",
+    "Anthropic messages",
+    "Claude Code session",
+    "OpenAI chat",
+    "codex rollout",
+    "OpenAI responses",
+    "opencode export",
+]
+
+
+@pytest.mark.parametrize(("sound", "name"), list(zip(SOUND, FORMATS, strict=True)), ids=FORMATS)
+def test_each_format_is_told_by_its_content(sound: list[dict[str, Any]], name: str) -> None:
+    assert parse_transcript(lines(*sound)).format == name
 
 
 @given(

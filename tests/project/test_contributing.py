@@ -68,16 +68,13 @@ print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 def test_a_reader_is_a_module_and_a_question(copy: Path):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
     (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
-    transcripts = copy / "ctxpipe/lab/transcripts.py"
-    insert(transcripts, '    "normal form",', '    "protocol",')
-    asked = "        if any(map(openai_chat.is_chat_message, values)):"
+    insert(copy / "ctxpipe/lab/records.py", '    "normal form",', '    "protocol",\n')
     insert(
-        transcripts,
-        asked,
-        "        from . import protocol\n\n"
-        "        if any(map(protocol.is_protocol_line, values)):\n"
-        '            return "protocol", protocol.entries(records), {}\n',
+        copy / "ctxpipe/lab/transcripts.py",
+        "    (claude_code.is_session_line",
+        "    (protocol.is_protocol_line, protocol.read),\n",
     )
+    insert(copy / "ctxpipe/lab/transcripts.py", "from .records", "from . import protocol\n")
     lines = [
         {"speaker": "person", "says": "Go.", "at": "2026-11-21T10:15:00Z"},
         {"speaker": "agent", "says": "Done.", "at": "2026-11-21T10:16:00Z"},

@@ -41,7 +41,8 @@ class Client:
     """How an agent is run: its *binary*, the *arguments* with the task, and what it reads before.
 
     *configure* writes its settings into a home folder and adds to its environment, *call* has a
-    command run, and *window* is one that it cannot end its task in without help.
+    command run, and *window* is one that it cannot end its task in without help. *stored* is the
+    session that it has left in its home folder.
     """
 
     binary: Path
@@ -49,6 +50,7 @@ class Client:
     configure: Callable[[Path], Mapping[str, str]]
     call: Callable[[str], dict[str, object]]
     window: int
+    stored: Callable[[Path], bytes]
     thinks: bool = False
     is_openai: bool = False
 
@@ -97,6 +99,29 @@ def _codex(home: Path) -> Mapping[str, str]:
     return {"OPENAI_API_KEY": key()}
 
 
+def _only_file(pattern: str) -> Callable[[Path], bytes]:
+    def read(home: Path) -> bytes:
+        [file] = home.glob(pattern)
+        return file.read_bytes()
+
+    return read
+
+
+def _exported(home: Path) -> bytes:
+    """What opencode exports of its only session."""
+    opencode = str(CLIENTS["opencode"].binary)
+    beside: dict[str, Any] = {"env": {"PATH": os.environ["PATH"], "HOME": str(home)}}
+    beside |= {"cwd": home / "work", "timeout": SECONDS}
+    command = [opencode, "session", "list", "--format", "json"]
+    listed = subprocess.run(command, check=True, stdout=subprocess.PIPE, **beside)
+    [session] = json.loads(listed.stdout)
+    exported = home / "session.json"
+    command = [opencode, "export", session["id"]]
+    with exported.open("wb") as file:  # into a pipe it writes no more than one buffer
+        subprocess.run(command, check=True, stdout=file, **beside)
+    return exported.read_bytes()
+
+
 def _bash(name: str) -> Callable[[str], dict[str, object]]:
     return lambda command: tool_use(name, {"command": command, "description": "look"})
 
@@ -108,6 +133,7 @@ CLIENTS: Mapping[str, Client] = {
         _claude,
         _bash("Bash"),
         24_000,
+        _only_file(".claude/projects/*/*.jsonl"),
         thinks=True,
     ),
     "opencode": Client(
@@ -116,6 +142,7 @@ CLIENTS: Mapping[str, Client] = {
         _opencode,
         _bash("bash"),
         16_000,
+        _exported,
     ),
     "codex": Client(
         PACKAGES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex",
@@ -126,6 +153,7 @@ CLIENTS: Mapping[str, Client] = {
         _codex,
         lambda command: tool_use("exec_command", {"cmd": command}),
         20_000,
+        _only_file(".codex/sessions/**/rollout-*.jsonl"),
         is_openai=True,
     ),
 }

@@ -1,0 +1,163 @@
+"""What ``opencode export SESSION`` writes: one object with the messages of a session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from ..errors import InvalidHistory
+from ..messages import Message
+from ..wire.values import image_block, opaque_block, says, text_block
+from .records import Entry, Record, Recording, second_conversation, seconds
+
+__all__ = ["is_export", "read"]
+
+Block = dict[str, Any]
+WAITING = ("pending", "running")
+"""States of a call that has no result yet."""
+UNSIGNED = "unsigned"
+
+
+def is_export(value: Mapping[str, Any]) -> bool:
+    """Whether *value* is an exported session."""
+    messages = value.get("messages")
+    if not isinstance(messages, list) or not isinstance(value.get("info"), Mapping):
+        return False
+    return all(isinstance(message, Mapping) and "parts" in message for message in messages)
+
+
+def read(records: Sequence[Record]) -> Recording:
+    """The session in the only one of *records*, and what was left out of it, by kind.
+
+    Each step of a reply becomes a message, the results of its tools the next one. Left out are
+    summaries of compactions (the file has what they summarize), and parts that are never sent.
+    Raises InvalidHistory, naming the message, for one of another form.
+    """
+    if len(records) > 1:
+        raise second_conversation(records[1])
+    found: list[Entry] = []
+    dropped: Counter[str] = Counter()
+    for index, message in enumerate(records[0].fields["messages"]):
+        place = f"message {index}"
+        info = _mapping(message.get("info"), "info", place)
+        parts = message["parts"]
+        if not isinstance(parts, list):
+            raise InvalidHistory(f"{place}: {type(parts).__name__} as parts, not a list")
+        parts = [_mapping(part, "a part", place) for part in parts]
+        if info.get("summary") is True:
+            dropped["summary of a compaction"] += 1
+        elif info.get("role") == "assistant":
+            for step in _steps(parts):
+                found += _reply(info, step, dropped)
+        else:
+            blocks = [block for part in parts for block in _blocks(part, dropped)]
+            found += _entry("user", blocks, _time(info, "created"))
+    return Recording("opencode export", found, dropped=dropped)
+
+
+def _mapping(value: object, name: str, place: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise InvalidHistory(f"{place}: {name} is {type(value).__name__}, not an object")
+
+
+def _steps(parts: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """The parts of each call of the model."""
+    step: list[Mapping[str, Any]] = []
+    for part in parts:
+        if part.get("type") == "step-start":
+            yield step
+            step = []
+        else:
+            step.append(part)
+    yield step
+
+
+def _reply(
+    info: Mapping[str, Any],
+    parts: list[Mapping[str, Any]],
+    dropped: Counter[str],
+) -> Iterator[Entry]:
+    """What the model said in *parts*, and the results of the tools that it called there."""
+    blocks: list[Block] = []
+    results: list[Block] = []
+    bill = None
+    ended = None
+    for part in parts:
+        match part.get("type"):
+            case "tool":
+                call, result = _call(part)
+                blocks.append(call)
+                results += result
+                ended = _time(part.get("state"), "end")
+            case "step-finish":
+                bill = _usage(part.get("tokens"))
+            case _:
+                blocks += _blocks(part, dropped)
+    model = str(info.get("modelID") or "")
+    created = _time(info, "created")
+    for entry in _entry("assistant", blocks, created):
+        yield Entry(entry.message, created, bill, model)
+    yield from _entry("user", results, ended)
+
+
+def _entry(role: str, blocks: list[Block], time: float | None) -> Iterator[Entry]:
+    if blocks:
+        yield Entry(cast("Message", {"role": role, "content": blocks}), time)
+
+
+def _call(part: Mapping[str, Any]) -> tuple[Block, list[Block]]:
+    """A call, and its result, where it has one."""
+    state = part.get("state")
+    if not isinstance(state, Mapping):
+        state = {}
+    given = state.get("input")
+    call = str(part.get("callID") or "")
+    use = {
+        "type": "tool_use",
+        "id": call,
+        "name": str(part.get("tool") or "unknown"),
+        "input": dict(given) if isinstance(given, Mapping) else {},
+    }
+    if state.get("status") in WAITING:
+        return use, []
+    result: Block = {"type": "tool_result", "tool_use_id": call}
+    if state.get("status") == "error":
+        return use, [result | {"content": str(state.get("error") or ""), "is_error": True}]
+    return use, [result | {"content": str(state.get("output") or "")}]
+
+
+def _blocks(part: Mapping[str, Any], dropped: Counter[str]) -> Iterator[Block]:
+    """What a *part* says that is no call."""
+    text = part.get("text")
+    match part.get("type"):
+        case "text" if isinstance(text, str) and says(text) and not part.get("ignored"):
+            yield text_block(text)
+        case "reasoning" if isinstance(text, str) and says(text):
+            yield {"type": "thinking", "thinking": text, "signature": UNSIGNED}
+        case "file":
+            yield image_block(part.get("url")) or opaque_block(part)
+        case _:
+            dropped["not a message"] += 1
+
+
+def _usage(tokens: object) -> Mapping[str, object] | None:
+    """A bill of opencode under the names of the Messages API, which counts the same things."""
+    if not isinstance(tokens, Mapping):
+        return None
+    cache = tokens.get("cache")
+    if not isinstance(cache, Mapping):
+        cache = {}
+    return {
+        "input_tokens": tokens.get("input", 0),
+        "cache_read_input_tokens": cache.get("read", 0),
+        "cache_creation_input_tokens": cache.get("write", 0),
+        "output_tokens": tokens.get("output", 0),
+    }
+
+
+def _time(holder: object, name: str) -> float | None:
+    """When it was *name*, "created" or "end"; None where that is unknown."""
+    times = holder.get("time") if isinstance(holder, Mapping) else None
+    return seconds(times.get(name)) if isinstance(times, Mapping) else None
