@@ -9,18 +9,23 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from .errors import SettingsError
 from .session import Session as AsyncSession
 
 if TYPE_CHECKING:
+    from anthropic.types import Message as Reply
+    from anthropic.types.beta import BetaMessage
+
     from .cache_doctor import CacheMiss, Tally
     from .messages import Message
     from .pipeline import ContextPipeline
     from .refusals import Refusal
     from .reports import Result
+    from .session.open_calls import OpenCalls
+    from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
     from .session.signals import Signals
 
 __all__ = ["Session", "wait_for"]
@@ -163,15 +168,61 @@ class Session:
         """As `ctxpipe.Session.recover`."""
         return _PORTAL.call(self._session.recover(refusal, history, sent, **arguments))
 
-    def create(self, client: Any, **request: Any) -> Any:
+    @overload
+    def create(
+        self,
+        client: MessagesClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        **request: Unpack[Parameters],
+    ) -> Reply: ...
+
+    @overload
+    def create(
+        self,
+        client: BetaClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        **request: Unpack[BetaParameters],
+    ) -> BetaMessage: ...
+
+    def create(self, client: MessagesClient | BetaClient, **request: Any) -> Any:
         """As `ctxpipe.Session.create`.
 
         A stream is an async one, for `stream` use the method of that name.
         """
         return _PORTAL.call(self._session.create(client, **request))
 
+    @overload
+    def stream(
+        self,
+        client: MessagesClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        output_format: Any = None,
+        **request: Unpack[Parameters],
+    ) -> AbstractContextManager[_Stream]: ...
+
+    @overload
+    def stream(
+        self,
+        client: BetaClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        output_format: Any = None,
+        **request: Unpack[BetaParameters],
+    ) -> AbstractContextManager[_Stream]: ...
+
     @contextmanager
-    def stream(self, client: Any, **request: Any) -> Iterator[_Stream]:
+    def stream(self, client: MessagesClient | BetaClient, **request: Any) -> Iterator[_Stream]:
         """As `ctxpipe.Session.stream`: ``with session.stream(client, …) as stream``, to be iterated
         over.
         """

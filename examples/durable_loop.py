@@ -80,7 +80,7 @@ async def main(task: str, folder: str, state: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task")
     parser.add_argument("--folder", default=".")
     parser.add_argument("--state", default=".ctxpipe")

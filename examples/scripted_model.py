@@ -106,7 +106,7 @@ def survey(body: RequestBody) -> Answer:
 
     List, read and outline every module, look for some subjects, go back to some results, report.
     """
-    context = Context.of(body["messages"])
+    context = Context.of(body.get("messages", []))
     steps = (
         listed,
         modules_read,

@@ -163,7 +163,7 @@ def shared_storage(postgres: str, bucket: str, endpoint: str | None) -> tuple[An
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--postgres")
     parser.add_argument("--bucket", default="ctxpipe")

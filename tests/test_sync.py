@@ -287,7 +287,9 @@ def test_the_model_is_called_and_streamed_without_await() -> None:
         with suppress(Exception):
             sync._PORTAL.call(client.close())
 
-    assert (reply.content[0].text, streamed) == ("first", "second")
+    [block] = reply.content
+    assert block.type == "text"
+    assert (block.text, streamed) == ("first", "second")
 
 
 def test_calls_without_results_are_named_here_too() -> None:

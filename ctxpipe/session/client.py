@@ -31,7 +31,7 @@ _MISSING = object()
 _asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
 
 
-def request_arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[str, Any]:
+def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]:
     """What `Session.run` is to know of a *request*.
 
     What the SDK calls "not given" is falsy, and None here.

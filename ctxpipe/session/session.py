@@ -21,7 +21,7 @@ from contextlib import (
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..edits.thinking import mark_stale
@@ -55,15 +55,18 @@ from .open_calls import OPEN_CALLS, OpenCalls, close_calls
 from .signals import Signals, Watch
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
-    from anthropic.lib.streaming import AsyncMessageStream
+    from anthropic import AsyncAnthropic, AsyncStream
+    from anthropic.lib.streaming import AsyncMessageStream, BetaAsyncMessageStream
     from anthropic.types import Message as Reply
+    from anthropic.types import RawMessageStreamEvent
+    from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
     from ..cache_doctor import CacheMiss, Tally
     from ..messages import Message
     from ..stage import Stage
     from ..storage import JournalStorage
     from ..timeline import Step
+    from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters
 
 __all__ = ["Session"]
 
@@ -242,7 +245,7 @@ class Session:
         tools: Sequence[object] | None = None,
         force: bool = False,
         request: Mapping[str, object] | None = None,
-        client: AsyncAnthropic | None = None,
+        client: MessagesClient | BetaClient | None = None,
     ) -> Result:
         """The context for *history*: the remembered one, and what was appended since.
 
@@ -643,21 +646,70 @@ class Session:
 
     # The loop's body ------------------------------------------------------------------------------
 
+    @overload
     async def create(
         self,
-        client: AsyncAnthropic,
+        client: MessagesClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        stream: Literal[False] = False,
+        **request: Unpack[Parameters],
+    ) -> Reply: ...
+
+    @overload
+    async def create(
+        self,
+        client: MessagesClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        stream: Literal[True],
+        **request: Unpack[Parameters],
+    ) -> AsyncStream[RawMessageStreamEvent]: ...
+
+    @overload
+    async def create(
+        self,
+        client: BetaClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        stream: Literal[False] = False,
+        **request: Unpack[BetaParameters],
+    ) -> BetaMessage: ...
+
+    @overload
+    async def create(
+        self,
+        client: BetaClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        stream: Literal[True],
+        **request: Unpack[BetaParameters],
+    ) -> AsyncStream[BetaRawMessageStreamEvent]: ...
+
+    async def create(
+        self,
+        client: MessagesClient | BetaClient,
         *,
         messages: list[Message] | None = None,
         open_calls: OpenCalls = "raise",
         cache_breakpoints: int | None = None,
         **request: Any,
-    ) -> Reply:
+    ) -> Any:
         """Run the pipeline, call the model with the context, and observe the reply.
 
         After "prompt is too long" the context is shortened by force and sent once more, if it got
         smaller.
 
-        *client* is an ``AsyncAnthropic``, or its ``beta`` for requests with ``betas=``. *messages*
+        *client* is an ``AsyncAnthropic``, a client of another cloud such as
+        ``AsyncAnthropicBedrock``, or the ``beta`` of one for requests with ``betas=``. *messages*
         is the whole history, by default the one that this session owns, to which the reply is
         added. The other arguments are those of ``client.messages.create``, and its answer is
         returned, a stream included.
@@ -678,7 +730,8 @@ class Session:
         async def send(context: Result) -> Any:
             body = self._body(request, context, cache_breakpoints)
             self.announce(context, body)
-            return await client.messages.create(**body)
+            create: Callable[..., Awaitable[Any]] = client.messages.create
+            return await create(**body)
 
         reply, sent = await self._send(
             send,
@@ -693,18 +746,42 @@ class Session:
             learn(self, reply, sent)
             if messages is None:
                 await self._keep_reply(reply)
-        return cast("Reply", reply)
+        return reply
+
+    @overload
+    def stream(
+        self,
+        client: MessagesClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        output_format: Any = None,
+        **request: Unpack[Parameters],
+    ) -> AbstractAsyncContextManager[AsyncMessageStream[Any]]: ...
+
+    @overload
+    def stream(
+        self,
+        client: BetaClient,
+        *,
+        messages: list[Message] | None = None,
+        open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
+        output_format: Any = None,
+        **request: Unpack[BetaParameters],
+    ) -> AbstractAsyncContextManager[BetaAsyncMessageStream[Any]]: ...
 
     @asynccontextmanager
     async def stream(
         self,
-        client: AsyncAnthropic,
+        client: MessagesClient | BetaClient,
         *,
         messages: list[Message] | None = None,
         open_calls: OpenCalls = "raise",
         cache_breakpoints: int | None = None,
         **request: Any,
-    ) -> AsyncIterator[AsyncMessageStream[Any]]:
+    ) -> AsyncIterator[Any]:
         """As `create`, with the client's stream helper, as ``async with``."""
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
         async with AsyncExitStack() as opened:
@@ -712,8 +789,8 @@ class Session:
             async def send(context: Result) -> Any:
                 body = self._body(request, context, cache_breakpoints)
                 self.announce(context, body)
-                stream = client.messages.stream(**body)
-                return await opened.enter_async_context(stream)
+                stream: Callable[..., AbstractAsyncContextManager[Any]] = client.messages.stream
+                return await opened.enter_async_context(stream(**body))
 
             stream, sent = await self._send(
                 send,
@@ -767,7 +844,7 @@ class Session:
     async def _send(
         self,
         send: Callable[[Result], Awaitable[T]],
-        client: AsyncAnthropic,
+        client: MessagesClient | BetaClient,
         messages: list[Message] | None,
         open_calls: OpenCalls,
         request: dict[str, Any],

@@ -5,22 +5,31 @@ Nothing is downloaded: pyright and Node.js come with the packages of the test ex
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import typing
 from typing import Any
 
+import anthropic
+import anthropic.types.beta
+import pytest
+from anthropic.resources.messages import AsyncMessages
+from anthropic.types import anthropic_beta_param, message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
 from places import PACKAGE, ROOT
 
-# A name that only an import error binds; a class of a framework that is not installed here; types
-# of other packages, which pyright leaves unknown in an alias.
+from ctxpipe.session import parameters
+
+# A name that only an import error binds; a class of a framework that is not installed here.
 NOT_KNOWN = {
     "ctxpipe.adapters.pydantic_ai.Ctxpipe",
     "ctxpipe.adapters.pydantic_ai.Ctxpipe.for_run",
     "ctxpipe.cli.missing",
-    "ctxpipe.testing.running.start",
-    "ctxpipe.tokens.ledger.UnreadBill",
 }
 
 
@@ -46,11 +55,56 @@ def pyright(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_code_of_a_user_is_typed_and_his_mistakes_are_found():
+FRAMEWORKS = (
+    *("langchain", "langchain_core", "langchain_openai", "langgraph"),
+    *("litellm", "pydantic_ai"),
+)
+MISSING_IMPORT = re.compile(r'Import "(\w+)[\w.]*" could not be resolved')
+
+
+def test_code_of_a_user_and_the_examples_are_typed_and_mistakes_are_found():
     found = pyright()
 
-    assert found["summary"]["filesAnalyzed"] == 1
-    assert found["generalDiagnostics"] == []
+    examples = list((ROOT / "examples").rglob("*.py"))
+    assert found["summary"]["filesAnalyzed"] == 1 + len(examples)
+    errors = [error["message"] for error in found["generalDiagnostics"]]
+    imports = [match[1] for match in map(MISSING_IMPORT.match, errors) if match]
+    # `make test-adapters` has the frameworks that `make test` does not install.
+    missing = {name for name in FRAMEWORKS if importlib.util.find_spec(name) is None}
+    assert set(imports) <= missing
+    assert len(errors) == len(imports), errors
+
+
+# The SDK writes some of its types under a name that only its module has.
+NAMES = vars(anthropic) | vars(anthropic.types) | vars(anthropic.types.beta) | vars(typing)
+NAMES |= vars(anthropic._types) | vars(anthropic_beta_param)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (parameters.Parameters, message_create_params.MessageCreateParamsBase),
+        (parameters.BetaParameters, beta_message_create_params.MessageCreateParamsBase),
+    ],
+    ids=["messages", "beta"],
+)
+def test_create_takes_what_the_sdk_takes(ours: type, theirs: type):
+    wanted = typing.get_type_hints(theirs, include_extras=True)
+    del wanted["messages"]
+    found = typing.get_type_hints(ours, localns=NAMES, include_extras=True)
+    for name in typing.get_type_hints(parameters.Transport, localns=NAMES):
+        del found[name]
+
+    if "betas" in wanted:  # a List there, a list here
+        wanted["betas"] = list[typing.get_args(wanted["betas"])]  # type: ignore[misc]
+    assert found == wanted
+
+
+def test_create_takes_every_option_of_the_sdk_s_transport():
+    options = set(inspect.signature(AsyncMessages.create).parameters)
+    options -= {"self", "messages", "stream"}
+
+    assert options == set(parameters.Parameters.__annotations__)
 
 
 def test_every_public_type_is_known():

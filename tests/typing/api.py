@@ -11,11 +11,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import assert_type, cast
+from typing import Any, assert_type, cast
 
 import anthropic
+from anthropic.lib.bedrock import AsyncAnthropicBedrock
+from anthropic.lib.streaming import BetaAsyncMessageStream
+from anthropic.lib.vertex import AsyncAnthropicVertex
 from anthropic.types import Message as Reply
-from anthropic.types import MessageParam, ToolResultBlockParam
+from anthropic.types import MessageParam, RawMessageStreamEvent, ToolResultBlockParam
+from anthropic.types.beta import BetaMessage
 
 import ctxpipe.sync
 from ctxpipe import (
@@ -147,6 +151,32 @@ async def print_stream(session: Session, client: anthropic.AsyncAnthropic) -> st
     return final.model
 
 
+async def ask_in_other_ways(
+    session: Session,
+    bedrock: AsyncAnthropicBedrock,
+    vertex: AsyncAnthropicVertex,
+) -> None:
+    client = anthropic.AsyncAnthropic()
+    for other in (client, bedrock, vertex):
+        reply = await session.create(
+            other,
+            model=MODEL,
+            max_tokens=100,
+            tools=[{"name": "bash", "input_schema": {"type": "object"}}],
+            thinking={"type": "disabled"},
+            stop_sequences=["END"],
+            extra_headers={"x-team": "search"},
+            timeout=30,
+        )
+        assert_type(reply, Reply)
+    events = await session.create(client, model=MODEL, max_tokens=100, stream=True)
+    assert_type(events, anthropic.AsyncStream[RawMessageStreamEvent])
+    beta = await session.create(client.beta, model=MODEL, max_tokens=100, betas=["a-beta"])
+    assert_type(beta, BetaMessage)
+    async with session.stream(client.beta, model=MODEL, max_tokens=100, betas=["a"]) as stream:
+        assert_type(stream, BetaAsyncMessageStream[Any])
+
+
 async def ask_without_memory(pipeline: ContextPipeline, history: list[Message]) -> list[Message]:
     result = await pipeline.run(history, session_id="s", request={"model": MODEL})
     planned = await pipeline.plan(history, session_id="s")
@@ -161,6 +191,10 @@ async def serve(pipeline: ContextPipeline, storage: LocalStorage, name: str) -> 
 
 def work_synchronously(pipeline: ContextPipeline, history: list[Message]) -> list[Message]:
     with ctxpipe.sync.Session(pipeline, "job-43") as session:
+        reply = session.create(
+            anthropic.AsyncAnthropic(), messages=history, model=MODEL, max_tokens=9
+        )
+        assert_type(reply, Reply)
         context = session.run(history)
         assert_type(context, Result)
         return context.messages
@@ -359,7 +393,13 @@ async def mistakes(pipeline: ContextPipeline, session: Session, storage: LocalSt
     pipeline.use("a stage")  # type: ignore[arg-type]
     DirectOffload(storage, min_chars="long")  # type: ignore[arg-type]
     await session.run("hello")  # type: ignore[arg-type]
-    await session.create(anthropic.Anthropic(), model=MODEL, max_tokens=1)  # type: ignore[arg-type]
+    client = anthropic.AsyncAnthropic()
+    await session.create(anthropic.Anthropic(), model=MODEL, max_tokens=1)  # type: ignore[call-overload]
+    await session.create(client, model=MODEL, max_token=1)  # type: ignore[call-overload]
+    await session.create(client, model=MODEL)  # type: ignore[call-overload]
+    await session.create(client, model=MODEL, max_tokens="9")  # type: ignore[call-overload]
+    await session.create(client, model=MODEL, max_tokens=1, betas=["a"])  # type: ignore[call-overload]
+    session.stream(client, model=MODEL, max_tokens=1, tols=[])  # type: ignore[call-overload]
     Change(messages="none")  # type: ignore[arg-type]
 
 

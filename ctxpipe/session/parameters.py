@@ -1,0 +1,127 @@
+"""The parameters of the SDK's ``messages.create``, for type checkers and editors.
+
+The SDK's own types hold the messages too, which a session takes under a parameter of its own; no
+key can be taken out of such a type. So they are repeated here, and a test compares them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, Required, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from anthropic import Timeout
+    from anthropic._types import SequenceNotStr
+    from anthropic.resources.beta.messages import AsyncMessages as AsyncBetaMessages
+    from anthropic.resources.messages import AsyncMessages
+    from anthropic.types import (
+        CacheControlEphemeralParam,
+        DiagnosticsParam,
+        MessageCreateParamsContainerParam,
+        MetadataParam,
+        ModelParam,
+        OutputConfigParam,
+        TextBlockParam,
+        ThinkingConfigParam,
+        ToolChoiceParam,
+        ToolUnionParam,
+    )
+    from anthropic.types.anthropic_beta_param import AnthropicBetaParam
+    from anthropic.types.beta import (
+        BetaBillingPolicyParam,
+        BetaCacheControlEphemeralParam,
+        BetaCompactionConfigParam,
+        BetaContainerParams,
+        BetaContextManagementConfigParam,
+        BetaDiagnosticsParam,
+        BetaFallbackCreditTokenParam,
+        BetaFallbacksParam,
+        BetaMessageThreadParam,
+        BetaMetadataParam,
+        BetaOutputConfigParam,
+        BetaRequestMCPServerURLDefinitionParam,
+        BetaTextBlockParam,
+        BetaThinkingConfigParam,
+        BetaToolChoiceParam,
+        BetaToolUnionParam,
+    )
+
+__all__ = ["BetaClient", "BetaParameters", "MessagesClient", "Parameters", "Transport"]
+
+
+class MessagesClient(Protocol):
+    """An async client of the Messages API: ``AsyncAnthropic``, or that of another cloud."""
+
+    @property
+    def messages(self) -> AsyncMessages:
+        """Its messages."""
+
+
+class BetaClient(Protocol):
+    """The ``beta`` of such a client."""
+
+    @property
+    def messages(self) -> AsyncBetaMessages:
+        """Its messages."""
+
+
+class Transport(TypedDict, total=False):
+    """How a request is sent."""
+
+    extra_headers: Mapping[str, str] | None
+    extra_query: Mapping[str, object] | None
+    extra_body: object
+    timeout: float | Timeout | None
+
+
+class Parameters(Transport, total=False):
+    """What ``client.messages.create`` takes beside the messages."""
+
+    max_tokens: Required[int]
+    model: Required[ModelParam]
+    cache_control: CacheControlEphemeralParam | None
+    container: MessageCreateParamsContainerParam | None
+    diagnostics: DiagnosticsParam | None
+    inference_geo: str | None
+    metadata: MetadataParam
+    output_config: OutputConfigParam
+    service_tier: Literal["auto", "standard_only"]
+    speed: Literal["standard", "fast"] | None
+    stop_sequences: SequenceNotStr[str]
+    system: str | Iterable[TextBlockParam]
+    thinking: ThinkingConfigParam
+    tool_choice: ToolChoiceParam
+    tools: Iterable[ToolUnionParam]
+    user_profile_id: str
+    workspace_id: str
+
+
+class BetaParameters(Transport, total=False):
+    """What ``client.beta.messages.create`` takes beside the messages."""
+
+    max_tokens: Required[int]
+    model: Required[ModelParam]
+    betas: list[AnthropicBetaParam]
+    billing_policy: BetaBillingPolicyParam | None
+    cache_control: BetaCacheControlEphemeralParam | None
+    compaction: BetaCompactionConfigParam | None
+    container: BetaContainerParams | str | None
+    context_management: BetaContextManagementConfigParam | None
+    diagnostics: BetaDiagnosticsParam | None
+    fallback_credit_token: BetaFallbackCreditTokenParam | str | None
+    fallbacks: BetaFallbacksParam | None
+    inference_geo: str | None
+    mcp_servers: Iterable[BetaRequestMCPServerURLDefinitionParam]
+    metadata: BetaMetadataParam
+    output_config: BetaOutputConfigParam
+    service_tier: Literal["auto", "standard_only"]
+    speed: Literal["standard", "fast"] | None
+    stop_sequences: SequenceNotStr[str]
+    system: str | Iterable[BetaTextBlockParam]
+    thinking: BetaThinkingConfigParam
+    thread: BetaMessageThreadParam | None
+    tool_choice: BetaToolChoiceParam
+    tools: Iterable[BetaToolUnionParam]
+    user_profile_id: str
+    workspace_id: str
