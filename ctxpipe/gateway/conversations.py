@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from ..errors import CtxpipeError
+from ..messages import strings
 from ..messages.identity import says_the_same
 from .formats import Format, History, Translator
 
@@ -24,6 +25,10 @@ __all__ = ["Conversation", "Conversations", "Question"]
 
 OVERHEAD = 4
 """Bytes that a conversation takes for each byte of its body: raw, parsed, and in its session."""
+OWN_BYTES = 16_000
+"""Bytes that it takes besides."""
+MAX_COMPARED = 256
+"""So many of the newest bodies are compared with a new one, to read only what is new of it."""
 MAX_RESUMED = 32
 """So many conversations of one name are looked for in the journals."""
 
@@ -59,7 +64,7 @@ class Conversation:
 
     Before its first request in this process, *messages* are the history in its journal. *running*
     is how many of its requests are under way, *saved* the raw tokens that its context has less than
-    its history.
+    its history. *size* is that of its last body in bytes, or of its history in characters.
     """
 
     name: str
@@ -70,17 +75,19 @@ class Conversation:
     lock: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
     running: int = 0
     saved: int = 0
+    size: int = 0
 
     @property
     def bytes(self) -> int:
         """What it takes in memory, about."""
-        return OVERHEAD * len(self.question.body.raw) if self.question is not None else 0
+        return OWN_BYTES + OVERHEAD * self.size
 
     def take(self, question: Question) -> None:
         """Continue with *question*, which counts as running."""
         if self.translator is None or self.question is None:
             self.translator = question.format.new_translator()
         self.question = question
+        self.size = len(question.body.raw)
         self.messages = ()
         self.running += 1
 
@@ -148,16 +155,23 @@ class Conversations:
         self._max_bytes = max_bytes
         self._shared = shared
         self._by_name: OrderedDict[str, list[Conversation]] = OrderedDict()
+        self._held = 0  # bytes of all of them
         self._lock = anyio.Lock()  # of who reads journals
 
     def __iter__(self) -> Iterator[Conversation]:
         return itertools.chain.from_iterable(self._by_name.values())
 
+    @property
+    def bytes(self) -> int:
+        """What all of them take in memory, about."""
+        return self._held
+
     def bodies(self) -> list[Body]:
-        """What the conversations have asked last, the newest first."""
+        """What the newest conversations have asked last, the newest first."""
         newest = reversed(self._by_name.values())
-        held = (one.question for known in newest for one in reversed(known))
-        return [question.body for question in held if question is not None]
+        asked = (one.question for known in newest for one in reversed(known))
+        bodies = (question.body for question in asked if question is not None)
+        return list(itertools.islice(bodies, MAX_COMPARED))
 
     async def find(self, name: str, question: Question, open_session: OpenSession) -> Conversation:
         """The conversation called *name* that *question* continues.
@@ -174,10 +188,11 @@ class Conversations:
             )
         known = self._by_name.setdefault(name, [])
         if conversation in known:
-            known.remove(conversation)
-        known.append(conversation)  # the newest last
-        self._by_name.move_to_end(name)
+            self._forget(conversation)
         conversation.take(question)
+        known.append(conversation)  # the newest last
+        self._held += conversation.bytes
+        self._by_name.move_to_end(name)
         return conversation
 
     def release(self, conversation: Conversation) -> None:
@@ -205,24 +220,49 @@ class Conversations:
                 continue  # another may be whole; its own turns will say what is wrong with it
             if not lines:
                 break
-            found += [Conversation(name, open_session(session_id), line) for line in lines]
-        known = self._by_name.setdefault(name, [])  # others may have come and gone meanwhile
+            for line in lines:
+                size = sum(map(len, strings(line)))
+                found.append(Conversation(name, open_session(session_id), line, size=size))
+        self._by_name.setdefault(name, [])  # it may have gone meanwhile
         for conversation in found:
-            _add(known, conversation)
+            self._add(conversation)
+
+    def _add(self, found: Conversation) -> None:
+        """Add *found*, a line of a journal, unless another one says as much.
+
+        It takes the place of idle ones that say no more than it does.
+        """
+        known = self._by_name[found.name]
+        for conversation in list(known):
+            if conversation.session.session_id != found.session.session_id:
+                continue
+            messages = conversation.messages
+            if conversation.question is not None:
+                messages = conversation.question.messages
+            same = _Agreement.of(messages, found.messages, says_the_same, _is_reply).same
+            if same == len(found.messages):
+                return
+            if same == len(messages) and not conversation.running:
+                self._forget(conversation)
+        known.insert(0, found)
+        self._held += found.bytes
+
+    def _forget(self, conversation: Conversation) -> None:
+        self._by_name[conversation.name].remove(conversation)
+        self._held -= conversation.bytes
 
     def _shrink(self) -> None:
         """Let go of the longest unused, until the rest fits."""
-        held = sum(conversation.bytes for conversation in self)
+        if self._held <= self._max_bytes:
+            return
         for name in list(self._by_name):
             for conversation in list(self._by_name[name]):
-                if held <= self._max_bytes:
-                    return
-                if conversation.running:
-                    continue
-                held -= conversation.bytes
-                self._by_name[name].remove(conversation)
+                if self._held > self._max_bytes and not conversation.running:
+                    self._forget(conversation)
             if not self._by_name[name]:
                 del self._by_name[name]
+            if self._held <= self._max_bytes:
+                return
 
 
 def _choose(
@@ -266,25 +306,6 @@ def _find_continued(
         if agreement.is_continued and agreement.same >= most:
             continued, most = conversation, agreement.same
     return continued, most
-
-
-def _add(known: list[Conversation], found: Conversation) -> None:
-    """Add *found*, a line of a journal, to *known*, unless one there says as much.
-
-    It takes the place of idle ones that say no more than it does.
-    """
-    for conversation in list(known):
-        if conversation.session.session_id != found.session.session_id:
-            continue
-        messages = conversation.messages
-        if conversation.question is not None:
-            messages = conversation.question.messages
-        same = _Agreement.of(messages, found.messages, says_the_same, _is_reply).same
-        if same == len(found.messages):
-            return
-        if same == len(messages) and not conversation.running:
-            known.remove(conversation)
-    known.insert(0, found)
 
 
 async def _lines(session: Session) -> list[Sequence[Message]]:

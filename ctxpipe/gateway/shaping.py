@@ -126,7 +126,7 @@ class Shaper:
             work_dir=settings.work_dir,
         )
         self.conversations: Conversations = Conversations(
-            max_bytes=settings.max_bytes,
+            max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
             shared=settings.journal is not None,
         )
 
