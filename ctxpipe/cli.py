@@ -273,7 +273,7 @@ def _recordings(names: Sequence[str]) -> Recordings:
     """The recordings that *names* stand for; what was skipped is said."""
     with _progress() as progress:
         found = find_recordings(names, partial(progress.track, description="looking"))
-    skipped = found.skipped_text()
+    skipped = found.describe_skipped()
     if skipped:
         print_notice(skipped)
     return found

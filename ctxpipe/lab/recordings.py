@@ -28,7 +28,7 @@ class Recordings:
     unreadable: dict[str, str] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
 
-    def skipped_text(self) -> str:
+    def describe_skipped(self) -> str:
         """What was skipped, for a reader; "" where nothing was."""
         parts = []
         if self.unreadable:
@@ -95,7 +95,7 @@ def _search(
         else:
             recordings.append(path)
     if not recordings:
-        rest = found.skipped_text() or "it is empty"
+        rest = found.describe_skipped() or "it is empty"
         raise TranscriptError(f"{folder} holds no recording that can be read; {rest}")
     return recordings
 

@@ -46,7 +46,7 @@ def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder: Path):
     found = find_recordings([str(folder)])
     assert names(folder, found.unreadable) == ["deep/package.json"]
     assert names(folder, found.others) == ["notes.md"]
-    first, reason = found.skipped_text().splitlines()
+    first, reason = found.describe_skipped().splitlines()
     assert first == (
         "skipped: 1 file without a conversation that can be read, 1 file neither JSON nor JSONL"
     )
@@ -57,7 +57,7 @@ def test_of_many_reasons_the_first_few_are_said(tmp_path: Path):
     (tmp_path / "a.json").write_text(TALK, "utf-8")
     for number in range(8):
         (tmp_path / f"empty_{number}.json").touch()
-    told = find_recordings([str(tmp_path)]).skipped_text().splitlines()
+    told = find_recordings([str(tmp_path)]).describe_skipped().splitlines()
     assert len(told) == 1 + 5 + 1
     assert told[-1].strip() == "and 3 more"
 
