@@ -1,18 +1,19 @@
 from gateways import conversation, post, replies, serving
 
 from ctxpipe.gateway.conversations import OWN_BYTES
+from ctxpipe.gateway.serving import Serving
 from ctxpipe.testing import MessagesServer
 
 SIZE = 6_000
 
 
-async def ask(gateway, name, rounds):
+async def ask(gateway: Serving, name: str, rounds: int) -> None:
     history = conversation(rounds, size=SIZE)
     reply = await post(gateway, {"messages": history}, {"x-ctxpipe-session": name})
     assert reply.status_code == 200, reply.text
 
 
-def names(gateway):
+def names(gateway: Serving) -> list[str]:
     return [known.name for known in gateway.gateway.shaper().conversations]
 
 
