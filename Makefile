@@ -9,7 +9,7 @@ FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest test-adapters examples \
-	clients test-clients docs bench bench-peers lint nightly fuzz clean
+	clients test-clients docs bench bench-peers lint nightly first-hour fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -71,8 +71,13 @@ examples:  ## every mount's example, in the environments of test-adapters, again
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
 
-nightly: coverage  ## the gate of coverage, then the long property tests: 10,000 examples each
+nightly: coverage  ## the gate of coverage, the long property tests: 10,000 examples each, then first-hour
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
+	$(MAKE) first-hour
+
+# WITHOUT="make test" leaves that command out.
+first-hour:  ## what README and Start tell a new user to do, on the built wheel of the last commit
+	PYTHON=$(PYTHON) scripts/first_hour.sh $(if $(WITHOUT),--without '$(WITHOUT)')
 
 fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each of five
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'

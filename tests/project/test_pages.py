@@ -1,0 +1,104 @@
+"""What runs the pages' blocks finds what is wrong with one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from scripts.pages import Deviation, Prompt, blocks_of, ensure_promised, start_pages
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop() -> None:
+    """Not here: it makes files and processes, as a script does."""
+
+
+async def run_page(text: str, folder: Path) -> None:
+    """Run the Python blocks of a page that says *text*."""
+    page = folder / "page.md"
+    page.write_text(text, "utf-8")
+    async with Prompt(folder, os.environ) as prompt:
+        for block in blocks_of(page):
+            if block.kind == "python":
+                await prompt.run(block)
+
+
+def page_of(*parts: str) -> str:
+    """A page of Python blocks; a part that begins with "> " is what the block before prints."""
+    blocks = []
+    for part in parts:
+        kind = "text" if part.startswith("> ") else "python"
+        blocks.append(f"```{kind}\n{part.removeprefix('> ')}\n```\n")
+    return "\n".join(blocks)
+
+
+async def test_blocks_follow_on_each_other_and_may_await(tmp_path: Path):
+    await run_page(
+        page_of(
+            "import asyncio\nnumber = 3",
+            "number = await asyncio.sleep(0, number + 1)\nprint(number)",
+            "> 4",
+        ),
+        tmp_path,
+    )
+
+
+async def test_a_program_has_names_of_its_own_and_starts_its_loop(tmp_path: Path):
+    program = "import asyncio\nasync def main(): print('x' in globals())\nasyncio.run(main())"
+
+    await run_page(page_of("x = 1", program, "> False"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (["print(1)", "> 2"], "promises"),
+        (["1 / 0"], "ZeroDivisionError"),
+        (["raise SystemExit"], "fails"),
+        (["import os\nos._exit(3)"], "ended the prompt"),
+        (["def build():\n    return 1"], "never called: build"),
+        (["async def ask(prompt): ...", "made = [ask]"], "never called: ask"),
+        (["class Stage:\n    def plan(self): ..."], "never called: Stage.plan"),
+        (["async def run(): ...", "run()"], "never called: run"),
+        (["import asyncio\nasyncio.sleep(0)"], "never awaited"),
+        (["import asyncio\nwaiting = asyncio.sleep(0)"], "never awaited"),
+    ],
+)
+async def test_a_page_that_is_wrong_is_a_deviation(parts: list[str], said: str, tmp_path: Path):
+    with pytest.raises(Deviation, match=said):
+        await run_page(page_of(*parts), tmp_path)
+
+
+def test_an_ellipsis_stands_for_anything_on_its_line(tmp_path: Path):
+    ensure_promised("here", "took 3.1 ms\nin /x\n", "took … ms\nin …\n", tmp_path)
+
+    with pytest.raises(Deviation):
+        ensure_promised("here", "took 3.1 ms\nor so\n", "took …\n", tmp_path)
+
+
+def test_a_line_of_an_ellipsis_stands_for_any_lines(tmp_path: Path):
+    ensure_promised("here", "first\na\nb\nlast\n", "first\n…\nlast\n", tmp_path)
+
+
+def test_the_folder_is_called_project(tmp_path: Path):
+    ensure_promised("here", f"in {tmp_path}/x\n", "in /project/x\n", tmp_path)
+
+
+def test_commands_have_what_is_said_below_them(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ one --flag  # why\nanswer\n$ two &\n```\n")
+
+    [block] = blocks_of(page)
+
+    assert block.commands == [("one --flag", "answer\n"), ("two &", "")]
+
+
+def test_the_first_hour_reads_the_readme_then_every_page_of_start():
+    names = [page.relative_to(ROOT).as_posix() for page in start_pages()]
+
+    assert names[:3] == ["README.md", "docs/index.md", "docs/middleware.md"]
+    assert {f"docs/mounts/{page.name}" for page in (ROOT / "docs/mounts").glob("*.md")} <= {*names}
+    assert names[-1] == "docs/gateway.md"
