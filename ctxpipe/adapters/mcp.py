@@ -1,7 +1,7 @@
 """A server of the Model Context Protocol with the tools that read what was offloaded.
 
 ``ctxpipe mcp .ctxpipe`` serves them over stdio, for any client: ``claude mcp add ctxpipe -- ctxpipe
-mcp .ctxpipe``.
+mcp .ctxpipe``. `offload_app` is the same over HTTP, and part of ``ctxpipe gateway``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ ensure_hook(VERSIONS, getattr(_lowlevel, "Server", None), ["on_list_tools", "on_
 from mcp import types  # noqa: E402
 from mcp.server.lowlevel import Server  # noqa: E402
 from mcp.server.stdio import stdio_server  # noqa: E402
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager  # noqa: E402
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from ..storage import TextReader
 
-__all__ = ["main", "offload_server"]
+__all__ = ["main", "offload_app", "offload_server"]
 
 READS = types.ToolAnnotations(
     read_only_hint=True, idempotent_hint=True, destructive_hint=False, open_world_hint=False
@@ -60,6 +63,23 @@ def offload_server(storage: TextReader, *, session_id: str | None = None) -> Ser
         return _result(str(answer["content"]), is_error=bool(answer.get("is_error")))
 
     return Server("ctxpipe", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def offload_app(storage: TextReader) -> ASGIApp:
+    """`offload_server` as an ASGI application that speaks streamable HTTP, each request by itself.
+
+    It does not check who asks: put it behind what does. Raises SettingsError as `offload_tools`
+    does.
+    """
+    server = offload_server(storage)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        # A manager serves one life. Without sessions it holds nothing between two requests.
+        manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+        async with manager.run():
+            await manager.handle_request(scope, receive, send)
+
+    return app
 
 
 def _description(tool: Tool) -> types.Tool:

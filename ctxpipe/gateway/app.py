@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -28,12 +29,17 @@ from .shaping import Shaper
 from .upstream import Upstream, read_whole, reply_with
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from ..storage import TextReader
     from .settings import Settings
 
-__all__ = ["Gateway"]
+__all__ = ["READING", "Gateway"]
 
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
+READING = "/mcp"
+"""Where the tools that read back are, by the Model Context Protocol."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
 MODEL = "claude-opus-4-5"  # any that is listed: its price is asked for so that the list is read
@@ -44,7 +50,8 @@ class Gateway:
 
     Every request goes to the upstream that the settings name for the beginning of its path. Those
     for a new message are shaped; an error of ours sends them as they came. Nothing else is asked,
-    and no key is stored or logged. While *is_off* everything passes.
+    and no key is stored or logged. While *is_off* everything passes. It *has_reader* where texts
+    leave for files and the ``mcp`` package is installed: then ``/mcp`` has tools that read them.
 
     Raises SettingsError.
     """
@@ -55,7 +62,9 @@ class Gateway:
         self.is_off = False
         self._guard = Guard(settings.tokens)
         self._shapers: dict[str, Shaper] = {}
-        self.shaper(next(iter(settings.tokens), ""))  # its settings are checked now
+        self._readers: dict[str, ASGIApp] = {}
+        shaper = self.shaper(next(iter(settings.tokens), ""))  # its settings are checked now
+        self.has_reader: bool = shaper.storage is not None and find_spec("mcp") is not None
         self._upstream = Upstream(settings.upstreams)
         self.app: Starlette = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=METHODS)],
@@ -83,7 +92,7 @@ class Gateway:
             self._shapers[token] = Shaper(self.settings, token)
         return self._shapers[token]
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> ASGIApp:
         path = request.scope["path"]  # `request.url` is made of the Host, which may say anything
         try:
             return await self._route(request, path)
@@ -102,13 +111,16 @@ class Gateway:
         status = error.status_code if isinstance(error, HTTPException) else 400
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
 
-    async def _route(self, request: Request, path: str) -> Response:
-        is_ours = request.method == "GET" and path in {"/", "/healthz"}
-        token = self._guard.check(request, is_page=is_ours)
-        if is_ours and path == "/":
+    async def _route(self, request: Request, path: str) -> ASGIApp:
+        is_page = request.method == "GET" and path in {"/", "/healthz"}
+        is_reading = path == READING and self.has_reader
+        token = self._guard.check(request, is_page=is_page, is_ours=is_page or is_reading)
+        if is_page and path == "/":
             return HTMLResponse(write_page(self.record), headers=page_headers())
-        if is_ours:
+        if is_page:
             return JSONResponse(self._health())
+        if is_reading:
+            return await self._reader(request, token)
         known = format_of(request.method, path)
         if known is None:
             return await self._pass(request)
@@ -116,6 +128,16 @@ class Gateway:
         return await exchange.answer(
             self.record, is_off=self.is_off, show_texts=self.settings.show_texts
         )
+
+    async def _reader(self, request: Request, token: str) -> ASGIApp:
+        """What serves the tools that read back the texts of those who show *token*."""
+        if request.method != "POST":
+            raise Refused(405, "the reading tools keep no stream open: ask by POST")
+        storage = self.shaper(token).storage
+        if token not in self._readers and storage is not None:
+            offload_app = await to_thread.run_sync(_import_offload_app)
+            self._readers[token] = offload_app(storage)
+        return self._readers[token]
 
     def _health(self) -> dict[str, object]:
         """What ``/healthz`` answers."""
@@ -133,6 +155,13 @@ class Gateway:
         content = await read_whole(request) if has_body else None
         response = await self._upstream.ask(request, content)
         return reply_with(response, response.aiter_raw())
+
+
+def _import_offload_app() -> Callable[[TextReader], ASGIApp]:
+    # It takes most of a second: whoever reads nothing back does not wait for it.
+    from ..adapters.mcp import offload_app
+
+    return offload_app
 
 
 async def _admit(request: Request, error: Exception) -> Response:

@@ -149,8 +149,9 @@ def wrap(
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
 
     The agent finds the gateway by ANTHROPIC_BASE_URL and OPENAI_BASE_URL; what these say now is
-    where its requests go. Terminal, signals and the exit status pass through. While it runs, lines
-    go to a log file in the root; the sum follows on standard error.
+    where its requests go. Claude Code gets the tools that read back, too. Terminal, signals and the
+    exit status pass through. While it runs, lines go to a log file in the root; the sum follows on
+    standard error.
     """
     anthropic_url = os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
     openai_url = os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
@@ -170,6 +171,7 @@ def wrap(
     if settings.root is not None and not dry_run:
         handler = _log_file(settings.root)
     with _logging(handler), _in_thread(serving):
+        command = [command[0], *_reader_options(command[0], serving.reader_url), *command[1:]]
         status = _run(command, _environment(serving.url))
     print(f"ctxpipe: {serving.gateway.record}", file=sys.stderr)
     raise typer.Exit(status)
@@ -254,6 +256,17 @@ def _environment(url: str) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": url + ANTHROPIC,
         "OPENAI_BASE_URL": url + OPENAI,
     }
+
+
+def _reader_options(program: str, url: str | None) -> Sequence[str]:
+    """What tells *program* where the tools that read back are, if it is known to take that."""
+    if url is None or Path(program).stem != "claude":
+        return ()
+    # It waits for what is always loaded: tools that come after the first request would change the
+    # beginning of the prompt, and what is cached of it would be lost.
+    server = {"type": "http", "url": url, "alwaysLoad": True}
+    # One word: as two it would take the words after it, too.
+    return (f"--mcp-config={json.dumps({'mcpServers': {'ctxpipe': server}})}",)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

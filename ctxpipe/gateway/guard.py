@@ -68,10 +68,17 @@ class Guard:
 
     tokens: Sequence[str] = field(default=(), repr=False)
 
-    def check(self, request: Request, *, is_page: bool = False) -> str:
+    def check(
+        self,
+        request: Request,
+        *,
+        is_page: bool = False,
+        is_ours: bool = False,
+    ) -> str:
         """The token that *request* shows, "" where none is needed.
 
-        A browser that asks for the page *is_page* may show it as a password. Raises Refused.
+        A browser may ask for what *is_page*. What *is_ours* goes to no API, so that the token may
+        be in its Authorization, as a password or a bearer. Raises Refused.
         """
         target = request.scope["raw_path"] + request.scope["query_string"]
         _check_head(target, request.headers.raw)
@@ -88,8 +95,8 @@ class Guard:
                 raise Refused(403, "the Host of a request must be 127.0.0.1 or localhost")
             return ""
         shown = headers.get(TOKEN, "")
-        if is_page and not shown:
-            shown = _password(headers.get("authorization", ""))
+        if is_ours and not shown:
+            shown = _authorization(headers.get("authorization", ""))
         return self._find_token(shown)
 
     def _find_token(self, shown: str) -> str:
@@ -147,9 +154,11 @@ def _host_of(value: str) -> str:
     return match["name"] or match["address"]
 
 
-def _password(authorization: str) -> str:
-    """The password of Basic authentication, "" where there is none."""
-    scheme, _, given = authorization.partition(" ")
+def _authorization(value: str) -> str:
+    """The password or bearer token in *value*, "" where there is none."""
+    scheme, _, given = value.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
     if scheme.lower() != "basic":
         return ""
     try:

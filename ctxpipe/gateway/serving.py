@@ -11,7 +11,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .app import Gateway
+from .app import READING, Gateway
 from .guard import MAX_HEAD, error_body
 from .settings import Settings
 
@@ -58,6 +58,11 @@ class Serving:
         """The address at which it listens."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def reader_url(self) -> str | None:
+        """The address of the tools that read back, None where there are none."""
+        return f"{self.url}{READING}" if self.gateway.has_reader else None
 
     @property
     def is_running(self) -> bool:

@@ -106,13 +106,15 @@ class Shaping:
 class Shaper:
     """Shapes the requests of everybody who shows the same *token*.
 
-    In a dry run nothing is written, and what it makes of requests is not sent.
+    In a dry run nothing is written, and what it makes of requests is not sent. *storage* has what
+    has left their contexts; it is None where nothing is written.
     """
 
     def __init__(self, settings: Settings, token: str = "") -> None:
         self._is_dry = settings.dry_run
         owner = _owner(token)
         storage = _storage(settings, owner)
+        self.storage: LocalStorage | None = storage
         self._journal: JournalStorage | None = storage
         if settings.journal is not None and not self._is_dry:
             self._journal = open_journal(settings.journal, storage, owner)

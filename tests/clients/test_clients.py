@@ -3,14 +3,17 @@
 CLIENTS names those that must be there; without it, those that are not installed are skipped.
 """
 
+import json
 import os
+import re
 
 import pytest
 from anyio import to_thread
-from clients import CLIENTS, run_client
+from clients import CLIENTS, TASK, result_count, run_client
 
 from ctxpipe.cache_doctor import as_bill
 from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.testing import answer, tool_use
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
 
@@ -84,3 +87,33 @@ async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_req
     assert run.status == 0, run.error
     assert transcript.repaired == ()
     assert [bill and bill.total for bill in stored] == [bill and bill.total for bill in sent]
+
+
+READ_BACK = "mcp__ctxpipe__read_offloaded"
+
+
+async def test_claude_reads_back_by_the_tools_that_the_gateway_serves(tmp_path):
+    asked: list[list[str]] = []
+
+    def reply(body):
+        asked.append([tool["name"] for tool in body.get("tools", ())])
+        sent = json.dumps(body["messages"])
+        if result_count(body) == 0:
+            return answer(CLIENTS["claude"].call("seq -f 'line %g of it' 900"))
+        if result_count(body) == 1:
+            path = re.search(r'/[^" ]+/\.ctxpipe/[^" ]+\.md', sent)
+            return answer(tool_use(READ_BACK, {"path": path and path[0]}))
+        return "Done." if "line 450 of it" in sent else "It was not read back."
+
+    run = await run_client(
+        installed("claude"),
+        tmp_path,
+        is_wrapped=True,
+        arguments=["-p", TASK, "--allowedTools", f"Bash,{READ_BACK}"],
+        script=reply,
+    )
+    assert run.status == 0, run.error
+    assert "Done." in run.output
+    assert run.refused == []
+    # From the first request on: later ones would change what is cached.
+    assert all(READ_BACK in tools for tools in asked)

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from ctxpipe.testing import (
     Model,
     OpenAIServer,
     RequestBody,
+    Script,
     answer,
     text,
     thinking,
@@ -212,17 +213,20 @@ async def run_client(
     is_wrapped: bool = False,
     journal: str | None = None,
     window: int = 200_000,
+    arguments: Sequence[str] | None = None,
+    script: Script | None = None,
 ) -> Run:
     """Run the client *name* in the empty folder *home*.
 
-    It is bare, wrapped, or before two gateways with one *journal*.
+    It is bare, wrapped, or before two gateways with one *journal*. With *arguments* it is run by
+    itself, and not by a shell; *script* is what the API answers.
     """
     client = CLIENTS[name]
     work = home / "work"
     work.mkdir(parents=True)
     server = OpenAIServer if client.is_openai else MessagesServer
     async with (
-        server(_script(client), model=Model(window=window)) as api,
+        server(script or _script(client), model=Model(window=window)) as api,
         AsyncExitStack() as stack,
     ):
         url = api.url
@@ -238,6 +242,8 @@ async def run_client(
             **client.configure(home),
         }
         command = client.command
+        if arguments is not None:
+            command = [str(client.binary), *arguments]
         if is_wrapped:
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
             command = [sys.executable, "-m", "ctxpipe", "wrap", "--", *command]
@@ -263,7 +269,7 @@ def _script(client: Client) -> Callable[[RequestBody], Any]:
     def reply(body: RequestBody) -> Any:
         if not body.get("tools"):
             return "A title"
-        done = _results(body) // 2
+        done = result_count(body) // 2
         thought = [thinking(f"round {done}")] if client.thinks else []
         if done >= ROUNDS:
             return answer(*thought, text("Done."))
@@ -273,7 +279,7 @@ def _script(client: Client) -> Callable[[RequestBody], Any]:
     return reply
 
 
-def _results(body: RequestBody) -> int:
+def result_count(body: RequestBody) -> int:
     """How many results of calls *body* has."""
     number = 0
     items: Any = body.get("input", ())
