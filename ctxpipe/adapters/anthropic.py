@@ -9,8 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from .. import sync
 from ..edits.breakpoints import MARKS, with_breakpoints
 from ..edits.thinking import drop_block
 from ..errors import SettingsError
@@ -18,28 +19,30 @@ from ..messages import field as read
 from ..messages import kind, pending_calls
 from ..messages.identity import digest
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
-from ..session.client import BETA, is_asked_by_a_stage, observe_stream
+from ..session.client import BETA, is_asked_by_a_stage, observe_stream, observe_sync_stream
 from ..session.session import Session, learn
 from ..settings import FUNCTION, SESSION_ID, excerpt, one_of
 from ..wire.conversations import Conversations, check_mount
 from ..wire.shaping import NOT_LEARNT, OPEN_CALLS, UNSHAPED, log_errors, warn
 
 if TYPE_CHECKING:
-    from anthropic import APIRequest, AsyncAPIResponse
+    from anthropic import APIRequest, APIResponse, AsyncAPIResponse
 
     from ..pipeline import ContextPipeline
     from ..reports import Result
     from ..storage import JournalStorage
 
     AsyncCallNext: TypeAlias = Callable[[APIRequest], Awaitable[AsyncAPIResponse[Any]]]
+    CallNext: TypeAlias = Callable[[APIRequest], APIResponse[Any]]
 
-__all__ = ["ctxpipe_middleware"]
+__all__ = ["ctxpipe_middleware", "ctxpipe_sync_middleware"]
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
+UNREAD = "a reply could not be read; it is passed on"
 
 SessionId: TypeAlias = str | Callable[[Mapping[str, Any]], str]
 """The name of the conversation, or a function that finds it in the body of a request."""
@@ -75,6 +78,34 @@ def ctxpipe_middleware(
 
     Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
+    shaping = _shaping(pipeline, session_id, journal, cache_breakpoints, threads)
+    return _Middleware(shaping)
+
+
+def ctxpipe_sync_middleware(
+    pipeline: ContextPipeline,
+    *,
+    session_id: SessionId,
+    journal: JournalStorage | None = None,
+    cache_breakpoints: int = 0,
+    threads: Literal["decline", "pass"] = "decline",
+) -> Callable[[APIRequest, CallNext], APIResponse[Any]]:
+    """As `ctxpipe_middleware`, for ``anthropic.Anthropic`` and its like.
+
+    The stages run on the event loop of all synchronous callers, in a thread of its own.
+    """
+    shaping = _shaping(pipeline, session_id, journal, cache_breakpoints, threads)
+    return _SyncMiddleware(shaping)
+
+
+def _shaping(
+    pipeline: ContextPipeline,
+    session_id: SessionId,
+    journal: JournalStorage | None,
+    cache_breakpoints: int,
+    threads: Literal["decline", "pass"],
+) -> _Shaping:
+    """What both middlewares do. Raises SettingsError for an invalid argument."""
     _ensure_sdk_knows_middleware()
     check_mount(pipeline, session_id, journal)
     if not SESSION_ID.accepts(session_id) and not FUNCTION.accepts(session_id):
@@ -85,18 +116,19 @@ def ctxpipe_middleware(
     MARKS.check("cache_breakpoints", cache_breakpoints)
     one_of("decline", "pass").check("threads", threads)
     conversations: Conversations[Session] = Conversations(pipeline, _itself, journal)
-    return _Middleware(_Sessions(session_id, conversations), cache_breakpoints, threads)
+    return _Shaping(_Sessions(session_id, conversations), cache_breakpoints, threads)
 
 
 def _itself(session: Session) -> Session:
     return session
 
 
+# Both colours -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class _Middleware:
-    sessions: _Sessions
-    cache_breakpoints: int
-    threads: Literal["decline", "pass"]
+    shaping: _Shaping
 
     @property
     def __name__(self) -> str:
@@ -106,37 +138,121 @@ class _Middleware:
     async def __call__(
         self, request: APIRequest, call_next: AsyncCallNext
     ) -> AsyncAPIResponse[Any]:
+        sent = None
+        if self.shaping.is_wanted(request):
+            sent = await self.shaping.shape(request, call_next, _client_of(call_next))
+        if sent is None:
+            return await call_next(request)
+        response = await call_next(sent.request)
+        if getattr(response, "status_code", None) in REFUSING:
+            # The caller may have asked for the bare response.
+            raw: Any = getattr(response, "http_response", response)
+            answer = await raw.aread()
+            shorter = await self.shaping.shorten(request, call_next, sent, raw.status_code, answer)
+            if shorter is not None:
+                sent = shorter
+                response = await call_next(sent.request)
+        await _observe(sent, request, response)
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class _SyncMiddleware:
+    shaping: _Shaping
+
+    @property
+    def __name__(self) -> str:
+        """The name in the SDK's error when an asynchronous client is given this middleware."""
+        return ctxpipe_sync_middleware.__name__
+
+    def __call__(self, request: APIRequest, call_next: CallNext) -> APIResponse[Any]:
+        sent = None
+        if self.shaping.is_wanted(request):
+            # Its client cannot be lent to a stage: it would hold the stages' event loop.
+            shaped = self.shaping.shape(request, call_next, None)
+            sent = sync.wait_for(shaped)
+        if sent is None:
+            return call_next(request)
+        response = call_next(sent.request)
+        if getattr(response, "status_code", None) in REFUSING:
+            raw: Any = getattr(response, "http_response", response)
+            answer = raw.read()
+            shortened = self.shaping.shorten(request, call_next, sent, raw.status_code, answer)
+            shorter = sync.wait_for(shortened)
+            if shorter is not None:
+                sent = shorter
+                response = call_next(sent.request)
+        _observe_in_thread(sent, request, response)
+        return response
+
+
+class _Sent(NamedTuple):
+    """What is sent in the place of a request."""
+
+    session: Session
+    context: Result
+    request: APIRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Shaping:
+    sessions: _Sessions
+    cache_breakpoints: int
+    threads: Literal["decline", "pass"]
+
+    def is_wanted(self, request: APIRequest) -> bool:
+        """Whether *request* is to be shaped. Raises the API's error for one of a thread."""
         body: Any = request.json
         if is_asked_by_a_stage() or not _is_a_turn(request, body):
-            return await call_next(request)
+            return False
         if body.get("thread"):
             if self.threads == "decline":
                 raise _cannot_be_threaded(request)
-            return await call_next(request)
+            return False
         if _has_open_calls(body["messages"]):
             self.sessions.warn_once(OPEN_CALLS)
-            return await call_next(request)
+            return False
+        return True
+
+    async def shape(self, request: APIRequest, call_next: object, client: Any) -> _Sent | None:
+        """What is to be sent; None, with a warning, when an error of ours is in the way."""
+        body: Any = request.json
         try:
             session = self.sessions.of(body)
-            client: Any = _client_of(call_next)
             history = list(body["messages"])
             context = await session.run(history, **_arguments(body), client=client)
             new_request = self._rewrite(request, call_next, session, context)
         except Exception as error:  # noqa: BLE001  logged by `warn`
             warn(UNSHAPED, error)
-            return await call_next(request)
-        response = await call_next(new_request)
-        if getattr(response, "status_code", None) in REFUSING:
-            shorter = await _shorter(session, body, context, response)
-            if shorter is not None:
-                context = shorter
-                new_request = self._rewrite(request, call_next, session, context)
-                response = await call_next(new_request)
-        await _observe(session, context, request, response)
-        return response
+            return None
+        return _Sent(session, context, new_request)
+
+    async def shorten(
+        self, request: APIRequest, call_next: object, sent: _Sent, status: int, answer: bytes
+    ) -> _Sent | None:
+        """What is to be sent after *answer* has refused what was *sent*.
+
+        None when the refusal has another reason than its length, or nothing can be left out.
+        """
+        beginning = answer[:MAX_TEXT].decode("utf-8", "replace")
+        refusal = read_refusal(status, beginning)
+        if refusal is None:
+            return None
+        body: Any = request.json
+        session = sent.session
+        try:
+            history = list(body["messages"])
+            context = await session.recover(refusal, history, sent.context, **_arguments(body))
+        except Exception as error:  # noqa: BLE001  logged by `warn`
+            warn("the context could not be shortened; the API's answer is passed on", error)
+            return None
+        if context is None:
+            return None
+        new_request = self._rewrite(request, call_next, session, context)
+        return _Sent(session, context, new_request)
 
     def _rewrite(
-        self, request: APIRequest, call_next: AsyncCallNext, session: Session, context: Result
+        self, request: APIRequest, call_next: object, session: Session, context: Result
     ) -> APIRequest:
         """*request* with the context; the same object where nothing changes."""
         body: Any = request.json
@@ -235,7 +351,7 @@ def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> AP
     return new_request
 
 
-def _headers(request: APIRequest, call_next: AsyncCallNext) -> dict[str, Any]:
+def _headers(request: APIRequest, call_next: object) -> dict[str, Any]:
     """The request's headers with the client's own betas, so that betas are added to these."""
     headers: dict[str, Any] = {}
     betas: list[object] = []
@@ -298,48 +414,55 @@ def _ensure_sdk_knows_middleware() -> None:
 # Responses ----------------------------------------------------------------------------------------
 
 
-async def _shorter(
-    session: Session, body: Mapping[str, Any], sent: Result, response: AsyncAPIResponse[Any]
-) -> Result | None:
-    """A shorter context than *sent* when the prompt was too long.
-
-    None when the refusal has another reason, or nothing can be left out.
-    """
-    # The caller may have asked for the bare response.
-    raw: Any = getattr(response, "http_response", response)
-    answer = await raw.aread()
-    beginning = answer[:MAX_TEXT].decode("utf-8", "replace")
-    refusal = read_refusal(raw.status_code, beginning)
-    if refusal is None:
-        return None
-    try:
-        history = list(body["messages"])
-        return await session.recover(refusal, history, sent, **_arguments(body))
-    except Exception as error:  # noqa: BLE001  logged by `warn`
-        warn("the context could not be shortened; the API's answer is passed on", error)
-        return None
-
-
-async def _observe(
-    session: Session, sent: Result, request: APIRequest, response: AsyncAPIResponse[Any]
-) -> None:
+async def _observe(sent: _Sent, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
     """Learn from the reply's usage; that of a stream comes as the stream is read.
 
     A body that the caller reads itself is left alone.
     """
-    # Another middleware may have answered with the reply itself.
-    raw = getattr(response, "http_response", None)
-    if raw is None or not raw.is_success:
+    raw = _successful(response)
+    if raw is None:
         return
 
     def learn_usage(reply: object) -> None:
         with log_errors(NOT_LEARNT):
-            learn(session, reply, sent)
+            learn(sent.session, reply, sent.context)
 
-    with log_errors("a reply could not be read; it is passed on"):
+    with log_errors(UNREAD):
         if request.stream:
             # The response keeps the parsed stream: the caller gets the same one.
             stream = await response.parse()
             observe_stream(stream, learn_usage)
         elif request.headers.get(RAW) != "stream":
             learn_usage(raw.json())
+
+
+def _observe_in_thread(sent: _Sent, request: APIRequest, response: APIResponse[Any]) -> None:
+    """As `_observe`, in the thread of a synchronous caller."""
+    raw = _successful(response)
+    if raw is None:
+        return
+
+    def learn_usage(reply: object) -> None:
+        async def learn_on_the_loop() -> None:
+            learn(sent.session, reply, sent.context)
+
+        with log_errors(NOT_LEARNT):
+            sync.wait_for(learn_on_the_loop())
+
+    with log_errors(UNREAD):
+        if request.stream:
+            stream = response.parse()
+            observe_sync_stream(stream, learn_usage)
+        elif request.headers.get(RAW) != "stream":
+            learn_usage(raw.json())
+
+
+def _successful(response: object) -> Any:
+    """The HTTP response in *response*; None where it failed.
+
+    None, too, where another middleware has answered with the reply itself.
+    """
+    raw = getattr(response, "http_response", None)
+    if raw is None or not raw.is_success:
+        return None
+    return raw

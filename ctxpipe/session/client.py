@@ -12,7 +12,7 @@ from ..errors import SettingsError
 from ..messages import field
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic, AsyncStream
+    from anthropic import AsyncAnthropic, AsyncStream, Stream
 
 __all__ = [
     "BETA",
@@ -21,6 +21,7 @@ __all__ = [
     "is_asked_by_a_stage",
     "lendable",
     "observe_stream",
+    "observe_sync_stream",
     "request_arguments",
     "stages_are_asking",
 ]
@@ -90,15 +91,33 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
     async def follow(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
         begun: Any = None
         async for event in events:
-            if field(event, "type") == "message_start":
-                begun = field(event, "message")
-                tell(begun)
-            elif cleared := field(event, "context_management"):
-                told = {name: field(begun, name) for name in ("usage", "model")}
-                tell({**told, "context_management": cleared})
+            begun = _tell_of(event, begun, tell)
             yield event
 
     vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001  it offers no hook of its own
+
+
+def observe_sync_stream(stream: Stream[Any], tell: Callable[[Any], None]) -> None:
+    """As `observe_stream`, for the stream of a synchronous client."""
+
+    def follow(events: Iterator[Any]) -> Iterator[Any]:
+        begun: Any = None
+        for event in events:
+            begun = _tell_of(event, begun, tell)
+            yield event
+
+    vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001
+
+
+def _tell_of(event: object, begun: Any, tell: Callable[[Any], None]) -> Any:
+    """Tell what *event* says of the usage; the message with which the stream has *begun*."""
+    if field(event, "type") == "message_start":
+        begun = field(event, "message")
+        tell(begun)
+    elif cleared := field(event, "context_management"):
+        told = {name: field(begun, name) for name in ("usage", "model")}
+        tell({**told, "context_management": cleared})
+    return begun
 
 
 def has_usage(given: object) -> bool:
