@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from .agent_tools import (
     EDITOR_COMMANDS,
+    LINES_KEY,
     NOTE,
     PATH_KEY,
     POSSIBLE_COMMAND_KEYS,
     VIEW_COMMAND,
     WRITING_NAME,
+    view,
 )
 from .messages import (
     ToolCall,
@@ -133,7 +135,7 @@ def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
         elif "*** Begin Patch" in text:
             for path in _PATCHED_FILE.findall(text):
                 yield path.strip(), True
-        elif name in POSSIBLE_COMMAND_KEYS:
+        elif name in POSSIBLE_COMMAND_KEYS or name == LINES_KEY:
             yield from _paths_in_command(text)
 
 
@@ -239,6 +241,9 @@ def _command(call: ToolCall) -> str:
             value = " ".join(value)
         if isinstance(value, str) and value not in EDITOR_COMMANDS:
             return value.strip()
+    lines = call.input.get(LINES_KEY)
+    if isinstance(lines, list | tuple):
+        return "\n".join(line for line in lines if isinstance(line, str)).strip()
     return ""
 
 
@@ -248,8 +253,9 @@ def is_failure(result: object) -> bool:
         return False
     if field(result, "is_error"):
         return True
-    end = result_text(result)[-2000:]
-    return _FAILURE.search(end) is not None
+    text = result_text(result)
+    head = view(text).head  # some agents say there how a command ended
+    return _FAILURE.search(head) is not None or _FAILURE.search(text[-2000:]) is not None
 
 
 _REFUSAL = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 __all__ = [
     "AGENT_TOOLS",
@@ -19,6 +19,7 @@ __all__ = [
     "EDITOR_COMMANDS",
     "FOLDER_KEYS",
     "GUTTER",
+    "LINES_KEY",
     "NOTE",
     "NOTE_END",
     "NUMBERED_LINE",
@@ -30,12 +31,15 @@ __all__ = [
     "READ_BACK_TOOLS",
     "SHELL_TOOLS",
     "VIEW_COMMAND",
+    "VIEW_FRAMES",
     "WIDE_GUTTER",
     "WRITING_NAME",
     "WRITING_TOOLS",
     "WRITTEN_GUTTER",
     "AgentTool",
     "ReadingTools",
+    "View",
+    "view",
 ]
 
 Keys: TypeAlias = str | Sequence[str]
@@ -63,7 +67,7 @@ class AgentTool:
 _ANY_PATH = ("path", "filePath", "file_path")
 
 AGENT_TOOLS = (
-    AgentTool("read_file", read="path"),
+    AgentTool("read_file", read=(*_ANY_PATH, "absolute_path", "target_file")),
     AgentTool("Read", read="file_path"),
     AgentTool("read", read=_ANY_PATH),
     AgentTool("ReadFile", read="path"),
@@ -73,9 +77,9 @@ AGENT_TOOLS = (
     AgentTool("view_file", read=("path", "file_path", "AbsolutePath")),
     AgentTool("open_file", read="path"),
     AgentTool("NotebookRead", read="notebook_path"),
-    AgentTool("write_file", written="path", has_text=True),
-    AgentTool("create_file", written="path", has_text=True),
-    AgentTool("edit_file", written="path", has_text=True),
+    AgentTool("write_file", written=_ANY_PATH, has_text=True),
+    AgentTool("create_file", written=_ANY_PATH, has_text=True),
+    AgentTool("edit_file", written=(*_ANY_PATH, "target_file"), has_text=True),
     # To take their inputs out as well would change contexts that are in use.
     AgentTool("replace_in_file", written="path"),
     AgentTool("str_replace", written="path"),
@@ -85,24 +89,31 @@ AGENT_TOOLS = (
     AgentTool("NotebookEdit", written="notebook_path", has_text=True),
     AgentTool("write", written=_ANY_PATH, has_text=True),
     AgentTool("edit", written=_ANY_PATH, has_text=True),
+    AgentTool("multiedit", written=_ANY_PATH, has_text=True),
+    AgentTool("apply_patch_call", written="path", has_text=True),
     # Editors, which do both; `VIEW_COMMAND` says which of the two a call does.
     AgentTool("str_replace_editor", read="path", written="path", has_text=True),
     AgentTool("str_replace_based_edit_tool", read="path", written="path", has_text=True),
     # They have no path, or it is inside the text, or agents differ in its key.
     AgentTool("create", has_text=True),
     AgentTool("apply_patch", has_text=True),
+    AgentTool("patch", has_text=True),
     AgentTool("ExitPlanMode", has_text=True),
     AgentTool("bash", runs=True),
+    AgentTool("container.exec", runs=True),
     AgentTool("exec_command", runs=True),
+    AgentTool("execute", runs=True),
     AgentTool("execute_bash", runs=True),
     AgentTool("execute_command", runs=True),
     AgentTool("local_shell", runs=True),
+    AgentTool("local_shell_call", runs=True),
     AgentTool("run_command", runs=True),
     AgentTool("run_in_terminal", runs=True),
     AgentTool("run_shell_command", runs=True),
     AgentTool("run_terminal_cmd", runs=True),
     AgentTool("sh", runs=True),
     AgentTool("shell", runs=True),
+    AgentTool("shell_call", runs=True),
     AgentTool("shell_command", runs=True),
     AgentTool("terminal", runs=True),
 )
@@ -139,6 +150,9 @@ EDITOR_COMMANDS = frozenset({VIEW_COMMAND, "create", "str_replace", "insert", "u
 COMMAND_KEYS = ("command", "cmd")
 """The keys of a command line in the input of a tool that is known to take one."""
 
+LINES_KEY = "commands"
+"""The key of a list of command lines, each of which runs on its own."""
+
 FOLDER_KEYS = (
     "workdir",
     "work_dir",
@@ -155,7 +169,8 @@ FOLDER_KEYS = (
 """The keys of the folder in which a command line runs."""
 
 PLACE_KEY = re.compile(
-    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote",
+    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote|"
+    r"environment",
     re.IGNORECASE,
 )
 """A key that may say where a command line runs: with one that is not in `FOLDER_KEYS`, unknown."""
@@ -180,14 +195,68 @@ WRITING_NAME = re.compile(
 )
 """A name of a tool that changes files."""
 
-PLAN_NAME = re.compile(r"todo|plan|task", re.IGNORECASE)
-"""A name of a tool that keeps a plan."""
+PLAN_NAME = re.compile(
+    r"todo|plan|task_?(?:create|list|tracker|update)|(?:create|list|update)_?tasks?$", re.IGNORECASE
+)
+"""A name of a tool that keeps a plan; one that is only called "task" starts an agent."""
 
 
 # Notes --------------------------------------------------------------------------------------------
 
 NOTE, NOTE_END = "<system-reminder>", "</system-reminder>"
 """Around what an agent tells the model: in a message of its own, or appended to a tool's text."""
+
+
+# Views --------------------------------------------------------------------------------------------
+
+VIEW_FRAMES = (
+    # codex
+    re.compile(
+        r"(?P<head>(?:(?:Chunk ID|Exit code|Wall time|Original token count|Total output lines): "
+        r"[^\n]*\n|Process (?:exited with code|running with session ID) -?\d+\n)+Output:\n)"
+        r"(?P<text>.*)",
+        re.DOTALL,
+    ),
+    # opencode
+    re.compile(
+        r"(?P<head><path>[^\n]*</path>\n<type>file</type>\n<content>\n|<file>\n)(?P<text>.*?)"
+        r"(?:\n\n\([^\n]*\))?\n</(?:content|file)>.*",
+        re.DOTALL,
+    ),
+    # deepagents
+    re.compile(r"(?P<head>@@ lines (?P<line>\d+)-\d+ of \d+ @@\n)(?P<text>.*)", re.DOTALL),
+    # Anthropic's editors
+    re.compile(
+        r"(?P<head>Here's the (?:content of|result of running `cat -n` on) [^\n]*:\n)(?P<text>.*)",
+        re.DOTALL,
+    ),
+)
+"""What agents put around a file or an output that they show: a *head* before its *text*.
+
+Where the head says so, *line* is the number of the first line shown.
+"""
+
+
+class View(NamedTuple):
+    """The *text* that a result shows, after a *head* that the agent put before it.
+
+    *line* is the number of its first line; None where the head does not tell it.
+    """
+
+    head: str
+    text: str
+    line: int | None = None
+
+
+def view(shown: str) -> View:
+    """The text of a file or an output as *shown* by a tool, without the frame of a known agent."""
+    for frame in VIEW_FRAMES:
+        found = frame.fullmatch(shown)
+        if found is not None:
+            parts = found.groupdict()
+            line = parts.get("line")
+            return View(parts["head"], parts["text"], int(line) if line else None)
+    return View("", shown)
 
 
 # Line numbers -------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def paths_of(name: str, given: dict[str, object]) -> dict[str, bool]:
             {"input": "*** Begin Patch\n*** Update File: s/x.ts\n@@\n+y\n"},
             {"s/x.ts": True},
         ),
+        ("apply_patch_call", {"type": "update_file", "path": "a.py", "diff": "+y"}, {"a.py": True}),
         ("search", {"pattern": "a/b.py"}, {}),
         ("read_file", {"path": 7}, {}),
         ("read_file", {"path": "one\ntwo"}, {}),
@@ -101,6 +102,20 @@ def test_a_command_is_told_with_how_it_ended() -> None:
     found = [(command.text, command.failed) for command in commands(history)]
     assert found == [("make", True), ("git status", False), ("x", True)]
     assert commands(history)[1] == Command("git status", False, "clean")
+
+
+def test_a_failure_that_is_told_before_a_long_output_is_a_failure() -> None:
+    said = "Wall time: 1 seconds\nProcess exited with code 1\nOutput:\n" + "line\n" * 1000
+    history = step("1", "exec_command", {"cmd": "make"}, said)
+
+    assert [command.failed for command in commands(history)] == [True]
+
+
+def test_several_command_lines_of_one_call_are_told_together() -> None:
+    history = step("1", "shell_call", {"commands": ["make", "cat src/a.py"]})
+
+    assert [command.text for command in commands(history)] == ["make\ncat src/a.py"]
+    assert touched_paths(history) == {"src/a.py": False}
 
 
 def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before() -> None:

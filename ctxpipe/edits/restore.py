@@ -16,6 +16,7 @@ from ..agent_tools import (
     VIEW_COMMAND,
     WRITTEN_GUTTER,
     ReadingTools,
+    view,
 )
 from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
@@ -225,7 +226,7 @@ def was_changed(file: WorkingFile, text: str) -> bool:
     """Whether *text* certainly lacks what was seen of *file*, with and without line numbers."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
-    shown, _, _ = file.shown.partition(NOTE)
+    shown, _, _ = view(file.shown).text.partition(NOTE)
     if shown.strip() in text:
         return False
     without_numbers = WRITTEN_GUTTER.sub("", shown)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..agent_tools import (
     COMMAND_KEYS,
     FOLDER_KEYS,
+    LINES_KEY,
     PLACE_KEY,
     READING_TOOLS,
     SHELL_TOOLS,
@@ -48,7 +49,11 @@ def viewed_path(
         return path_argument(call.input, tools[call.name])
     if not shell or call.name.lower() not in SHELL_TOOLS:
         return None
-    paths = {_file_of_command(call.input[key]) for key in COMMAND_KEYS if key in call.input}
+    lines = [call.input[key] for key in COMMAND_KEYS if key in call.input]
+    several = call.input.get(LINES_KEY)
+    if isinstance(several, list | tuple):
+        lines += several
+    paths = set(map(_file_of_command, lines))
     if len(paths) != 1:
         return None
     path = paths.pop()

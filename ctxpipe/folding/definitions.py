@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..agent_tools import NUMBERED_LINE
+from ..agent_tools import NUMBERED_LINE, view
 from .languages import STEPS, DefinitionType, Language, language_called, language_of
 
 if TYPE_CHECKING:
@@ -86,13 +86,18 @@ LONGEST_LINE = 5000
 
 
 def without_gutter(text: str) -> tuple[str, list[int]]:
-    """*text* without the line numbers of a view, and those numbers.
+    """*text* without what a view puts around a file and before its lines, and their numbers.
 
     The gutters recognized are those of ``cat -n`` and ``nl``, ``12→``, ``12: `` and ``12|``. Lines
-    without a number, such as a tool's remarks, become empty. Without a gutter the list is empty.
+    without a number, such as a tool's remarks, become empty. Where nothing tells the numbers, the
+    list is empty.
     """
+    _, text, first_line = view(text)
     if not _is_numbered(text[:SAMPLE]):
-        return text, []
+        if first_line is None:
+            return text, []
+        count = text.count("\n") + 1
+        return text, list(range(first_line, first_line + count))
     code: list[str] = []
     numbers: list[int] = []
     for line in text.split("\n"):

@@ -80,6 +80,20 @@ def test_other_agents_tools_are_a_matter_of_the_registry() -> None:
     assert paths(history, tools={"Read": "file_path"}) == ["claude.py"]
 
 
+def test_the_tools_of_codex_opencode_and_deepagents_are_known() -> None:
+    history = conversation(
+        step("1", "read_file", {"file_path": "/deep.py"}),
+        step("2", "read", {"filePath": "/open.py"}),
+        step("3", "exec_command", {"cmd": "cat codex.py", "workdir": "/work"}),
+        step("4", "execute", {"command": "sed -n 1,9p /shell.py"}),
+        step("5", "shell_call", {"commands": ["cat /one.py"]}),
+        step("6", "shell_call", {"commands": ["cat /two.py", "cat /three.py"]}),
+    )
+
+    known = paths(history, tools=COMMON_READING_TOOLS, shell=True)
+    assert known == ["/one.py", "/shell.py", "/work/codex.py", "/open.py", "/deep.py"]
+
+
 def test_files_written_last_are_in_work_too_when_asked_for() -> None:
     history = conversation(
         view("1", "read.py", "x"),
@@ -137,6 +151,9 @@ def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded() -> None:
         "1\ta = 1\n2\tb = 2\n",
         "1: a = 1\n2: b = 2",
         "b = 2",  # a part of it
+        "Chunk ID: 1\nWall time: 0.1 seconds\nProcess exited with code 0\nOutput:\na = 1\nb = 2\n",
+        "<path>/x</path>\n<type>file</type>\n<content>\n1: a = 1\n2: b = 2\n\n(End)\n</content>",
+        "@@ lines 1-2 of 2 @@\na = 1\nb = 2",
         "a = 1\nb = 2\n\n<system-reminder>\nMind this.\n</system-reminder>",
         None,
     ],

@@ -314,6 +314,21 @@ def test_remarks_around_a_numbered_view_are_no_code() -> None:
     assert outline("a.py", view) == "1 | class A\n2 | m\n5 | f"
 
 
+def test_a_view_that_tells_only_its_first_line_has_the_lines_of_the_file() -> None:
+    text = "\n".join(CODE)
+
+    assert (
+        outline("a.py", f"@@ lines 118-123 of 200 @@\n{text}") == "118 | class A\n119 | m\n122 | f"
+    )
+
+
+def test_what_codex_puts_before_an_output_moves_no_line() -> None:
+    text = "\n".join(CODE)
+    head = "Chunk ID: 1\nWall time: 0.1 seconds\nProcess exited with code 0\nOutput:\n"
+
+    assert outline("a.py", head + text) == "1 | class A\n2 | m\n5 | f"
+
+
 def test_blank_lines_that_nl_leaves_unnumbered_do_no_harm() -> None:
     assert (
         outline("a.py", "     1\tdef f():\n     2\t    pass\n       \n     3\tdef g(): pass\n")
