@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,20 @@ from examples.tools import folder_tools
 
 COMMAND = [sys.executable, "-m", "examples.agent_loop"]
 SURVEYED = PACKAGE if NIGHTLY else PACKAGE / "lab"
+
+
+def test_every_program_is_named_on_the_page_of_the_start_and_shipped_with_the_source() -> None:
+    page = (ROOT / "docs" / "index.md").read_text("utf-8")
+    programs = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "examples").rglob("*.py")
+        if '"__main__"' in path.read_text("utf-8")
+    ]
+    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+    assert [program for program in programs if program not in page] == []
+    assert len(programs) >= 10
+    assert "examples" in shipped["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
 @pytest.fixture
