@@ -648,7 +648,10 @@ def _print_contents(name: str, filling: Contents) -> None:
 
 
 def _print_cache(name: str, report: CacheReport) -> None:
-    print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
+    if report.tallies:
+        print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
+    else:
+        print_line(f"{name}: {report}; it missed nothing that it could hold.")
     if report.shortened:
         times = count_phrase(report.shortened, "time")
         print_line(f"{times} the client sent far less than the recorded history: not judged.")

@@ -424,6 +424,14 @@ def test_inspect_prices_a_miss_by_another_model_if_asked(three_bills: Path):
     assert re.search(r"lifetime +1 +6,000 +\$0\.01", told)
 
 
+def test_inspect_says_when_the_cache_has_missed_nothing(three_bills: Path):
+    two_turns = "\n".join(three_bills.read_text("utf-8").splitlines()[:4])
+    three_bills.write_text(two_turns, "utf-8")
+    told = run("inspect", three_bills, "--cache").stdout
+
+    assert "2 requests, 33.3% of 9,000 tokens read from the cache; it missed nothing" in told
+
+
 def test_inspect_of_the_cache_needs_bills(sound: Path):
     done = run("inspect", sound, "--cache")
     assert done.exit_code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +37,14 @@ def read(records: Sequence[Record]) -> Recording:
     """
     items = Items()
     if any(_is_item(record.fields) for record in records):
+        dropped: Counter[str] = Counter()
         for record in records:
-            items.add(record.fields, record.place, record.fields.get("timestamp"))
-        return items.recording("OpenAI responses")
+            fields = record.fields
+            if "type" in fields or "role" in fields:
+                items.add(fields, record.place, fields.get("timestamp"))
+            else:  # as in rollouts of codex from before there were kinds of lines
+                dropped["not a message"] += 1
+        return items.recording("OpenAI responses", dropped=dropped)
     request: Mapping[str, Any] = {}
     for record in records:
         request = _request(record)

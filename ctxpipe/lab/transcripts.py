@@ -202,7 +202,21 @@ def _are_objects(values: object) -> bool:
 # From bytes to records ----------------------------------------------------------------------------
 
 
+OTHER_FILES = {
+    b"SQLite format 3\0": "is a database; for a session of opencode give the file that "
+    "`opencode export SESSION > session.json` writes",
+    b"\x1f\x8b": "is compressed by gzip; unpack it first",
+    b"(\xb5/\xfd": "is compressed by zstd; unpack it first",
+    b"PK\x03\x04": "is a ZIP archive; unpack it first",
+}
+"""How files begin that are taken for recordings, and what to do about it."""
+FORMATS = "'The laboratory' in the docs lists the formats that can be read"
+
+
 def _decode(raw: bytes, name: str) -> str:
+    for beginning, advice in OTHER_FILES.items():
+        if raw.startswith(beginning):
+            raise TranscriptError(f"{name} {advice}")
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         encoding, label = "utf-16", "UTF-16"
     else:
@@ -212,7 +226,7 @@ def _decode(raw: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise TranscriptError(
-            f"{name}, line {line}: this is not {label} text ({error.reason})"
+            f"{name}, line {line}: this is not {label} text ({error.reason}); {FORMATS}"
         ) from error
 
 
@@ -228,8 +242,9 @@ def _records(text: str, name: str) -> list[Record]:
     first_number, first_line = lines[0]
     if len(lines) > 1 and _is_whole(first_line):
         records = []
+        last_number, _ = lines[-1]
         for number, line in lines:
-            value = _parse(line, name, number)
+            value = _parse(line, name, number, is_last=number == last_number)
             records.append(Record(f"line {number}", value))
         return records
     value = _parse(text, name, 1)
@@ -251,19 +266,36 @@ def _is_whole(line: str) -> bool:
     return True
 
 
-def _parse(text: str, name: str, line: int) -> object:
+def _parse(text: str, name: str, line: int, *, is_last: bool = False) -> object:
+    """The value that *text* is, which begins in *line* of the file *name*.
+
+    *is_last* says that it is the last of several lines.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         error_line = line + error.lineno - 1
         where = f"line {error_line}, column {error.colno}"
-        raise TranscriptError(f"{name}, {where}: this is not JSON ({error.msg})") from error
+        fault = f"{name}, {where}: this is not JSON ({error.msg})"
+        raise TranscriptError(f"{fault}{_advice(text, is_last=is_last)}") from error
     except RecursionError as error:
         raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
     except ValueError as error:  # Python refuses numbers that would take too long to read
         raise TranscriptError(
             f"{name}, line {line}: a number has more digits than can be read"
         ) from error
+
+
+def _advice(text: str, *, is_last: bool) -> str:
+    """What to do about *text* that is no JSON; "" where nothing is known."""
+    stripped = text.strip()
+    if not stripped.startswith(("{", "[")):
+        return f"; {FORMATS}"
+    if stripped.endswith(("}", "]")):
+        return ""
+    if is_last:
+        return "; the file was cut off here, and without this line the rest can be read"
+    return "; the text was cut off, so write it again"
 
 
 # From records to messages -------------------------------------------------------------------------
@@ -290,6 +322,8 @@ def _messages(records: Sequence[Record]) -> Recording:
         return Recording("messages under a header", entries, request)
     messages = request.get("messages")
     if not isinstance(messages, list):
+        if not any("role" in record.fields for record in records):
+            raise InvalidHistory(f"{records[0].place}: has no role, and is no message; {FORMATS}")
         request = {}
     elif len(records) == 1:
         records = _message_records(messages)

@@ -84,6 +84,13 @@ def test_messages_without_a_type_are_known_by_their_parts() -> None:
     assert parse_transcript(json.dumps(items)).format == "OpenAI responses"
 
 
+def test_lines_between_the_items_that_are_none_are_left_out_and_counted() -> None:
+    found = parse_transcript(lines({"id": "1", "timestamp": "2025-05-01T00:00:00Z"}, *ITEMS))
+
+    assert found.calls == 2
+    assert found.dropped == {"not a message": 1}
+
+
 def test_the_request_tells_system_prompt_tools_and_model() -> None:
     tool = {"type": "function", "name": "weather", "parameters": {}}
     found = parse_transcript(json.dumps(request(*ITEMS, tools=[tool])))
