@@ -3,6 +3,8 @@
     python benchmarks/bench_load.py           # 1,000 sessions x 100 turns: about half an hour
     python benchmarks/bench_load.py --sessions 50 --turns 20
     python benchmarks/bench_load.py --hour    # 30 sessions, an hour each, a turn every five seconds
+    python benchmarks/bench_load.py --day     # 30 sessions x 17,280 turns: what stays in memory
+    python benchmarks/bench_load.py --day --turns 2000
 
 Results are offloaded and histories compacted on the way.
 
@@ -14,6 +16,12 @@ same loop runs without ctxpipe: its lag is the SDK's.
 At the end every session's raw history is rebuilt from what lies on disk and compared with the one
 that the agent kept. The exit code is 1 when a request was refused, a file is missing, or the lag is
 above its limit.
+
+The day is about the memory of ctxpipe alone, so its model is in this process, and no request is
+sent. Its agents keep nothing themselves: each goes on with the context that it was given, and the
+journal has the rest. Of every fiftieth context the API's rules are checked. The exit code is 1 when
+the last tenth of the turns holds more than 1.05 times the memory of the second tenth, a context is
+invalid, or a history cannot be read back from the journal as it was.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import hashlib
 import json
 import os
 import random
@@ -34,6 +43,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ctxpipe import (
@@ -52,7 +62,9 @@ from ctxpipe import (
     StorageError,
 )
 from ctxpipe.messages import Message
-from ctxpipe.summarizers import AnthropicSummarizer, Retry
+from ctxpipe.summarizers import AnthropicSummarizer, PromptSummarizer, Retry, Summarizer
+from ctxpipe.testing import Model, problems
+from ctxpipe.tokens.counter import MEMO_BYTES, TokenCounter
 
 if TYPE_CHECKING:
     import anthropic
@@ -62,6 +74,9 @@ LAG_LIMIT_MS = 50.0
 TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
 HOUR_SECONDS = 3600.0
+DAY_TURNS = 17_280  # one every five seconds
+DAY_GROWTH = 1.05  # the last tenth's memory, of the second tenth's
+CHECKED = 50
 SELDOM = (50_000, 20, 100)
 """Thresholds of the garbage collector, for a process with millions of objects that live long.
 
@@ -357,10 +372,13 @@ class Told:
 
 
 def pipeline(
-    root: Path, client: anthropic.AsyncAnthropic, clock: Clock, told: Told
+    root: Path,
+    summarize: Summarizer,
+    clock: Clock,
+    told: Told,
+    counter: TokenCounter | None = None,
 ) -> ContextPipeline:
     storage = LocalStorage(root / "store", clock=clock)
-    summarize = AnthropicSummarizer(client, model=SUMMARY)
     stages = (
         DirectOffload(storage, min_chars=4000, preview=Preview(head=200, tail=100)),
         BatchOffload(storage, min_chars=600, keep_recent=3, reference="absolute"),
@@ -373,7 +391,10 @@ def pipeline(
         SmartTruncate(storage),
     )
     return ContextPipeline(
-        stages, budget=Budget(WINDOW, trigger=6_000, target=3_500), on_report=told
+        stages,
+        budget=Budget(WINDOW, trigger=6_000, target=3_500),
+        counter=counter,
+        on_report=told,
     )
 
 
@@ -430,7 +451,7 @@ async def measured(
         await bare.run([plain(client) for client in of])
         print(f"  lag of the loop: {bare.lag}")
 
-        shaped = pipeline(root, sdk[-1], clock, told)
+        shaped = pipeline(root, AnthropicSummarizer(sdk[-1], model=SUMMARY), clock, told)
         await shaped.counter.warm()
         sessions = [shaped.session(f"s{i}", clock=clock) for i in range(number)]
         print(f"\nwith ctxpipe: {number:,} sessions x {arguments.turns} turns")
@@ -459,12 +480,140 @@ async def measured(
     return load.lag, lost, told.errors
 
 
+# The day ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Day:
+    """Agents that go on with their contexts, a day long; memory by turns done, in megabytes."""
+
+    sessions: int
+    turns: int
+    clock: Clock
+    done: int = 0
+    checked: int = 0
+    memory: list[tuple[int, float]] = field(default_factory=list)
+    invalid: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    async def run(self, shaped: ContextPipeline, journal: LocalStorage) -> None:
+        """Have each agent do its turns, and read its history back from the journal."""
+        teller = asyncio.create_task(self._tell())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self.sessions):
+                    session = shaped.session(f"day-{number}", journal=journal, clock=self.clock)
+                    group.create_task(self._agent(session, number))
+        finally:
+            teller.cancel()
+
+    async def _agent(self, session: Session, number: int) -> None:
+        source = random.Random(number)
+        said = hashlib.sha256()
+        context: list[Message] = []
+        new: list[Message] = [
+            {"role": "user", "content": f"Session {number}: read every module, change none."}
+        ]
+        for turn in range(self.turns):
+            said.update(json.dumps(new).encode())
+            result = await session.run([*context, *new], tools=TOOLS)
+            session.observe({"input_tokens": result.tokens_after, "output_tokens": 50})
+            context = result.messages
+            new = step(number, turn, source)
+            self._count(result.messages)
+        await self._read_back(session, said.hexdigest())
+
+    def _count(self, context: Sequence[Message]) -> None:
+        total = self.sessions * self.turns
+        self.done += 1
+        self.clock.now += 5.0 / self.sessions
+        if self.done % max(1, total // 1000) == 0:
+            self.memory.append((self.done, resident()))
+        if self.done % CHECKED == 0:
+            self.checked += 1
+            body: Any = {"model": AGENT, "max_tokens": 1000, "tools": TOOLS, "messages": context}
+            self.invalid += problems(body, Model(window=WINDOW))
+
+    async def _read_back(self, session: Session, said: str) -> None:
+        history = await session.history()
+        again = hashlib.sha256(json.dumps(history[:1]).encode())
+        for place in range(1, len(history), 2):
+            again.update(json.dumps(history[place : place + 2]).encode())
+        if again.hexdigest() != said:
+            self.lost.append(session.session_id)
+
+    async def _tell(self) -> None:
+        begun, total = time.perf_counter(), self.sessions * self.turns
+        while True:
+            rate = self.done / max(0.001, time.perf_counter() - begun)
+            told = f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second"
+            print(f"{told}, {resident():,.0f} MB", flush=True)
+            await asyncio.sleep(60)
+
+    def tenth(self, number: int) -> float:
+        """The mean memory of a tenth of the turns, the first being number 1."""
+        total = self.sessions * self.turns
+        first, last = total * (number - 1) / 10, total * number / 10
+        return mean(memory for done, memory in self.memory if first < done <= last)
+
+
+def step(number: int, turn: int, source: random.Random) -> list[Message]:
+    """What the model says, and the result of what it has called."""
+    call = {
+        "type": "tool_use",
+        "id": f"toolu_{number}_{turn}",
+        "name": "read_file",
+        "input": {"path": f"src/module_{turn % 40}.py"},
+    }
+    text = {"type": "text", "text": f"Step {turn}: the next module."}
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": result_text(source)}
+    reply: Any = {"role": "assistant", "content": [text, call]}
+    answer: Any = {"role": "user", "content": [result]}
+    return [reply, answer]
+
+
+async def summarize_day(prompt: str, _model: str) -> str:
+    return f"The agent has read modules, and goes on reading them; {len(prompt):,} characters."
+
+
+async def day(arguments: argparse.Namespace, root: Path) -> Day:
+    clock, told = Clock(), Told()
+    modules(root)
+    # What the counter remembers is bounded: as in a whole day it is full long before a tenth of it.
+    counter = TokenCounter(memo_bytes=MEMO_BYTES * min(arguments.turns, DAY_TURNS) // DAY_TURNS)
+    shaped = pipeline(root, PromptSummarizer(summarize_day), clock, told, counter)
+    await shaped.counter.warm()
+    run = Day(arguments.sessions, arguments.turns, clock)
+    begun, cpu = time.perf_counter(), time.process_time()
+    print(f"a day: {run.sessions} sessions x {run.turns:,} turns")
+    await run.run(shaped, LocalStorage(root / "store", clock=clock))
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    print(f"  {run.done / seconds:.0f} turns a second, {cpu / run.done * 1000:.2f} ms CPU each")
+    print(f"  outcomes: {dict(sorted(told.outcomes.items()))}; {told.files:,} files named")
+    print(f"  stages that failed: {len(told.errors)} {told.errors[:3]}")
+    return run
+
+
+def report_day(run: Day) -> int:
+    second, last = run.tenth(2), run.tenth(10)
+    held = "within" if last <= DAY_GROWTH * second else "OVER"
+    print(f"  contexts that the API would refuse: {len(run.invalid)} of {run.checked:,}")
+    print(f"  histories not in the journal as they were: {len(run.lost)} of {run.sessions}")
+    tenths = ", ".join(f"{run.tenth(number):.1f}" for number in range(1, 11))
+    print(f"  resident memory by tenths of the turns: {tenths} MB")
+    print(
+        f"memory: second tenth {second:.1f} MB, last tenth {last:.1f} MB, "
+        f"ratio {last / second:.3f}: {held} {DAY_GROWTH:g}"
+    )
+    return int(bool(run.invalid or run.lost or last > DAY_GROWTH * second))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sessions", type=int, default=1_000)
-    parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--sessions", type=int, help="1,000; 30 with --hour and --day")
+    parser.add_argument("--turns", type=int, help="100; 720 with --hour, 17,280 with --day")
     parser.add_argument("--baseline-turns", type=int, default=5)
     parser.add_argument(
         "--latency", type=float, default=12.0, help="seconds that the model takes to answer"
@@ -478,18 +627,25 @@ def main() -> int:
     parser.add_argument(
         "--hour", action="store_true", help="30 sessions x 720 turns of five seconds"
     )
+    parser.add_argument(
+        "--day",
+        action="store_true",
+        help="30 sessions x 17,280 turns, and what they hold in memory",
+    )
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
         asyncio.run(serve(arguments.serve))
         return 0
+    is_long = arguments.hour or arguments.day
+    arguments.sessions = arguments.sessions or (30 if is_long else 1_000)
+    if arguments.day:
+        arguments.turns = arguments.turns or DAY_TURNS
+        with tempfile.TemporaryDirectory() as folder:
+            return report_day(asyncio.run(day(arguments, Path(folder))))
+    arguments.turns = arguments.turns or (720 if arguments.hour else 100)
     if arguments.hour:
-        arguments.sessions, arguments.turns, arguments.step_seconds, arguments.latency = (
-            30,
-            720,
-            5.0,
-            0.5,
-        )
+        arguments.step_seconds, arguments.latency = 5.0, 0.5
     with tempfile.TemporaryDirectory() as folder, api(arguments.latency) as (url, end):
         lag, lost, errors = asyncio.run(measured(arguments, url, Path(folder)))
         stock = end()
