@@ -8,7 +8,18 @@ from typing import Any, cast
 
 from ctxpipe.messages import Message
 
-__all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet", "thoughtful"]
+__all__ = [
+    "billed",
+    "bulky",
+    "exchange",
+    "facts",
+    "halves",
+    "odd",
+    "quiet",
+    "spoken",
+    "thoughtful",
+    "turns",
+]
 
 SIGNED = "Er4BCkYIBRgCKkD"
 WORDS = (
@@ -69,14 +80,17 @@ def bulky(results: int, chars: int, begin: int = 0) -> list[Message]:
     return [*opening, *(message for step in steps for message in step)]
 
 
-def facts(results: int, chars: int, *, asking: bool) -> tuple[list[Message], list[str]]:
+def facts(
+    results: int, chars: int, *, asking: bool, seed: int = 1
+) -> tuple[list[Message], list[str]]:
     """A bulky history with words of its own in its results and remarks; and those words.
 
     Each result holds one, anywhere in it, and so does each remark.
 
     With *asking* the user says something every tenth step; else the whole is one request's loop.
+    Another *seed* plants other words in the same texts.
     """
-    chance = random.Random(1)
+    chance = random.Random(seed)
     planted: list[str] = []
 
     def fact() -> str:
@@ -245,6 +259,27 @@ FAULTS: Mapping[str, Any] = {
     "empty": _empty,
     "swap": _swap,
 }
+
+
+def turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """*messages* as they come: what is new in each turn ends with the user's."""
+    new: list[Message] = []
+    for message in messages:
+        new.append(message)
+        if message["role"] == "user":
+            yield new
+            new = []
+
+
+def spoken(messages: Sequence[Message]) -> list[Message]:
+    """*messages* without thinking, which chat completions do not take back."""
+    kept = []
+    for message in messages:
+        content: Any = message["content"]
+        if isinstance(content, list):
+            content = [block for block in content if "thinking" not in block["type"]]
+        kept.append(_message(message["role"], content))
+    return kept
 
 
 def halves(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["blocks", "files_in", "read_back", "texts", "versions"]
+__all__ = ["as_chat", "blocks", "files_in", "read_back", "texts", "versions"]
 
 
 def read_back(call_id: str) -> bool:
@@ -34,12 +34,44 @@ def blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def texts(value: Any) -> list[str]:
-    """Every text in *value*, however deep it lies."""
+def as_chat(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The message as an OpenAI loop holds it: those of chat completions."""
+    said = blocks(message)
+    text = "\n".join(block["text"] for block in said if block["type"] == "text")
+    if message["role"] == "assistant":
+        calls = [_chat_call(block) for block in said if block["type"] == "tool_use"]
+        return [
+            {
+                "role": "assistant",
+                "content": text or None,
+                **({"tool_calls": calls} if calls else {}),
+            }
+        ]
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": block["tool_use_id"],
+            "content": "\n".join(texts(block.get("content", ""), "text")),
+        }
+        for block in said
+        if block["type"] == "tool_result"
+    ]
+    return [*results, *([{"role": message["role"], "content": text}] if text else [])]
+
+
+def _chat_call(block: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+    return {"type": "function", "id": block["id"], "function": function}
+
+
+def texts(value: Any, *keys: str) -> list[str]:
+    """Every text in *value*, however deep it lies; of mappings only those at *keys*, if any."""
     if isinstance(value, str):
         return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for item in items for text in texts(item)]
+    items: Any = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        items = [item for key, item in value.items() if not keys or key in keys]
+    return [text for item in items for text in texts(item, *keys)]
 
 
 def files_in(folder: Path) -> dict[str, str]:

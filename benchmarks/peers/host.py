@@ -18,11 +18,13 @@ import inspect
 import json
 import logging
 import os
+import pickle
 import sys
 import tempfile
 import time
 import traceback
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +44,22 @@ def load(path: str) -> Any:
     return module
 
 
+@dataclass
+class Conversation:
+    """One conversation in the hands of the driver."""
+
+    peer: Any
+    sent: list[Any] = field(default_factory=list)
+    # what a peer that was refused once adds to every later request
+    again: dict[str, Any] = field(default_factory=dict)
+
+
 class Host:
-    """One conversation at a time, in the hands of the driver."""
+    """The conversations of a process, by name; most rows have one at a time."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.peer: Any = None
-        self.sent: list[Any] = []
-        # what a peer that was refused once adds to every later request
-        self.again: dict[str, Any] = {}
+        self.open: dict[str, Conversation] = {}
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What the runner is told."""
@@ -61,37 +70,76 @@ class Host:
                     "counter": self.module.COUNTER,
                     "ways": self.module.WAYS,
                     "originals": self.module.ORIGINALS,
+                    "chat": hasattr(self.module.Peer, "chat"),
+                    "state": hasattr(self.module, "STATE"),
                 }
             case "open":
                 fake_model.reset()
-                self.sent, self.again = [], {}
-                folder = tempfile.mkdtemp(dir=asked.get("folder"))
-                self.peer = self.module.Peer(asked["way"], folder, **asked.get("settings", {}))
+                self.begin(asked)
                 return {}
             case "turn":
                 return await self.turn(asked)
+            case "save" | "load":
+                keep = self.save if asked["op"] == "save" else self.load
+                keep(Path(asked["file"]), self.peer(asked))
+                return {}
             case "refused":
-                again = getattr(self.peer, "again", None)
-                self.again = again(asked["told"]) if again is not None else {}
-                return {"options": self.again}
+                conversation = self.open[asked["name"]]
+                again = getattr(conversation.peer, "again", None)
+                conversation.again = again(asked["told"]) if again is not None else {}
+                return {"options": conversation.again}
             case "kept":
-                kept = self.peer.kept()
+                kept = self.peer(asked).kept()
                 files, state = await kept if inspect.isawaitable(kept) else kept
                 return {"files": files, "state": state}
         raise ValueError(asked["op"])
 
+    def begin(self, asked: dict[str, Any]) -> None:
+        """Begin a conversation: in a folder of its own, a shared one, or as another's sub-agent.
+
+        A driver's `sibling` makes a sub-agent as its framework does; without one it is a
+        conversation like any other, in the same folder.
+        """
+        folder = asked.get("shared") or tempfile.mkdtemp(dir=asked.get("folder"))
+        of = self.open.get(asked.get("of") or "")
+        if of is None:
+            self.open = {}
+        sibling = getattr(of.peer, "sibling", None) if of is not None else None
+        if sibling is not None:
+            peer = sibling()
+        else:
+            folder = str(of.peer.folder) if of is not None else folder
+            peer = self.module.Peer(asked["way"], folder, **asked.get("settings", {}))
+            peer.folder = Path(folder)
+        self.open[asked["name"]] = Conversation(peer)
+
+    def save(self, file: Path, peer: Any) -> None:
+        """Write what the framework's own store would keep of a conversation."""
+        file.write_bytes(pickle.dumps({name: getattr(peer, name) for name in self.module.STATE}))
+
+    def load(self, file: Path, peer: Any) -> None:
+        """Have a conversation go on from what was saved."""
+        for name, value in pickle.loads(file.read_bytes()).items():  # noqa: S301  written by `save`
+            setattr(peer, name, value)
+
+    def peer(self, asked: dict[str, Any]) -> Any:
+        """The driver's side of the conversation."""
+        return self.open[asked["name"]].peer
+
     async def turn(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Hear what is new, and shape the context of the next call."""
         fake_model.reset()
-        hear = getattr(self.peer, "arrive", None)
-        native = self.peer.convert(asked["new"])
+        conversation = self.open[asked["name"]]
+        peer = conversation.peer
+        hear = getattr(peer, "arrive", None)
+        native = peer.convert(asked["new"])
         begun = time.perf_counter()
         if hear is not None:
             await hear(native)
         arrived = time.perf_counter() - begun
-        self.peer.append(native)
+        peer.append(native)
         begun = time.perf_counter()
-        shaped = await self.peer.shape()
+        shaped = await peer.shape()
         seconds = time.perf_counter() - begun
         model = fake_model.spent.seconds
         told: dict[str, Any] = {
@@ -100,14 +148,15 @@ class Host:
             "prompts": list(fake_model.prompts),
         }
         if asked.get("wire", True):
-            wire = self.peer.wire(shaped)
+            wire = peer.chat(shaped) if asked.get("chat") else peer.wire(shaped)
             wire = await wire if inspect.isawaitable(wire) else wire
+            sent = conversation.sent
             kept = next(
-                (i for i, (a, b) in enumerate(zip(self.sent, wire, strict=False)) if a != b),
-                min(len(self.sent), len(wire)),
+                (i for i, (a, b) in enumerate(zip(sent, wire, strict=False)) if a != b),
+                min(len(sent), len(wire)),
             )
-            self.sent = wire
-            options = {**self.again, **getattr(self.peer, "options", {})}
+            conversation.sent = wire
+            options = {**conversation.again, **getattr(peer, "options", {})}
             told |= {"keep": kept, "messages": wire[kept:], "options": options}
         return told
 

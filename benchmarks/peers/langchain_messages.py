@@ -33,6 +33,14 @@ class FakeChat(BaseChatModel):
         )
 
 
+def chatted(messages: list[BaseMessage]) -> list[dict[str, Any]]:
+    """As `ChatOpenAI` sends them to chat completions."""
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="gpt-4.1", api_key="none", use_responses_api=False)
+    return model._get_request_payload(messages)["messages"]
+
+
 def converted(messages: list[dict[str, Any]]) -> list[BaseMessage]:
     return [made for message in messages for made in _converted(message)]
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +34,9 @@ PEERS = (
     "langmem",
 )
 
+
+MAIN = "main"
+"""The name of a conversation that is the only one."""
 
 START_SECONDS = 300.0
 """For a peer to be imported: some need half a minute while the machine is busy."""
@@ -92,7 +96,7 @@ class Peer:
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._context: list[Any] = []
+        self._contexts: dict[str, list[Any]] = {}
         try:
             self._answer(START_SECONDS)  # it says so when it cannot be imported
             self.about = self._ask(op="about")
@@ -153,39 +157,77 @@ class Peer:
         originals: dict[str, str] = self.about["originals"]
         return originals
 
-    def open(self, way: str, **settings: Any) -> None:
-        """Begin a conversation that is treated in this *way*.
+    def open(
+        self,
+        way: str,
+        *,
+        name: str = MAIN,
+        of: str | None = None,
+        shared: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Begin a conversation that is treated in this *way*; all others end.
 
-        It begins in a new process where the last one was given up.
+        As a sub-agent *of* another it begins beside that one, in the same folder. In the *shared*
+        folder it may be one that another process has begun. It begins in a new process where the
+        last one was given up.
         """
         if self.ended:  # an earlier conversation took too long
             self._start()
-        self._context = []
-        self._ask(op="open", way=way, settings=settings, folder=self.folder)
+        if of is None:
+            self._contexts = {}
+        self._contexts[name] = []
+        asked = {"name": name, "of": of, "shared": shared, "folder": self.folder}
+        self._ask(op="open", way=way, settings=settings, **asked)
 
-    def turn(self, new: Sequence[Message], *, wire: bool = True) -> dict[str, Any]:
+    def turn(
+        self,
+        new: Sequence[Message],
+        *,
+        wire: bool = True,
+        name: str = MAIN,
+        chat: bool = False,
+    ) -> dict[str, Any]:
         """Hear *new* and shape the context of the next call.
 
         Returns its seconds, the summarizer's prompts and, with *wire*, the messages that would be
-        sent and the options of their request.
+        sent and the options of their request; with *chat* those of chat completions.
         """
-        told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire)
+        told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire, name=name, chat=chat)
         if wire:
-            self._context = [*self._context[: told.pop("keep")], *told["messages"]]
-            told["messages"] = self._context
+            context = self._contexts.get(name, [])
+            self._contexts[name] = [*context[: told.pop("keep")], *told["messages"]]
+            told["messages"] = self._contexts[name]
         return told
+
+    def save(self, file: Path) -> None:
+        """Write to *file* what its framework's own store keeps of the conversation."""
+        self._ask(op="save", file=str(file), name=MAIN)
+
+    def load(self, file: Path) -> None:
+        """Have the conversation go on from what was saved."""
+        self._ask(op="load", file=str(file), name=MAIN)
+
+    def kill_in_turn(self, new: Sequence[Message], seconds: float) -> None:
+        """Begin a turn, and end the process with SIGKILL so many *seconds* later."""
+        asked = {"op": "turn", "new": list(new), "wire": True, "name": MAIN}
+        assert self._process.stdin is not None  # noqa: S101
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        sleep(seconds)
+        self.close()
 
     def refused(self, told: str) -> dict[str, Any]:
         """The options with which its own adapter sends a refused request once more.
 
         Empty where it does not.
         """
-        options: dict[str, Any] = self._ask(op="refused", told=told)["options"]
+        options: dict[str, Any] = self._ask(op="refused", told=told, name=MAIN)["options"]
         return options
 
-    def kept(self) -> tuple[dict[str, str], list[str]]:
+    def kept(self, name: str = MAIN) -> tuple[dict[str, str], list[str]]:
         """The files that it wrote, by the path shown to the model, and every text still held."""
-        told = self._ask(op="kept")
+        told = self._ask(op="kept", name=name)
         return told["files"], told["state"]
 
     def close(self) -> None:

@@ -23,8 +23,12 @@ __all__ = [
     "Spread",
     "active_rows",
     "bound_row",
+    "each",
+    "listed",
+    "open_odd",
     "quiet_row",
     "share_row",
+    "shortening_way",
     "told",
     "validity_row",
 ]
@@ -136,7 +140,7 @@ class Row:
         return min(others) / figures[OURS] if others and OURS in figures else None
 
 
-def _each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
+def each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
     """*peers* one after the other, each told as its turn comes: the slow ones take a minute."""
     for peer in peers:
         log.info("%s: %s", row.name, peer.name)
@@ -144,7 +148,7 @@ def _each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
 
 
 @contextmanager
-def _listed(row: Row, column: str) -> Iterator[None]:
+def listed(row: Row, column: str) -> Iterator[None]:
     """Whatever goes wrong is that peer's answer, and no reason to stop the run."""
     try:
         yield
@@ -179,8 +183,8 @@ def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
         ),
     )
     history = conversations.quiet(messages)
-    for peer in _each(row, peers):
-        with _listed(row, peer.name):
+    for peer in each(row, peers):
+        with listed(row, peer.name):
             row.cells[peer.name] = _quiet(peer, history, messages, repetitions)
     return row
 
@@ -263,12 +267,12 @@ def _timed(
     repetitions: int,
 ) -> Row:
     row = Row(name, note, remark="originals afterwards")
-    for peer in _each(row, peers):
+    for peer in each(row, peers):
         for way, column in _variants(peer, doing):
             if way not in peer.originals:
                 continue
             row.remarks[column] = ORIGINALS[peer.originals[way]]
-            with _listed(row, column):
+            with listed(row, column):
                 row.cells[column] = Spread(tuple(_repeated(peer, way, settings, once, repetitions)))
     return row
 
@@ -312,8 +316,8 @@ def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: 
         f"valid requests, {kind} histories {doing}", f"share of {count} histories", least_wins=False
     )
     histories = [conversations.odd(seed, broken=broken) for seed in range(count)]
-    for peer in _each(row, peers):
-        with _listed(row, peer.name):
+    for peer in each(row, peers):
+        with listed(row, peer.name):
             row.cells[peer.name] = _accepted(peer, histories, shortened)
     return row
 
@@ -333,8 +337,8 @@ def bound_row(peers: Iterable[Peer], count: int, *, shortened: bool) -> Row:
         remark="requests: rewritten / refused at first, for thinking / for anything else / all",
     )
     histories = [conversations.thoughtful(seed) for seed in range(count)]
-    for peer in _each(row, peers):
-        with _listed(row, peer.name):
+    for peer in each(row, peers):
+        with listed(row, peer.name):
             loops = [_played(peer, history, shortened) for history in histories]
             row.cells[peer.name] = sum(loop.accepted for loop in loops) / count
             counts = zip(*(loop.counts for loop in loops), strict=True)
@@ -361,7 +365,7 @@ class _Loop:
 def _played(peer: Peer, history: Sequence[Message], shortened: bool) -> _Loop:
     loop = _Loop()
     if shortened:
-        peer.open(_shortening_way(peer), trigger=6000, keep_tokens=2000)
+        peer.open(shortening_way(peer), trigger=6000, keep_tokens=2000)
     else:
         peer.open(_quiet_way(peer), window=WIDE)
     new: list[Message] = []
@@ -400,7 +404,7 @@ def _asked(peer: Peer, new: Sequence[Message], loop: _Loop) -> bool:
 def _accepted(peer: Peer, histories: Sequence[Sequence[Message]], shortened: bool) -> float:
     accepted = 0
     for history in histories:
-        _open(peer, shortened)
+        open_odd(peer, shortened)
         try:
             accepted += not refused(peer.turn(history)["messages"])
         except PeerFailed:  # a request that cannot even be made is not accepted
@@ -409,16 +413,17 @@ def _accepted(peer: Peer, histories: Sequence[Sequence[Message]], shortened: boo
     return accepted / len(histories)
 
 
-def _open(peer: Peer, shortened: bool) -> None:
+def open_odd(peer: Peer, shortened: bool, **settings: Any) -> None:
     """A conversation that is compacted, or in which nothing is to do."""
     if not shortened:
-        peer.open(_quiet_way(peer), window=WIDE)
-    else:
-        way = _shortening_way(peer)
-        peer.open(way, trigger=300, keep_tokens=300, window=200_000 if way == "compact" else 1000)
+        peer.open(_quiet_way(peer), window=WIDE, **settings)
+        return
+    way = shortening_way(peer)
+    window = 200_000 if way == "compact" else 1000
+    peer.open(way, trigger=300, keep_tokens=300, window=window, **settings)
 
 
-def _shortening_way(peer: Peer) -> str:
+def shortening_way(peer: Peer) -> str:
     return next(way for way in ("compact", "free", "default") if way in peer.ways)
 
 
@@ -448,11 +453,11 @@ def share_row(
         least_wins=False,
     )
     history, planted = conversations.facts(results, chars, asking=asking)
-    for peer in _each(row, peers):
+    for peer in each(row, peers):
         for way, column in _variants(peer, "compact"):
             if way not in SUMMARISERS:
                 continue
-            with _listed(row, column):
+            with listed(row, column):
                 peer.open(way, trigger=trigger)
                 shaped = peer.turn(history)
                 share = seen(planted, shaped["prompts"], shaped["messages"])

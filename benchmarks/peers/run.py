@@ -21,6 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
+from . import shared
+from .gateways import gateway_rows
 from .processes import ANSWER_SECONDS, OURS, PEERS, Peer, PeerFailed
 from .recorded import LOG_FORMAT, NONE, Recorded, recorded
 from .rows import Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
@@ -29,7 +31,7 @@ from .summary import summary
 __all__ = ["main", "session_tables", "table"]
 
 RESULTS = Path(__file__).with_name("results.md")
-PARTS = ("quiet", "active", "valid", "share", "sessions")
+PARTS = ("quiet", "active", "valid", "share", "shared", "gateway", "sessions")
 REPETITIONS = {200: 30, 2_000: 20, 20_000: 10}
 ACTIVE = 7
 HISTORIES = 60
@@ -146,6 +148,10 @@ def _rows(peers: Sequence[Peer], parts: Sequence[str], *, quick: bool) -> Iterat
         yield bound_row(peers, 5 if quick else LOOPS, shortened=shortened)
     for asking in (False, True) if "share" in parts else ():
         yield share_row(peers, asking=asking)
+    if "shared" in parts:
+        yield from shared.rows(peers, 10 if quick else HISTORIES)
+    if "gateway" in parts:
+        yield from gateway_rows()
 
 
 # In words -----------------------------------------------------------------------------------------

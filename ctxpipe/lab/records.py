@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Format: TypeAlias = Literal[
-    "messages under a header",
+    "normal form",
     "Anthropic messages",
     "Claude Code session",
     "codex rollout",

@@ -34,13 +34,13 @@ WORK: list[Message] = conversation(
 # The kinds ----------------------------------------------------------------------------------------
 
 
-def test_messages_may_stand_under_a_header_one_per_line() -> None:
+def test_the_normal_form_is_a_header_and_one_message_per_line() -> None:
     found = parse_transcript(
         lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK)
     )
 
     assert (found.format, found.model, found.messages, found.calls) == (
-        "messages under a header",
+        "normal form",
         "m-1",
         WORK,
         2,
@@ -332,7 +332,7 @@ SOUND: list[list[dict[str, Any]]] = [
 
 
 FORMATS = [
-    "messages under a header",
+    "normal form",
     "Anthropic messages",
     "Claude Code session",
     "OpenAI chat",
@@ -423,7 +423,7 @@ def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
 
     assert found.keys() == index.keys()
     for name, transcript in found.items():
-        assert transcript.format == "messages under a header"
+        assert transcript.format == "normal form"
         assert sum(1 for _ in tool_calls(transcript.messages)) == index[name]["n_tool_uses"]
         assert transcript.repaired or len(transcript.messages) == index[name]["n_messages"]
         assert not check(transcript.messages)

@@ -16,8 +16,10 @@ import anyio
 import pytest
 from histories import assistant, chat, conversation, step, user
 from places import ROOT
+from recorded import NIGHTLY
 
 from benchmarks.peers import conversations
+from benchmarks.peers.gateways import GATEWAYS, Gateway, expanded, gateway_rows, play
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
 from benchmarks.peers.recorded import NONE, Recorded, recorded
 from benchmarks.peers.rows import (
@@ -41,6 +43,7 @@ from benchmarks.peers.scoring import (
     signed,
     unbound,
 )
+from benchmarks.peers.shared import agents_row, chat_row, processes_row, resume_row
 from benchmarks.peers.summary import summary
 from ctxpipe.atoms import AtomIndex
 from ctxpipe.edits.thinking import BINDING_BETA
@@ -435,3 +438,74 @@ def test_our_files_and_archives_are_found_again(ours: Peer) -> None:
     files, _ = ours.kept()
 
     assert any(PLACE in text for text in files.values())
+
+
+# Several conversations and processes --------------------------------------------------------------
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
+def test_our_sub_agents_keep_their_words_apart(ours: Peer) -> None:
+    row = agents_row([ours])
+
+    assert row.cells == {OURS: 1.0}
+    assert row.remarks[OURS] == "1.000 / 0"
+
+
+def test_our_loops_of_chat_completions_are_valid(ours: Peer) -> None:
+    row = chat_row([ours], 4, broken=True, shortened=True)
+
+    assert row.cells == {OURS: 1.0}
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
+@pytest.mark.parametrize("make", [resume_row, processes_row])
+def test_another_process_goes_on_with_our_session_and_pays_no_summary_twice(
+    make: Callable[[list[Peer]], Row], tmp_path: Path
+) -> None:
+    with Peer(OURS, folder=str(tmp_path)) as peer:
+        row = make([peer])
+
+    one, other, *at_once = row.remarks[OURS].split(" / ")
+    assert row.cells == {OURS: 1.0}
+    assert int(other) <= int(one) + bool(at_once)  # paths of another length move a compaction
+    assert at_once in ([], ["1; yes"])
+
+
+@pytest.mark.parametrize("make", [resume_row, processes_row, partial(chat_row, count=1)])
+def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(
+    driven: Callable[[str], Peer], make: Callable[..., Row]
+) -> None:
+    options = {"broken": False, "shortened": False} if isinstance(make, partial) else {}
+
+    cell = make([driven(DRIVER)], **options).cells["forgetful"]
+
+    assert isinstance(cell, str)
+
+
+# Gateways -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
+async def test_our_gateway_costs_less_than_the_bare_client_and_hides_nothing() -> None:
+    bare = await play(None, 200_000, 20)
+    ours = await play(GATEWAYS[0], 200_000, 20)
+
+    assert bare.done == ours.done == 20
+    assert ours.dollars < bare.dollars
+    assert (ours.refused, ours.reached) == (0, 1.0)
+
+
+def test_a_range_of_paths_names_each_of_them() -> None:
+    assert expanded("whole in /r/s{1..3}.md").split("\n")[1:] == [
+        "/r/s1.md",
+        "/r/s2.md",
+        "/r/s3.md",
+    ]
+
+
+def test_a_proxy_that_cannot_start_is_listed() -> None:
+    gone = Gateway("gone", Path("/nowhere/python"), ())
+
+    cost, _ = gateway_rows(2, [gone])
+
+    assert "environment" in str(cost.cells["gone"])

@@ -35,6 +35,7 @@ WAYS = {
     "free": "ToolResultCompactionStrategy, keep 5 groups, above the trigger",
 }
 ORIGINALS = {"compact": "memory", "free": "memory"}
+STATE = ("messages",)  # as the application keeps them
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802

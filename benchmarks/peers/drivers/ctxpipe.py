@@ -6,11 +6,12 @@ A session is handed the full history each turn.
 from __future__ import annotations
 
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import fake_model
-from driving import files_in, texts, versions
+from driving import as_chat, files_in, texts, versions
 
 from ctxpipe import (
     BatchOffload,
@@ -26,6 +27,8 @@ from ctxpipe import (
 )
 from ctxpipe.lab.workbench import MemoryStorage, SeenFiles
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
+from ctxpipe.wire.openai_chat import ChatCodec
+from ctxpipe.wire.shaping import Shaper
 
 COUNTER = "tiktoken, exact, each text once"
 WAYS = {
@@ -33,6 +36,7 @@ WAYS = {
         "the README's stages, every default, summaries by AnthropicSummarizer's default request"
     ),
     "coding": "presets.coding_agent, every default",
+    "lean": "presets.coding_agent_lean, every default",
     "compact": "Compact alone, given trigger",
     "compact, inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
     "compact, extractive": "Compact alone, given trigger, ExtractiveSummarizer: no model",
@@ -50,6 +54,7 @@ ORIGINALS = {
     "free, in memory": "memory",
     "offload": "files",
 }
+STATE = ("history", "seen")  # as the application keeps it, beside the journal
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -95,6 +100,8 @@ class Peer:
         window: int = 200_000,
         trigger: int = 0,
         min_chars: int = 1000,
+        form: str = "messages",
+        journal: bool = False,
         **_: Any,
     ) -> None:
         self.folder = Path(folder)
@@ -109,10 +116,9 @@ class Peer:
         if variant == "extractive":
             write = ExtractiveSummarizer()
         compact = Compact(write, archive=storage, restore=Restore(files=self.seen))
-        if way in ("coding", "both"):
-            stages: Any = presets.coding_agent(
-                storage, work_dir=None, summarize=write, files=self.seen
-            )
+        if way in ("coding", "both", "lean"):
+            preset = presets.coding_agent_lean if way == "lean" else presets.coding_agent
+            stages: Any = preset(storage, work_dir=None, summarize=write, files=self.seen)
         elif doing == "free":
             stages = [BatchOffload(storage, keep_recent=5)]
         elif doing == "compact":
@@ -127,9 +133,20 @@ class Peer:
                 SmartTruncate(archive=storage),
             ]
         self.options: dict[str, Any] = {}
-        self.session = ContextPipeline(stages, budget=budget).session("run")
+        pipeline = ContextPipeline(stages, budget=budget)
+        self.shaper = Shaper(pipeline, ChatCodec(), session_id="run") if form == "chat" else None
+        kept: dict[str, Any] = {"journal": storage, "lease_seconds": 60} if journal else {}
+        self.session = pipeline.session("run", **kept)
+
+    def sibling(self) -> Peer:
+        """A sub-agent: another conversation of the same session."""
+        other = copy(self)
+        other.history, other.options, other.session = [], {}, self.session.sibling()
+        return other
 
     def convert(self, new: list[dict[str, Any]]) -> list[Any]:
+        if self.shaper is not None:
+            return [made for message in new for made in as_chat(message)]
         return new
 
     def append(self, native: list[Any]) -> None:
@@ -138,14 +155,21 @@ class Peer:
             if usage is not None:
                 self.session.observe(usage)
         self.history += native
-        self.seen.learn(native)
+        if self.shaper is None:
+            self.seen.learn(native)
 
     async def shape(self) -> list[Any]:
+        if self.shaper is not None:
+            shaped = await self.shaper.shape(self.history)
+            return self.history if shaped is None else shaped.items
         result = await self.session.run(self.history)
         self.options = dict(result.request_options)
         return result.messages
 
     def wire(self, shaped: list[Any]) -> list[Any]:
+        return shaped
+
+    def chat(self, shaped: list[Any]) -> list[Any]:
         return shaped
 
     def kept(self) -> tuple[dict[str, str], list[str]]:

@@ -20,7 +20,7 @@ from deepagents.middleware.summarization import (
 from driving import files_in, read_back, versions
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
-from langchain_messages import FakeChat, converted, held, wired
+from langchain_messages import FakeChat, chatted, converted, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
@@ -31,6 +31,7 @@ WAYS = {
     "offload": "the same, results above the given number of characters to files",
 }
 ORIGINALS = {"compact": "files", "offload": "files"}
+STATE = ("state",)  # as LangGraph's checkpointer keeps it
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -125,6 +126,9 @@ class Peer:
 
     def wire(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
         return wired(shaped)
+
+    def chat(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
+        return chatted(shaped)
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         files = {f"/{path}": text for path, text in files_in(self.folder).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driving import versions
+from driving import as_chat, versions
 from headroom import compress
 from headroom.cache.compression_store import get_compression_store
 
@@ -14,6 +14,7 @@ WAYS = {
     "free": "compress(messages, optimize=True): the same; it has no trigger",
 }
 ORIGINALS = {"free": "memory"}
+STATE = ("messages",)  # as the application keeps them: it has no store
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -21,12 +22,17 @@ def VERSIONS() -> dict[str, str]:  # noqa: N802
 
 
 class Peer:
-    def __init__(self, way: str, folder: str, window: int = 200_000, **_: Any) -> None:
+    def __init__(
+        self, way: str, folder: str, window: int = 200_000, form: str = "messages", **_: Any
+    ) -> None:
         del way, folder
+        self.form = form
         self.window = window
         self.messages: list[dict[str, Any]] = []
 
     def convert(self, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self.form == "chat":
+            return [made for message in new for made in as_chat(message)]
         return [
             {name: value for name, value in message.items() if name != "usage"} for message in new
         ]
@@ -38,6 +44,9 @@ class Peer:
         return compress(self.messages, model="claude-sonnet-4-5", model_limit=self.window).messages
 
     def wire(self, shaped: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return shaped
+
+    def chat(self, shaped: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return shaped
 
     def kept(self) -> tuple[dict[str, str], list[str]]:

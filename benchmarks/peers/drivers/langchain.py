@@ -15,7 +15,7 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.types import ModelRequest
 from langchain_core.messages import BaseMessage, RemoveMessage
-from langchain_messages import FakeChat, converted, held, wired
+from langchain_messages import FakeChat, chatted, converted, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
@@ -28,6 +28,7 @@ WAYS = {
     "both": "clear at the trigger, keep 5; summarize at the given trigger, keep 20 messages",
 }
 ORIGINALS = {"compact": "nowhere", "free": "memory"}
+STATE = ("messages",)  # as LangGraph's checkpointer keeps them
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802  a constant, but for the look-up
@@ -95,6 +96,9 @@ class Peer:
 
     def wire(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
         return wired(shaped)
+
+    def chat(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
+        return chatted(shaped)
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         return {}, held(self.messages)

@@ -10,7 +10,7 @@ from typing import Any
 
 from driving import versions
 from langchain_core.messages import BaseMessage
-from langchain_messages import FakeChat, converted, held, wired
+from langchain_messages import FakeChat, chatted, converted, held, wired
 from langmem.short_term import asummarize_messages
 
 COUNTER = "characters / 4"
@@ -19,6 +19,7 @@ WAYS = {
     "compact": "max_tokens = the given tokens to keep, begun at the trigger",
 }
 ORIGINALS = {"compact": "memory"}
+STATE = ("messages", "summary")  # as LangGraph's checkpointer keeps them
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -64,6 +65,9 @@ class Peer:
 
     def wire(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
         return wired(shaped)
+
+    def chat(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
+        return chatted(shaped)
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         return {}, held(self.messages)

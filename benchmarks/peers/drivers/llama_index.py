@@ -23,6 +23,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import CustomLLM
 from llama_index.core.memory import ChatSummaryMemoryBuffer, Memory
 from llama_index.llms.anthropic.utils import messages_to_anthropic_messages
+from llama_index.llms.openai.utils import to_openai_message_dicts
 
 COUNTER = "tiktoken, the whole queue on each put"
 WAYS = {
@@ -34,6 +35,7 @@ WAYS = {
     "compact": "ChatSummaryMemoryBuffer, given tokens to keep word for word",
 }
 ORIGINALS = {"compact": "nowhere"}
+STATE = ("saved",)  # its chat store
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -95,6 +97,17 @@ class Peer:
     def wire(self, shaped: list[ChatMessage]) -> list[dict[str, Any]]:
         messages, system = messages_to_anthropic_messages(shaped)
         return [*([{"role": "system", "content": system}] if system else []), *messages]
+
+    def chat(self, shaped: list[ChatMessage]) -> list[dict[str, Any]]:
+        return to_openai_message_dicts(shaped, model="gpt-4.1")
+
+    @property
+    def saved(self) -> Any:
+        return self.memory.chat_store
+
+    @saved.setter
+    def saved(self, store: Any) -> None:
+        self.memory.chat_store = store
 
     async def kept(self) -> tuple[dict[str, str], list[str]]:
         held = (

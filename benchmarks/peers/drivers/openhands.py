@@ -29,6 +29,7 @@ WAYS = {
     "compact": "the same with max_tokens = the given trigger",
 }
 ORIGINALS = {"compact": "memory"}
+STATE = ("events", "view", "actions")  # its event store; a view is made of the events
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -103,6 +104,9 @@ class Peer:
             else []
         )
         return [*({"role": "system", "content": one["content"]} for one in system), *made]
+
+    def chat(self, shaped: list[Message]) -> list[dict[str, Any]]:
+        return FakeLLM(model="openai/gpt-4.1", api_key="none").format_messages_for_llm(shaped)
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         return {}, [event.model_dump_json() for event in self.events]

@@ -32,7 +32,9 @@ from pydantic_ai.models.anthropic._thinking_binding import (
     is_stale_thinking_block_error,
 )
 from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.usage import RequestUsage, RunUsage
 from pydantic_ai_harness.compaction import ClearToolResults, SummarizingCompaction, TieredCompaction
@@ -52,6 +54,7 @@ WAYS = {
 ORIGINALS = {"compact": "nowhere", "free": "nowhere", "offload": "files"}
 BINDING_MODEL = "claude-sonnet-5-5"
 """One of those that bind thinking: its adapter knows them by their names."""
+STATE = ("messages", "names")  # as the application keeps `result.all_messages()`
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -220,6 +223,10 @@ class Peer:
     async def wire(self, shaped: list[ModelMessage]) -> list[dict[str, Any]]:
         system, messages = await self.wire_model._map_message(shaped, ModelRequestParameters(), {})
         return [*([{"role": "system", "content": system}] if system else []), *messages]
+
+    async def chat(self, shaped: list[ModelMessage]) -> list[dict[str, Any]]:
+        model = OpenAIChatModel("gpt-4.1", provider=OpenAIProvider(api_key="none"))
+        return await model._map_messages(shaped, ModelRequestParameters())
 
     def again(self, refusal: str) -> dict[str, Any]:
         """The same request once more, with stale thinking dropped, as its adapter's `request`."""

@@ -20,6 +20,7 @@ from strands.hooks import MessageAddedEvent
 from strands.models._thinking_binding import is_thinking_binding_error
 from strands.models.anthropic import AnthropicModel
 from strands.models.model import Model
+from strands.models.openai import OpenAIModel
 from strands.storage import LocalFileStorage
 from strands.types.content import _ensure_tracking_id
 
@@ -43,6 +44,7 @@ ORIGINALS = {
     "free, no stash": "nowhere",
     "offload": "files",
 }
+STATE = ("saved",)  # what its session managers keep
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -143,6 +145,17 @@ class Peer:
 
     def wire(self, shaped: list[Any]) -> list[dict[str, Any]]:
         return self.formatter._format_request_messages(shaped)
+
+    def chat(self, shaped: list[Any]) -> list[dict[str, Any]]:
+        return OpenAIModel.format_request_messages(shaped)
+
+    @property
+    def saved(self) -> list[Any]:
+        return self.agent.messages
+
+    @saved.setter
+    def saved(self, messages: list[Any]) -> None:
+        self.agent.messages[:] = messages
 
     def again(self, refusal: str) -> dict[str, Any]:
         """The same request once more, with stale thinking dropped, as its adapter's `stream`."""
