@@ -222,7 +222,7 @@ async def test_too_little_to_free_is_not_worth_it() -> None:
     history = work(200, long=[190])
     gate = RentOrBuyGate(min_tokens=5000, alpha=0)
 
-    assert "fewer than 5000" in str(await asked(gate, history))
+    assert "fewer than 5,000" in str(await asked(gate, history))
 
 
 async def test_a_cold_cache_lets_everything_old_leave() -> None:
@@ -233,7 +233,7 @@ async def test_a_cold_cache_lets_everything_old_leave() -> None:
 
 
 async def test_a_cold_cache_still_wants_enough_to_free() -> None:
-    assert "fewer than 9000" in str(
+    assert "fewer than 9,000" in str(
         await asked(RentOrBuyGate(min_tokens=9000), work(10, long=[0, 3]), cache_expired=True)
     )
 
