@@ -237,7 +237,7 @@ def _in_thread(serving: Serving) -> Iterator[None]:
     """Meanwhile *serving* runs beside the main thread, which has the signals."""
     thread = threading.Thread(
         target=anyio.run,
-        args=(serving.run,),
+        args=(serving.run_alone,),
         daemon=True,
     )
     thread.start()

@@ -1,0 +1,59 @@
+import asyncio
+import gc
+
+import pytest
+from gateways import post
+
+from ctxpipe.gateway import serving
+from ctxpipe.gateway.serving import Serving
+from ctxpipe.gateway.settings import Settings
+from ctxpipe.testing import MessagesServer
+
+PAUSE = 0.01
+
+
+@pytest.fixture
+def full_collections():
+    """A list that grows with each full collection."""
+    found = []
+
+    def note(phase, details):
+        if phase == "stop" and details["generation"] == 2:
+            found.append(details)
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+
+
+async def test_garbage_is_collected_between_requests_and_not_while_one_is_answered(
+    tmp_path, monkeypatch, full_collections
+):
+    monkeypatch.setattr(serving, "COLLECTION_SECONDS", PAUSE)
+    threshold = gc.get_threshold()
+    may_answer = asyncio.Event()
+
+    async def answer(_body):
+        await may_answer.wait()
+        return "done"
+
+    async with MessagesServer(answer) as api:
+        gateway = await asyncio.to_thread(Serving, Settings({"": api.url}, tmp_path))
+        running = asyncio.create_task(gateway.run_alone())
+        while not gateway.is_running:  # noqa: ASYNC110
+            await asyncio.sleep(PAUSE)
+        asked = asyncio.create_task(post(gateway, {"messages": [{"role": "user", "content": "x"}]}))
+        while not api.requests:  # noqa: ASYNC110
+            await asyncio.sleep(PAUSE)
+        full_collections.clear()
+        gc.collect(1)
+        await asyncio.sleep(10 * PAUSE)
+        assert full_collections == []
+        may_answer.set()
+        await asked
+        while not full_collections:
+            gc.collect(1)
+            await asyncio.sleep(PAUSE)
+        gateway.stop()
+        await running
+    assert gc.get_threshold() == threshold
