@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest test-adapters examples \
+.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
 	clients test-clients docs bench bench-peers lint nightly first-hour fuzz clean
 
 help:  ## what there is
@@ -65,6 +65,9 @@ test-clients: $(STAMP) clients  ## real agents, run through the gateway against 
 test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
 	$(PYTHON) scripts/mount_tests.py $(MOUNTS)
 
+test-extras:  ## every extra in one environment: the tests of all mounts, and licences and sizes of what each brings
+	$(PYTHON) scripts/mount_tests.py --together
+
 examples:  ## every mount's example, in the environments of test-adapters, against scripted APIs
 	$(PYTHON) scripts/mount_tests.py --examples $(MOUNTS)
 
@@ -73,6 +76,7 @@ docs: $(STAMP)  ## the documentation, strictly, into build/site
 
 nightly: coverage  ## the gate of coverage, the long property tests: 10,000 examples each, then first-hour
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
+	$(MAKE) test-extras test-adapters examples
 	$(MAKE) first-hour
 
 # WITHOUT="make test" leaves that command out.

@@ -3,9 +3,11 @@
     python scripts/mount_tests.py                    # every mount
     python scripts/mount_tests.py openai langchain   # these
     python scripts/mount_tests.py --examples         # run their examples instead
+    python scripts/mount_tests.py --together         # all in one environment, with every extra
 
-Prints a table: what each framework does with ctxpipe, or why it cannot. Exits 1 when a test has
-failed or was skipped, or an example has failed.
+Prints a table: what each framework does with ctxpipe, or why it cannot; then what the same agent
+sends bare and with ctxpipe. Exits 1 when a test has failed or was skipped, a column has no test, or
+an example has failed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ TOOLS = ("pytest>=8.3", "hypothesis>=6.130", "blockbuster>=1.5.27")
 class Mount:
     """A mount: its *package*, the *oldest* version, and what its tests need beside it.
 
-    *cannot* says, by column, why the framework cannot do something.
+    *cannot* says why the framework cannot do what some columns ask for.
     """
 
     name: str
@@ -36,34 +38,15 @@ class Mount:
     oldest: str
     extra: str = ""
     beside: tuple[str, ...] = ()
-    cannot: tuple[tuple[str, str], ...] = ()
+    cannot: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     @property
-    def tests(self) -> Path:
+    def tests(self) -> list[str]:
         """Where its tests are."""
-        return ROOT / "tests" / "adapters" / f"test_{self.name.replace('-', '_')}.py"
+        files = (ROOT / "tests" / "adapters").glob(f"test_{self.name.replace('-', '_')}*.py")
+        return sorted(map(str, files))
 
 
-MOUNTS = (
-    Mount("anthropic", "anthropic", "2.11.0"),
-    Mount("openai", "openai", "3.0.0", "openai"),
-    Mount("mcp", "mcp", "2.0.0", "mcp"),
-    Mount(
-        "langchain",
-        "langchain",
-        "1.3.0",
-        "langchain",
-        beside=("langchain-openai", "langchain-anthropic", "langgraph"),
-    ),
-    Mount("pydantic-ai", "pydantic-ai-slim", "2.64.0", "pydantic-ai", beside=("openai>=3.0",)),
-    Mount(
-        "litellm",
-        "litellm",
-        "1.83.0",
-        "litellm",
-        cannot=(("overflow", "by the next attempt: no hook sends again"),),
-    ),
-)
 # Of a test's name: the column that it proves.
 COLUMNS = {
     "rounds": ("rounds", "whatever_was_said", "tool_runner_works"),
@@ -76,6 +59,44 @@ COLUMNS = {
     "sub-agent": ("sub_agent", "side_question"),
     "resumed": ("new_process", "another_process", "journal"),
 }
+MOUNTS = (
+    Mount("anthropic", "anthropic", "2.11.0", beside=("anthropic[bedrock,vertex]",)),
+    Mount("openai", "openai", "3.0.0", "openai"),
+    Mount(
+        "mcp",
+        "mcp",
+        "2.0.0",
+        "mcp",
+        cannot=(
+            (
+                tuple(column for column in COLUMNS if column != "placeholders"),
+                "it reads what was offloaded, and sees no conversation",
+            ),
+        ),
+    ),
+    Mount(
+        "langchain",
+        "langchain",
+        "1.3.0",
+        "langchain",
+        beside=("langchain-openai", "langchain-anthropic", "langgraph"),
+    ),
+    Mount(
+        "deepagents",
+        "deepagents",
+        "0.7.0",
+        "langchain",
+        beside=("langchain-openai", "langchain-anthropic", "langgraph"),
+    ),
+    Mount("pydantic-ai", "pydantic-ai-slim", "2.64.0", "pydantic-ai", beside=("openai>=3.0",)),
+    Mount(
+        "litellm",
+        "litellm",
+        "1.83.0",
+        "litellm",
+        cannot=((("overflow",), "only the caller's next attempt: no hook sends again"),),
+    ),
+)
 
 
 EXAMPLES = {
@@ -93,6 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     names = [name for name in arguments if not name.startswith("-")]
     if "--examples" in arguments:
         return run_examples(names)
+    if "--together" in arguments:
+        return run_together()
     return run_tests(names)
 
 
@@ -125,24 +148,67 @@ def run_tests(names: Sequence[str]) -> int:
             failed = failed or not is_green
             print(f"{mount.name:<14}{version(mount, which):<10}", *cells, tests, flush=True)
     for mount in chosen:
-        for column, why in mount.cannot:
-            print(f"{mount.name}, {column}: {why}")
-    return int(failed)
+        for columns, why in mount.cannot:
+            print(f"{mount.name}, {', '.join(columns)}: {why}")
+    print()
+    compared = [compare(mount) for mount in chosen if mount.name != "mcp"]
+    return int(failed or not all(compared))
+
+
+def compare(mount: Mount) -> bool:
+    """Print what the newest version sends bare, and with ctxpipe; whether that could be run."""
+    command = [environment(mount, "newest"), str(ROOT / "benchmarks" / "bench_mounts.py")]
+    return subprocess.run([*command, mount.name], cwd=ROOT, check=False).returncode == 0
+
+
+def run_together() -> int:
+    """Test all mounts beside each other, and list what each extra brings; 1 when one has failed."""
+    beside = sorted({package for mount in MOUNTS for package in mount.beside})
+    python = make_environment("together", [*beside, "deepagents"], "all,testing")
+    checks = (["-m", "pip", "check"], [str(ROOT / "scripts" / "list_licenses.py")])
+    failed = 0
+    for check in checks:
+        failed |= subprocess.run([python, *check], cwd=ROOT, check=False).returncode
+    for mount in MOUNTS:
+        outcomes = run_mount(python, mount, "together")
+        passed = sum(outcome for _, outcome in outcomes)
+        print(f"{mount.name:<14}{passed}/{len(outcomes)} tests", flush=True)
+        failed |= not 0 < passed == len(outcomes)
+    return int(bool(failed))
 
 
 def row(mount: Mount, which: str) -> tuple[list[str], str, bool]:
     """What the tests of *mount* have shown, by column, and in one word."""
     python = environment(mount, which)
-    report = FOLDER / f"{mount.name}-{which}.xml"
-    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(mount.tests)]
-    subprocess.run([python, "-m", "pytest", *options], cwd=ROOT, check=False, capture_output=True)
-    outcomes = list(read(report))
+    outcomes = run_mount(python, mount, which)
+    impossible = {column for columns, _ in mount.cannot for column in columns}
     cells: list[str] = []
-    for words in COLUMNS.values():
+    for column, words in COLUMNS.items():
         own = [passed for name, passed in outcomes if any(word in name for word in words)]
-        cells.append(f"{'—' if not own else 'green' if all(own) else 'FAILED':<13}")
+        cells.append(cell(own, is_possible=column not in impossible))
     passed = sum(passed for _, passed in outcomes)
-    return cells, f"{passed}/{len(outcomes)}", 0 < passed == len(outcomes)
+    is_green = 0 < passed == len(outcomes) and "MISSING" not in cells
+    return [f"{text:<13}" for text in cells], f"{passed}/{len(outcomes)}", is_green
+
+
+def run_mount(python: str, mount: Mount, which: str) -> list[tuple[str, bool]]:
+    """The name of each test of *mount*, and whether it has passed; a failure is printed."""
+    report = FOLDER / f"{mount.name}-{which}.xml"
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", *mount.tests]
+    report.unlink(missing_ok=True)
+    done = subprocess.run(
+        [python, "-m", "pytest", *options], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        print(done.stdout, done.stderr, file=sys.stderr)
+    return list(read(report))
+
+
+def cell(outcomes: Sequence[bool], *, is_possible: bool) -> str:
+    """What the tests of a column have shown; "—" where the framework cannot do what it asks for."""
+    if outcomes:
+        return "green" if all(outcomes) else "FAILED"
+    return "MISSING" if is_possible else "—"
 
 
 def read(report: Path) -> Iterator[tuple[str, bool]]:
@@ -156,16 +222,21 @@ def read(report: Path) -> Iterator[tuple[str, bool]]:
 
 def environment(mount: Mount, which: str) -> str:
     """The Python of the environment of *mount*, made where there is none."""
-    folder = FOLDER / f"{mount.name}-{which}"
+    wanted = mount.package if which == "newest" else f"{mount.package}=={mount.oldest}"
+    extras = ",".join(filter(None, ("testing", mount.extra)))
+    return make_environment(f"{mount.name}-{which}", [*mount.beside, wanted], extras)
+
+
+def make_environment(name: str, packages: Sequence[str], extras: str) -> str:
+    """The Python of the environment *name* with *packages*, made where there is none."""
+    folder = FOLDER / name
     python = folder / "bin" / "python"
     stamp = folder / ".installed"
     if stamp.exists():
         return str(python)
     venv.create(folder, with_pip=True, clear=True)
-    wanted = mount.package if which == "newest" else f"{mount.package}=={mount.oldest}"
-    extras = ",".join(filter(None, ("testing", mount.extra)))
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    needed = [*TOOLS, *mount.beside, wanted, "--editable", f".[{extras}]"]
+    needed = [*TOOLS, *packages, "--editable", f".[{extras}]"]
     subprocess.run([*install, *needed], cwd=ROOT, check=True)
     stamp.touch()
     return str(python)
