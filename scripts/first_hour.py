@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -31,17 +32,21 @@ COMMAND_SECONDS = 1800  # `make test` in a clone installs everything first
 
 @dataclass
 class Hour:
-    """The user's machine: an environment with *python*, a *folder* to work in, and a *clone*."""
+    """The user's machine: an environment with *python*, a *folder* for projects, and a *clone*."""
 
     python: Path
     folder: Path
     clone: Path
     variables: dict[str, str]
     without: Sequence[str] = ()
+    project: Path = Path()
     background: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     async def read(self, page: Path) -> None:
-        """Do what *page* says. Raises Deviation."""
+        """Do what *page* says, in a project of its own. Raises Deviation."""
+        self.project = self.folder / "-".join(page.with_suffix("").parts[-2:])
+        self.project.mkdir()
+        write_recordings(self.project)
         async with AsyncExitStack() as stack:
             prompt = await stack.enter_async_context(self._prompt())
             for block in blocks_of(page):
@@ -53,7 +58,7 @@ class Hour:
                     await self._run_python(block, prompt)
 
     def _prompt(self) -> Prompt:
-        return Prompt(self.folder, self.variables, str(self.python))
+        return Prompt(self.project, self.variables, str(self.python))
 
     async def _run_python(self, block: Block, prompt: Prompt) -> None:
         print(f"  {block.where}", flush=True)
@@ -78,7 +83,7 @@ class Hour:
         """Where *command* is run, and with which variables: `make` in the clone, as it is."""
         if shlex.split(command)[0] == "make":
             return self.clone, dict(os.environ)
-        return self.folder, self.variables
+        return self.project, self.variables
 
     async def _run_command(self, where: str, command: str, promised: str) -> None:
         folder, variables = self._place(command)
@@ -95,7 +100,7 @@ class Hour:
             texts = (said + errors).decode("utf-8", "replace")
             raise Deviation(f"{where}: {command} exits with {process.returncode}\n{texts}")
         if promised:
-            ensure_promised(where, said.decode(), promised, self.folder)
+            ensure_promised(where, said.decode(), promised, self.project)
 
     async def _start(self, where: str, command: str, promised: str) -> None:
         """Start *command*, which serves until it is stopped; its first lines are promised."""
@@ -103,14 +108,14 @@ class Hour:
             str(self.python.with_name(shlex.split(command)[0])),
             *shlex.split(command)[1:],
             stdout=asyncio.subprocess.PIPE,
-            cwd=self.folder,
+            cwd=self.project,
             env=self.variables,
         )
         self.background.append(process)
         assert process.stdout is not None  # noqa: S101  a pipe
         async with asyncio.timeout(60):
             said = [await process.stdout.readline() for _ in promised.splitlines()]
-        ensure_promised(where, b"".join(said).decode(), promised, self.folder)
+        ensure_promised(where, b"".join(said).decode(), promised, self.project)
 
     async def end(self) -> None:
         """Stop what is still running."""
@@ -149,24 +154,31 @@ def write_recordings(folder: Path) -> None:
 
 
 def variables_of(options: argparse.Namespace, servers: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the user's shell: the wheel in the place of the package index's."""
-    constraint = options.folder.parent / "constraint.txt"
-    constraint.write_text(f"ctxpipe @ {options.wheel.as_uri()}\n")
+    """The variables of the user's shell; pip finds the wheel beside what the index has."""
+    links = [str(options.wheel.parent), os.environ.get("PIP_FIND_LINKS", "")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {
         **kept,
         **servers,
         "HOME": str(options.folder.parent),
         "PATH": f"{options.environment / 'bin'}:{os.environ['PATH']}",
-        "PIP_CONSTRAINT": str(constraint),
+        "PIP_FIND_LINKS": " ".join(links),
         "PIP_QUIET": "1",
         "VIRTUAL_ENV": str(options.environment),
     }
 
 
+def ensure_from_wheel(wheel: Path, python: Path) -> None:
+    """Raise Deviation where what pip has installed is not what is in *wheel*."""
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if ".dist-info/" not in name and archive.read(name) != (packages / name).read_bytes():
+                raise Deviation(f"{packages / name} is not that of {wheel}")
+
+
 async def first_hour(options: argparse.Namespace) -> None:
     """Read every page. Raises Deviation."""
-    write_recordings(options.folder)
     async with MessagesServer(model) as messages, OpenAIServer(model) as openai:
         servers = {
             "ANTHROPIC_BASE_URL": messages.url,
@@ -181,6 +193,7 @@ async def first_hour(options: argparse.Namespace) -> None:
             for page in options.pages or start_pages():
                 print(page.name, flush=True)
                 await hour.read(page)
+            ensure_from_wheel(options.wheel, python)
         finally:
             await hour.end()
         refused = [*messages.refused, *openai.refused]

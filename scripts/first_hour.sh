@@ -21,5 +21,6 @@ wheel=$(echo "$work"/wheel/*.whl)
 "$work/apis/bin/python" -m pip install --quiet "ctxpipe[testing] @ file://$wheel"
 "$python" -m venv "$work/user"
 mkdir "$work/project"
+cd "$work/clone" # the pages of that commit, whatever happens to these meanwhile
 "$work/apis/bin/python" scripts/first_hour.py --wheel "$wheel" --clone "$work/clone" \
 	--environment "$work/user" --folder "$work/project" "$@"
