@@ -88,8 +88,21 @@ fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each o
 	@set -e; for target in transcripts placeholders archives journals folding; do \
 		echo "== $$target"; $(BIN)/python tests/fuzz/search.py $$target $(FUZZ_SECONDS); done
 
-bench: $(STAMP)  ## every benchmark, each with a baseline of the same run
-	@set -e; for file in benchmarks/bench_*.py; do echo; echo "== $$file"; $(BIN)/python $$file; done
+# TRANSCRIPTS is a folder of recorded conversations; without it those that need one are left out. Load and several
+# workers take half an hour each, and the workers a PostgreSQL: `make test-services INSTALL=1`.
+RECORDED := cache_doctor costs gateway_replay
+BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
+
+bench: $(STAMP)  ## every benchmark, each with a baseline of the same run; the pages then quote its figures
+	@set -e; for name in $(BENCHES); do \
+		echo; echo "== $$name"; $(BIN)/python benchmarks/bench_$$name.py --write; done
+ifdef TRANSCRIPTS
+	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --all --write
+	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --ablate --quick --write
+	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) --write
+	$(BIN)/python benchmarks/bench_gateway_replay.py $(TRANSCRIPTS)/*.jsonl --write
+endif
+	$(BIN)/python benchmarks/figures.py
 
 # A peer that cannot be installed is told and listed as missing; the others are measured. TRANSCRIPTS is a folder of
 # recorded conversations: without it, recall and dollars are left out.

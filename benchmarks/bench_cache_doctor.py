@@ -30,6 +30,7 @@ import anthropic
 import anyio
 import anyio.to_thread
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent
 from ctxpipe.lab.transcripts import read_transcript
@@ -411,6 +412,8 @@ def print_table(turns: Sequence[Turn]) -> None:
             f"{score.share_named_right:>13.1%}{score.share_unexplained:>13.1%}"
             f"{score.false_claims:>7}{score.price_error:>13.2%}"
         )
+        add_figure(f"{name}: turns", len(own))
+        add_figure(f"{name}: named right", 100 * score.share_named_right, "%")
 
 
 def print_times() -> None:
@@ -426,6 +429,7 @@ def print_times() -> None:
         sent, idle = turn_seconds(history, 0)
         _, busy = turn_seconds(history, 1)
         print(f"{count:>10,}{sent * 1e6:>12.1f}{idle * 1e6:>14.1f}{busy * 1e6:>14.1f}")
+        add_figure(f"{count:,} messages: with a step", busy * 1e6, "µs")
 
 
 def recorded_step(number: int) -> list[Any]:
@@ -490,4 +494,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main)
+    with recording(__file__):
+        anyio.run(main)

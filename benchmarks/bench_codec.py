@@ -19,6 +19,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.session import Session
 from ctxpipe.wire import ChatCodec, Codec, ResponsesCodec, Translation
@@ -39,7 +40,7 @@ def main() -> None:
     ):
         for what, result in (("nothing changed", RESULT), ("all results offloaded", LONG)):
             print(f"\n{name}, {ITEMS:,} items, {what} (median of {TURNS} turns)")
-            asyncio.run(rows(codec, make(result)))
+            asyncio.run(rows(f"{name}, {what}", codec, make(result)))
 
 
 def chat(result: str) -> list[dict[str, Any]]:
@@ -66,7 +67,7 @@ def responses(result: str) -> list[dict[str, Any]]:
     return items
 
 
-async def rows(codec: Codec, items: list[dict[str, Any]]) -> None:
+async def rows(name: str, codec: Codec, items: list[dict[str, Any]]) -> None:
     """One table: both kinds of objects, and the baselines."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
@@ -84,16 +85,18 @@ async def rows(codec: Codec, items: list[dict[str, Any]]) -> None:
         encoded = dump_milliseconds(items)
 
     print(f"  {'the session alone':<34} {own:>7.2f} ms")
-    show("the objects of the last turn", same - own, SAME_MILLISECONDS, "ms beyond the session")
+    same_name, rebuilt_name = "the objects of the last turn", "objects rebuilt"
+    show(name, same_name, same - own, SAME_MILLISECONDS, "ms beyond the session")
     ratio = (rebuilt - own) / encoded
     print(f"  {'json.dumps and digest':<34} {encoded:>7.2f} ms")
-    show("objects rebuilt", ratio, REBUILT_RATIO, "x json.dumps and digest, beyond the session")
+    show(name, rebuilt_name, ratio, REBUILT_RATIO, "x json.dumps and digest, beyond the session")
 
 
-def show(what: str, figure: float, limit: float, unit: str) -> None:
-    """Print a *figure* and whether it is within its *limit*."""
+def show(name: str, what: str, figure: float, limit: float, unit: str) -> None:
+    """Print a *figure* of the items called *name*, and whether it is within its *limit*."""
     held = "within" if figure <= limit else "OVER"
     print(f"  {what:<34} {figure:>7.2f} {unit}; {held} {limit:g}")
+    add_figure(f"{name}: {what}", figure, unit.partition(" ")[0])
 
 
 async def turn(session: Session, translation: Translation, items: list[Any]) -> None:
@@ -125,4 +128,5 @@ def dump_milliseconds(items: list[Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter, process_time, thread_time
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import Collapse, ContextPipeline, LocalStorage, TokenCounter, presets
 from ctxpipe.messages import Message
 from ctxpipe.stage import Change, Stage, Turn
@@ -39,6 +40,7 @@ def table(title: str, rows: Sequence[Row]) -> None:
     for what, figure, unit, limit, against in rows:
         held = "within" if figure <= limit else "OVER"
         print(f"  {what:<44} {figure:>9,.2f} {unit:<3} {held} {limit:,g} {unit}; {against}")
+        add_figure(what, figure, unit)
 
 
 # A rewrite ----------------------------------------------------------------------------------------
@@ -193,4 +195,5 @@ async def with_a_new_exchange(history: list[Message]) -> Row:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

@@ -25,6 +25,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Restore, Turn
 from ctxpipe.messages import Message
 from ctxpipe.stage import Tracked
@@ -58,6 +59,7 @@ def table(title: str, rows: Sequence[Row]) -> None:
     for what, figure, unit, limit, against in rows:
         held = "within" if figure <= limit else "OVER"
         print(f"  {what:<44} {figure:>9,.2f} {unit:<3} {held} {limit:,g} {unit}; {against}")
+        add_figure(what, figure, unit)
 
 
 async def best(work: Callable[[], Awaitable[object]], runs: int) -> float:
@@ -331,4 +333,5 @@ async def slow_answer() -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

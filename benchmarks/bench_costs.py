@@ -26,6 +26,7 @@ from statistics import mean
 
 import anyio
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, presets
 from ctxpipe.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
@@ -100,19 +101,19 @@ class Coding:
 
 
 ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
-    "as it is": Coding,
+    "nothing": Coding,
     "no direct offload": lambda read: Coding(read, without_direct=True),
-    "direct 4,000": lambda read: Coding(read, {"min_chars": 4000}),
-    "direct 20,000": lambda read: Coding(read, {"min_chars": 20_000}),
+    "direct offload from 4,000 characters": lambda read: Coding(read, {"min_chars": 4000}),
+    "direct offload from 20,000 characters": lambda read: Coding(read, {"min_chars": 20_000}),
     "no preview": lambda read: Coding(read, {"preview": None}),
-    "preview 1,600": lambda read: Coding(read, {"preview": Preview(1200, 400)}),
-    "keep 3": lambda read: Coding(read, batch={"keep_recent": 3}, gate={"free_calls": 3}),
-    "keep 8": lambda read: Coding(read, batch={"keep_recent": 8}, gate={"free_calls": 8}),
+    "preview of 1,600 characters": lambda read: Coding(read, {"preview": Preview(1200, 400)}),
+    "keep 3 calls": lambda read: Coding(read, batch={"keep_recent": 3}, gate={"free_calls": 3}),
+    "keep 8 calls": lambda read: Coding(read, batch={"keep_recent": 8}, gate={"free_calls": 8}),
     "no inputs": lambda read: Coding(read, batch={"inputs": frozenset()}),
-    "keep read-backs": lambda read: Coding(read, batch={"keep_read_backs": True}),
+    "what was read back stays": lambda read: Coding(read, batch={"keep_read_backs": True}),
     "alpha 1": lambda read: Coding(read, gate={"alpha": 1.0}),
     "alpha 3": lambda read: Coding(read, gate={"alpha": 3.0}),
-    "from call 1": lambda read: Coding(read, gate={"min_calls": 0}),
+    "from the first call on": lambda read: Coding(read, gate={"min_calls": 0}),
 }
 """The coding preset, one number changed at a time."""
 
@@ -245,6 +246,12 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
                 f"{row.use.recall:.3f} {row.use.strict_recall:.3f} | "
                 f"{len(worse)}, {len(free)}  {dearest}"
             )
+            name = f"{row.name} at {read}"
+            add_figure(f"{name}: cost", row.of(none))
+            add_figure(f"{name}: cost with all marks", row.marked_of(none))
+            add_figure(f"{name}: seen", row.use.recall)
+            add_figure(f"{name}: found", row.use.with_reread)
+            add_figure(f"{name}: fetched", 100 * row.total.refetches / calls)
     means = mean(found.hit_rate for found in rows[0].paid.values())
     print(
         f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
@@ -391,4 +398,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

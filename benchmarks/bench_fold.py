@@ -28,6 +28,7 @@ from time import perf_counter, process_time
 import anyio
 from ast_grep_py import SgRoot
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe.folding import folder
 from ctxpipe.folding.folder import Folder
 from ctxpipe.folding.languages import language_of
@@ -159,6 +160,10 @@ def table(scores: dict[str, Score]) -> None:
         total.sizes += score.sizes
         total.tokens += score.tokens
     row("all", total)
+    add_figure("names found", 100 * total.found / total.names, "%")
+    add_figure("size, median", 100 * statistics.median(total.sizes), "%")
+    add_figure("size, largest", 100 * max(total.sizes), "%")
+    add_figure("speed", total.chars / total.seconds / 1e6, "MB/s")
 
 
 def row(language: str, score: Score) -> None:
@@ -221,4 +226,5 @@ async def timed(
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

@@ -31,6 +31,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from benchmarks.figures import add_figure, recording
+
 CHUNKS = 40
 WARM = 3  # turns before the first that counts
 PAUSE = 0.02
@@ -222,6 +224,7 @@ async def main(turns: int) -> None:
                     f"{more * 1e3:8.1f} ms {target * 1e3:4.0f} ms | plain "
                     f"{one.cpu_of_turn * 1e3:.0f}, gateway {other.cpu_of_turn * 1e3:.0f}"
                 )
+                add_figure(f"more at {messages:,} messages", more * 1e3, "ms")
             late = await lateness(client, plain), await lateness(client, gateway)
             print(f"latest chunk beside bodies of 8 MB: plain {late[0] * 1e3:.0f} ms, ", end="")
             print(f"gateway {late[1] * 1e3:.0f} ms (target {LATE * 1e3:.0f})")
@@ -231,12 +234,13 @@ async def main(turns: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--serve", choices=["upstream", "plain"])
-    parser.add_argument("--url", default="")
-    given = parser.parse_args()
-    if given.serve:
-        serve(given.serve, given.url)
-    else:
-        asyncio.run(main(given.turns))
+    with recording(__file__):
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("--turns", type=int, default=12)
+        parser.add_argument("--serve", choices=["upstream", "plain"])
+        parser.add_argument("--url", default="")
+        given = parser.parse_args()
+        if given.serve:
+            serve(given.serve, given.url)
+        else:
+            asyncio.run(main(given.turns))

@@ -30,6 +30,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.bench_gateway import running
+from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline
 from ctxpipe.gateway.bill import dollars
 from ctxpipe.gateway.pipelines import Pipelines
@@ -181,13 +182,16 @@ async def main(files: Sequence[Path], preset: str, window: int) -> None:
         f"{'all':32}{bare_sum:8.2f} {shaped_sum:11.2f} {expected_sum:11.2f}"
         f"{shaped_sum / expected_sum:7.3f}  (at most {LIMIT})"
     )
+    add_figure("cost of that in the laboratory", shaped_sum / expected_sum)
+    add_figure("cost of that without it", shaped_sum / bare_sum)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILES")
-    parser.add_argument("--preset", default="coding")
-    parser.add_argument("--window", type=int, default=WINDOW)
-    given = parser.parse_args()
-    logging.getLogger("ctxpipe").setLevel(logging.ERROR)
-    anyio.run(main, given.files, given.preset, given.window)
+    with recording(__file__):
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("files", nargs="+", type=Path, metavar="FILES")
+        parser.add_argument("--preset", default="coding")
+        parser.add_argument("--window", type=int, default=WINDOW)
+        given = parser.parse_args()
+        logging.getLogger("ctxpipe").setLevel(logging.ERROR)
+        anyio.run(main, given.files, given.preset, given.window)

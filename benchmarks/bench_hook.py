@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
+from benchmarks.figures import add_figure, recording
+
 RUNS = 20
 LIMIT = 200  # milliseconds
 HOOK = ("-m", "ctxpipe", "claude-code", "hook")
@@ -52,6 +54,7 @@ def show(what: str, told: str, nothing: float) -> None:
     held = "within" if taken <= LIMIT else "OVER"
     ratio = taken / nothing
     print(f"  {what:<28} {taken:>6.0f} ms, {ratio:.1f} x python -c pass; {held} {LIMIT} ms")
+    add_figure(what, taken, "ms")
 
 
 def milliseconds(arguments: Sequence[str], told: str) -> float:
@@ -67,4 +70,5 @@ def milliseconds(arguments: Sequence[str], told: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

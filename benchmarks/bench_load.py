@@ -46,6 +46,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import (
     BatchOffload,
     Breaker,
@@ -652,10 +653,14 @@ def main() -> int:
     print(f"\nthe API saw {stock['seen']}; refused: {stock['refused']} {stock['first refusals']}")
     print(f"stages that failed: {len(errors)} {errors[:3]}")
     late, own = share(lag.late, 0.99), share(lag.own, 0.99)
+    add_figure("requests refused", stock["refused"])
+    add_figure("histories not rebuilt", len(lost))
+    add_figure("lag, p99", late, "ms")
     held = "within" if late <= LAG_LIMIT_MS else "OVER"
     print(f"lag p99 {late:.1f} ms, of it the loop's own {own:.1f} ms: {held} {LAG_LIMIT_MS:g} ms")
     return int(bool(stock["refused"] or lost or errors or late > LAG_LIMIT_MS))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with recording(__file__):
+        sys.exit(main())

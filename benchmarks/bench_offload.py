@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import (
     BatchOffload,
     ContextPipeline,
@@ -52,6 +53,7 @@ def table(title: str, rows: Sequence[Row]) -> None:
     for what, figure, unit, limit, against in rows:
         held = "within" if figure <= limit else "OVER"
         print(f"  {what:<44} {figure:>9,.3f} {unit:<3} {held} {limit:,g} {unit}; {against}")
+        add_figure(what, figure, unit)
 
 
 async def best(work: Callable[[], Awaitable[object]], runs: int) -> float:
@@ -267,4 +269,5 @@ def imported(what: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import add_figure, recording
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests")]
 
@@ -311,9 +313,15 @@ def main(arguments: list[str]) -> int:
     print(f"  {refused} refused requests, {len(gone)} lost histories of {len(shared.histories)}")
     print(f"  {paid} summaries, at most {allowed} allowed")
     print(f"  errors that callers saw: {sorted(set(shared.errors))[:8]}")
+    add_figure("kills", shared.kills)
+    add_figure("refused requests", refused)
+    add_figure("lost histories", len(gone))
+    add_figure("summaries paid", paid)
+    add_figure("summaries allowed", allowed)
     is_good = refused == 0 and not gone and paid <= allowed and shared.kills >= given.kills
     return 0 if is_good else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    with recording(__file__):
+        raise SystemExit(main(sys.argv[1:]))

@@ -26,6 +26,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import (
     BatchOffload,
     Compact,
@@ -76,6 +77,7 @@ def table(title: str, rows: Sequence[Row]) -> None:
     for what, figure, unit, limit, against in rows:
         held = "within" if figure <= limit else "OVER"
         print(f"  {what:<32} {figure:>9,.1f} {unit:<3} {held} {limit:,g} {unit}; {against}")
+        add_figure(what, figure, unit)
 
 
 def pipeline() -> ContextPipeline:
@@ -161,7 +163,7 @@ async def journalled() -> list[Row]:
         share = f"{whole / without[0]:.1f} x a turn without"
         rows.append(
             (
-                f"{messages:,} messages",
+                f"{messages:,} messages, with a journal",
                 (whole - without[0]) * 1e6,
                 "µs",
                 JOURNAL_MICROSECONDS,
@@ -315,4 +317,5 @@ async def idle() -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

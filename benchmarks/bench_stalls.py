@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import (
     BatchOffload,
     Budget,
@@ -409,7 +410,9 @@ def main() -> None:
                 f"{case.name:<44}{worst:>13,.0f} ms{took:>9,.0f} ms{baseline:>9,.0f} ms{held}",
                 flush=True,
             )
+            add_figure(case.name, worst, "ms")
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

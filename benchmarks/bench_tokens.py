@@ -30,6 +30,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_printed, recording
 from ctxpipe.messages import Message, compact_json
 from ctxpipe.tokens import Ledger, TokenCounter, parts, vocabulary
 
@@ -65,6 +66,7 @@ def table(title: str, rows: list[Row]) -> None:
     print(f"\n{title}")
     for what, figure, against in rows:
         print(f"  {what:<52} {figure:>18}   {against}")
+        add_printed(f"{title.partition(' (')[0]}: {what}", figure)
 
 
 def row(what: str, mine: float, baseline: float, unit: str = "ms", scale: float = 1e3) -> Row:
@@ -336,9 +338,8 @@ async def session() -> list[Row]:
         recount(history[:end])
     again = (perf_counter() - begun) * len(ends) / len(sampled) * STAGES
     distinct = sum(map(len, set(texts_of(history))))
-    tokens = await ledger.total(history)
     return [
-        row(f"{tokens:,} tokens, {len(history)} messages, loaded (best of 9)", shortest, again),
+        row("loaded (best of 9)", shortest, again),
         (
             "recounting for each stage, from every tenth turn",
             f"{again * 1e3:,.0f} ms",
@@ -491,4 +492,5 @@ def memory() -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    with recording(__file__):
+        main()

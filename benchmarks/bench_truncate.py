@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
 from typing import Any
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import Message, SmartTruncate, TokenCounter, Truncation, Turn, check, smart_truncate
 from ctxpipe.edits.truncate import file_views
 from ctxpipe.stage import Tracked
@@ -201,10 +202,13 @@ async def run(tokens: int) -> None:
             f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}"
             f"{doubled / seconds:>16.2f}x"
         )
+        add_figure(name, seconds * 1e3, "ms")
+        add_figure(f"{name}: twice the text", doubled / seconds, "x")
     await counted(Bench(tokens, next(seeds)))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=500_000)
-    asyncio.run(run(parser.parse_args().tokens))
+    with recording(__file__):
+        asyncio.run(run(parser.parse_args().tokens))

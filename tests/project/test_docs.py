@@ -240,14 +240,3 @@ def test_a_default_in_a_table_is_the_one_in_the_code(page: str, kind: str, name:
     made = make() if field.default is dataclasses.MISSING else field.default
     number = f"{made:,}" if isinstance(made, float | int) and not isinstance(made, bool) else None
     assert told.strip() in {spelled(made), number, str(made)}
-
-
-def test_what_the_preset_s_numbers_are_worth_is_what_was_measured():
-    results = (ROOT / "benchmarks" / "results.md").read_text("utf-8")
-    table = re.search(
-        r"^\| changed \|.*?\n\n",
-        (ROOT / "docs" / "presets.md").read_text("utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-    assert table
-    assert table[0].strip() in results

@@ -1,0 +1,163 @@
+"""Numbers that the pages quote are those of benchmarks/results.json."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from benchmarks import figures
+from benchmarks.figures import PAGES, Figures, quoted_count, read_figures, with_figures
+
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
+KNOWN: Figures = {
+    "bench_x": {
+        "short": {"value": 163.6, "unit": "µs"},
+        "long": {"value": 30_812.0, "unit": "ms"},
+        "coding: cost": {"value": 0.6534, "unit": ""},
+        "coding: seen": {"value": 0.9161, "unit": ""},
+    }
+}
+TABLE = """\
+<!-- figures of bench_x: {{}}: cost; -; {{}}: seen -->
+| policy | cost | note | seen |
+|---|---|---|---|
+| `coding` | {cost} | 7 files | **{seen}** |
+
+| other | 1.0 |
+"""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_quoted_number_is_the_measured_one(page: Path):
+    text = page.read_text("utf-8")
+
+    assert with_figures(text, read_figures()) == text
+
+
+def test_the_pages_quote():
+    quoted = {page.name: quoted_count(page.read_text("utf-8")) for page in PAGES}
+
+    assert quoted["benchmarks.md"] > 10
+    assert quoted["presets.md"] > 1
+
+
+def test_every_figure_of_speed_is_quoted():
+    page = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    speed = page.split("## Speed")[1].split("\n## ")[0]
+    cells = [row.split("|")[2] for row in speed.splitlines() if row.startswith("| ")][1:]
+
+    assert len(cells) > 10
+    assert [cell for cell in cells if not re.fullmatch(r" [\d.,]+<!-- [^>]+ --> \S+ ", cell)] == []
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=[path.stem for path in BENCHMARKS])
+def test_every_benchmark_reports_its_figures(benchmark: Path):
+    code = benchmark.read_text("utf-8")
+
+    assert "with recording(__file__):" in code
+    assert re.search(r"\badd_(figure|printed)\(", code)
+
+
+@pytest.mark.parametrize(
+    ("page", "quoted"),
+    [
+        ("took 9<!-- bench_x: short --> µs", "took 164<!-- bench_x: short --> µs"),
+        ("took 9.0<!-- bench_x: short -->", "took 163.6<!-- bench_x: short -->"),
+        ("took 1<!-- bench_x: long --> ms", "took 30,812<!-- bench_x: long --> ms"),
+        (".5<!-- bench_x: coding: cost -->", ".7<!-- bench_x: coding: cost -->"),
+        ("took 9 µs", "took 9 µs"),
+    ],
+)
+def test_a_number_is_quoted_with_the_decimals_that_it_has(page: str, quoted: str):
+    assert with_figures(page, KNOWN) == quoted
+
+
+def test_a_table_is_quoted_by_its_columns():
+    page = TABLE.format(cost=".111", seen="0.1")
+
+    assert with_figures(page, KNOWN) == TABLE.format(cost=".653", seen="0.9")
+
+
+@pytest.mark.parametrize(
+    "page", ["9<!-- bench_x: gone -->", "9<!-- gone: short -->", TABLE.replace(": cost", ": gone")]
+)
+def test_a_figure_that_is_not_there_is_an_error(page: str):
+    with pytest.raises(KeyError):
+        with_figures(page.format(cost="1", seen="2"), KNOWN)
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a project that has figures of two benchmarks."""
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(KNOWN | {"bench_y": {"one": {"value": 1.0, "unit": ""}}}))
+    monkeypatch.setattr(figures, "_measured", {})
+    return path
+
+
+def test_figures_that_were_not_measured_now_stay(results: Path):
+    figures.write_figures("bench_x", {"short": {"value": 2.0, "unit": "µs"}}, results)
+
+    known = read_figures(results)
+    assert known["bench_x"] == KNOWN["bench_x"] | {"short": {"value": 2.0, "unit": "µs"}}
+    assert known["bench_y"] == {"one": {"value": 1.0, "unit": ""}}
+
+
+def test_a_printed_figure_is_a_number_with_its_unit(results: Path):
+    figures.add_printed("a", "30,812.4 ms")
+    figures.add_printed("b", "0.63% at worst")
+
+    assert figures._measured == {
+        "a": {"value": 30_810.0, "unit": "ms"},
+        "b": {"value": 0.63, "unit": "%"},
+    }
+
+
+def test_two_figures_of_one_name_are_an_error(results: Path):
+    figures.add_figure("a", 1.0)
+
+    with pytest.raises(ValueError, match="two figures called 'a'"):
+        figures.add_figure("a", 2.0)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What would be written, of a benchmark that is run with --write."""
+    calls: list[object] = []
+    monkeypatch.setattr(figures, "write_figures", lambda *given: calls.append(given))
+    monkeypatch.setattr(figures, "_measured", {})
+    monkeypatch.setattr(sys, "argv", ["bench_x.py", "--write"])
+    return calls
+
+
+def run_benchmark(code: int) -> None:
+    """A benchmark with one figure that ends with this exit *code*."""
+    with figures.recording("benchmarks/bench_x.py"):
+        assert sys.argv == ["bench_x.py"]
+        figures.add_figure("a", 1.0)
+        sys.exit(code)
+
+
+def test_figures_of_a_benchmark_that_succeeds_are_kept(kept: list[object]):
+    run_benchmark(0)
+
+    assert kept == [("bench_x", {"a": {"value": 1.0, "unit": ""}})]
+
+
+def test_figures_of_a_benchmark_that_fails_are_not(kept: list[object]):
+    with pytest.raises(SystemExit):
+        run_benchmark(1)
+
+    assert kept == []
+
+
+def test_without_the_option_nothing_is_written(kept: list[object]):
+    sys.argv.remove("--write")
+    run_benchmark(0)
+
+    assert kept == []
