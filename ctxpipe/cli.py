@@ -33,11 +33,12 @@ from .lab.config import read_config
 from .lab.contents import Contents, contents, total_contents
 from .lab.costs import CacheRules
 from .lab.explain import Expensive
-from .lab.page import page_paths, write_page
+from .lab.figures import figures, total_figures
+from .lab.page import write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
 from .lab.recordings import Recordings, find_recordings
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
-from .lab.replay_report import Pages
+from .lab.replay_report import Pages, display_name
 from .lab.terminal import (
     LEGEND,
     discard_output,
@@ -195,9 +196,8 @@ def replay(
     html: Annotated[
         Path | None,
         typer.Option(
-            help="Write a page: the last policy beside the first, turn by turn. "
-            "With several files, each gets its own page, named after both: "
-            "report-FILE.html for report.html.",
+            help="Write a page: the policies side by side, turn by turn, and what each tool costs. "
+            "All files are on the one page.",
         ),
     ] = None,
     explain: Annotated[
@@ -220,18 +220,18 @@ def replay(
         found = _recordings(files)
         names = list(makers)
         baseline = names[0]
-        paths: dict[str, Path] = {}
         pages: Pages | None = None
         if html:
-            paths = _writable_paths(html, found.files)
-            pages = Pages(names[-1], baseline, prices if model else None)
+            _check_writable(html)
+            pages = Pages(prices if model else None)
         expensive = Expensive(names[-1], prices) if explain else None
         cache = CacheRules.with_marks(marks)
         settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
         with _executor(scheduler, processes, len(found.files)) as executor:
             replays = _replay_all(found.files, makers, settings, executor, pages, expensive)
         _print_replays(replays, prices, model, baseline, found, as_json=as_json)
-        _write_pages(paths, replays)
+        if html:
+            _write_page(html, replays, prices, baseline)
     if any(file.error for file in replays):
         raise typer.Exit(FAILED)
     raise typer.Exit(0)
@@ -314,35 +314,38 @@ def _replay_all(
         )
 
 
-def _writable_paths(html: Path, files: Sequence[str]) -> dict[str, Path]:
-    """Where the page of each file goes.
-
-    Raises SettingsError now if it cannot be written there: replaying may take minutes.
-    """
-    paths = page_paths(html, files)
-    for path in paths.values():
-        if path.is_dir():
-            raise SettingsError(f"--html: {path} is a folder; give the name of a file")
-        if not path.parent.is_dir():
-            raise SettingsError(
-                f"--html: {path} cannot be written: there is no folder {path.parent}"
-            )
-        target = path if path.exists() else path.parent
-        if not os.access(target, os.W_OK):
-            raise SettingsError(f"--html: {path} cannot be written: permission is denied")
-    return paths
+def _check_writable(html: Path) -> None:
+    """Raise SettingsError now if the page cannot be written: replaying may take minutes."""
+    if html.is_dir():
+        raise SettingsError(f"--html: {html} is a folder; give the name of a file")
+    if not html.parent.is_dir():
+        raise SettingsError(f"--html: {html} cannot be written: there is no folder {html.parent}")
+    target = html if html.exists() else html.parent
+    if not os.access(target, os.W_OK):
+        raise SettingsError(f"--html: {html} cannot be written: permission is denied")
 
 
-def _write_pages(paths: Mapping[str, Path], replays: Sequence[FileReplay]) -> None:
+def _write_page(
+    html: Path,
+    replays: Sequence[FileReplay],
+    prices: Prices,
+    baseline: str,
+) -> None:
+    """Write one page for all files that could be read."""
     reports = {file.path: file.report for file in replays if file.report is not None}
-    for file, report in reports.items():
-        path = paths[file]
-        try:
-            write_page(path, report)
-        except OSError as error:
-            reason = error.strerror or error
-            raise SettingsError(f"--html: {path} cannot be written: {reason}") from error
-        print_notice(f"page: {path}")
+    if not reports:
+        return
+    read = {file.path: file.replays for file in replays}
+    totals = [
+        replace(row, policy=display_name(row.policy))
+        for row in total_figures([read[path] for path in reports], prices, baseline)
+    ]
+    try:
+        write_page(html, list(reports.values()), totals)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
+    print_notice(f"page: {html}")
 
 
 def _progress() -> Progress:
@@ -365,8 +368,8 @@ def _print_replays(
     as_json: bool,
 ) -> None:
     read = {file.path: file for file in replays if file.replays}
-    rows = {path: tables.figures(file.replays, prices, baseline) for path, file in read.items()}
-    totals = tables.total_figures(replays, prices, baseline)
+    rows = {path: figures(file.replays, prices, baseline) for path, file in read.items()}
+    totals = total_figures([file.replays for file in replays], prices, baseline)
     errors = {file.path: file.error for file in replays if file.error}
     if as_json:
         print_json(

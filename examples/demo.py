@@ -227,7 +227,7 @@ async def run(options: argparse.Namespace, console: Console) -> int:
         sums = rows(tally, refused, time.monotonic() - started)
         console.print(table(tally, sums))
         console.print(f"The files lie in {storage.root}", soft_wrap=True, highlight=False)
-        facts = [Fact(name, grouped(ours), grouped(theirs)) for name, ours, theirs in sums]
+        facts = [Fact(name, (grouped(theirs), grouped(ours))) for name, ours, theirs in sums]
         report = tally.live.report(options.task, subtitle=f"{who} on {options.folder}", facts=facts)
         await show_page(Path(storage.root) / f"{session_id}.html", report, tally, console)
     tally.faults += [fault for fault in FAULTS if server and fault in tally.answer]
@@ -240,7 +240,7 @@ async def show_page(page: Path, report: Report, tally: Tally, console: Console) 
     """Write the page of the session and say where it lies."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
-        await asyncio.to_thread(write_page, page, report)
+        await asyncio.to_thread(write_page, page, [report])
     except OSError as error:
         tally.faults.append(f"{page} could not be written: {error.strerror or error}")
         return

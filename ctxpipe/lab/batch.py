@@ -102,8 +102,8 @@ async def _replay_all(
     index = AtomIndex()
     moments: dict[str, list[Moment]] = {}
     if pages:
-        moments[pages.ours] = []
-    if expensive:
+        moments.update((name, []) for name in makers)
+    elif expensive:
         moments[expensive.policy] = []
     replays: dict[str, Replay] = {}
     for name, make in makers.items():
@@ -117,8 +117,8 @@ async def _replay_all(
         compared = calibration(transcript, replays[NONE])
     report = None
     if pages:
-        own = _settings_of(pages.ours, settings)
-        report = await pages.report(transcript, replays, moments[pages.ours], own, index)
+        by_name = {name: _settings_of(name, settings) for name in makers}
+        report = await pages.report(transcript, replays, moments, by_name, index)
     explained = None
     if expensive:
         policy = expensive.policy

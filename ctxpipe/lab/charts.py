@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from typing import TypeAlias
 
-from .report import KINDS, Report
+from .report import KINDS, Figures, RecallPoint, Report
 
 __all__ = ["charts", "library"]
 
@@ -30,9 +30,6 @@ SHAPES = (
 )
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 STEPS = 6
-MANY = 40
-"""With more marks than this they are drawn smaller."""
-
 _CONFIG: Spec = {
     "aria": False,  # a chart is one image to a screen reader; the table below it has every figure
     "font": "system-ui, sans-serif",
@@ -68,16 +65,23 @@ def library() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
 
 
-def charts(report: Report) -> dict[str, object]:
-    """The charts of *report* by name, compiled; the page's script gives them their data."""
+def charts(reports: Sequence[Report], policies: Sequence[Figures] = ()) -> dict[str, object]:
+    """The charts for *reports* by name, compiled; the page's script gives them their data.
+
+    Beside those of one conversation there is one of several *policies*, where these are given.
+    """
     import vl_convert
 
     specs: dict[str, Spec] = {}
-    if report.turns:
-        specs["tokens"] = _tokens(report)
-        specs["cost"] = _cost(report)
-        if report.recall:
-            specs["recall"] = _recall(report)
+    if any(run.turns for report in reports for run in report.runs):
+        dollars = all(report.unit == "dollars" for report in reports)
+        specs["tokens"] = _tokens(_stages(reports))
+        specs["cost"] = _cost(dollars=dollars)
+    points = [point for report in reports for point in report.recall]
+    if points:
+        specs["recall"] = _recall(points)
+    if policies:
+        specs["policies"] = _policies()
     compiled: dict[str, object] = {}
     for name, spec in specs.items():
         compiled[name] = vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE)
@@ -105,27 +109,39 @@ def _chart(
     }
 
 
-def _turns(report: Report) -> Spec:
-    """The axis of turns; a single one is in the middle."""
-    last = len(report.turns)
-    domain = [1, last] if last > 1 else [0, 2]
-    return {
-        "field": "turn",
-        "type": "quantitative",
-        "title": "turn",
-        "scale": {"nice": False, "domain": domain},
-        "axis": {"tickMinStep": 1, "tickCount": 10, "grid": False},
-    }
+def _expression(text: str) -> Spec:
+    return {"expr": text}
 
 
-def _cursor(report: Report) -> Spec:
-    """A line at the turn that the reader has chosen."""
-    return {
-        "data": {"name": "turns"},
-        "transform": [{"filter": "datum.turn === turn"}],
-        "mark": {"type": "rule", "color": "var(--ink)", "strokeWidth": 1},
-        "encoding": {"x": _turns(report)},
-    }
+# The script sets the signal `last`; a single turn is in the middle.
+_TURNS: Spec = {
+    "field": "turn",
+    "type": "quantitative",
+    "title": "turn",
+    "scale": {
+        "nice": False,
+        "zero": False,
+        "domain": [_expression("last > 1 ? 1 : 0"), _expression("last > 1 ? last : 2")],
+    },
+    "axis": {
+        "tickMinStep": 1,
+        "tickCount": _expression("ceil(width / 90)"),
+        "grid": False,
+        "labelOverlap": "greedy",
+        "labelSeparation": 6,
+    },
+}
+
+_CURSOR: Spec = {
+    "data": {"name": "turns"},
+    "transform": [{"filter": "datum.turn === turn"}],
+    "mark": {"type": "rule", "color": "var(--ink)", "strokeWidth": 1},
+    "encoding": {"x": _TURNS},
+}
+"""A line at the turn that the reader has chosen."""
+
+_COLUMNS = _expression("width < 480 ? 1 : 3")
+"""Of a legend: on a phone each name has a line of its own, and is whole."""
 
 
 def _axis(ticks: int) -> Spec:
@@ -133,10 +149,26 @@ def _axis(ticks: int) -> Spec:
     return {"labelExpr": "datum.value ? format(datum.value, '~s') : '0'", "tickCount": ticks}
 
 
-_AMOUNT: Spec = {"field": "tokens", "type": "quantitative", "title": "tokens", "axis": _axis(6)}
+_AMOUNT: Spec = {
+    "field": "tokens",
+    "type": "quantitative",
+    "title": "tokens",
+    "axis": _axis(6),
+    "scale": {"domain": [0, _expression("most")]},
+}
 
 
-def _tokens(report: Report) -> Spec:
+def _stages(reports: Iterable[Report]) -> list[str]:
+    """Every stage that acts anywhere: it has the same mark everywhere."""
+    found: dict[str, None] = {}
+    for report in reports:
+        for run in report.runs:
+            for turn in run.turns:
+                found.update((action.stage, None) for action in turn.actions)
+    return list(found)
+
+
+def _tokens(stages: Sequence[str]) -> Spec:
     without = {
         "data": {"name": "without"},
         "mark": {
@@ -146,13 +178,13 @@ def _tokens(report: Report) -> Spec:
             "strokeDash": DASHES[1],
             "strokeWidth": 1.5,
         },
-        "encoding": {"x": _turns(report), "y": {**_AMOUNT, "field": "tokens"}},
+        "encoding": {"x": _TURNS, "y": {**_AMOUNT, "field": "tokens"}},
     }
-    layers = [_stack(report), without, _cursor(report), _marks(report)]
-    return _chart(340, layers, ["turn", "chosen"])
+    params = ["turn", "chosen", "last", "most", "crowded"]
+    return _chart(340, [_stack(), without, _CURSOR, _marks(stages)], params)
 
 
-def _stack(report: Report) -> Spec:
+def _stack() -> Spec:
     """The tokens of each turn by kind; all but the chosen kind are faint."""
     colours = {"domain": list(KINDS), "range": [f"var(--{kind})" for kind in KINDS]}
     return {
@@ -164,7 +196,7 @@ def _stack(report: Report) -> Spec:
             "strokeWidth": 0.3,
         },
         "encoding": {
-            "x": _turns(report),
+            "x": _TURNS,
             "y": {**_AMOUNT, "stack": "zero"},
             "color": {"field": "kind", "scale": colours, "legend": None},
             "order": {"field": "order"},
@@ -176,24 +208,22 @@ def _stack(report: Report) -> Spec:
     }
 
 
-def _marks(report: Report) -> Spec:
+def _marks(stages: Sequence[str]) -> Spec:
     """The stages' actions, on the line of the whole prompt: each stage has a shape of its own."""
-    actions = [action.stage for turn in report.turns for action in turn.actions]
-    stages = list(dict.fromkeys(actions))
+    legend = {"orient": "top", "title": None, "symbolFillColor": "var(--paper)", "labelLimit": 0}
     shapes = {"domain": stages, "range": _shapes(len(stages))}
-    legend = {"orient": "top", "title": None, "symbolFillColor": "var(--paper)", "columns": 3}
     return {
         "data": {"name": "marks"},
         "mark": {
             "type": "point",
-            "size": 90 if len(actions) <= MANY else 45,
+            "size": _expression("crowded ? 45 : 90"),
             "stroke": "var(--ink)",
             "strokeWidth": 1.5,
             "opacity": 1,
             "cursor": "pointer",
         },
         "encoding": {
-            "x": _turns(report),
+            "x": _TURNS,
             "y": {**_AMOUNT, "field": "total"},
             "fill": {
                 "condition": {"test": "datum.outcome !== 'changed'", "value": "var(--ink)"},
@@ -203,76 +233,74 @@ def _marks(report: Report) -> Spec:
                 "field": "stage",
                 "type": "nominal",
                 "scale": shapes,
-                "legend": legend if stages else None,
+                "legend": {**legend, "columns": _COLUMNS} if stages else None,
             },
         },
     }
 
 
-def _shapes(count: int) -> list[str]:
-    return list(islice(cycle(SHAPES), count))
-
-
-def _cost(report: Report) -> Spec:
-    series = [report.policy, report.baseline]
+def _cost(*, dollars: bool) -> Spec:
+    """The page has the legend: which policies these are changes with the reader's choice."""
     axis = _axis(5)
-    if report.unit == "dollars":
+    if dollars:
         axis = {"format": "$,.2f", "tickCount": 5}
-    amount = {
-        "field": "cost",
-        "type": "quantitative",
-        "title": f"cost, {report.unit}",
-        "axis": axis,
-    }
-    color = {
-        "field": "series",
-        "scale": {"domain": series, "range": ["var(--accent)", "var(--ink)"]},
-        "legend": {"orient": "top", "title": None},
-    }
-    dash = {"field": "series", "scale": {"domain": series, "range": DASHES[:2]}}
+    title = "cost, dollars" if dollars else "cost, input tokens"
+    amount = {"field": "cost", "type": "quantitative", "title": title, "axis": axis}
+    domain = ["theirs", "ours"]
+    color = {"domain": domain, "range": ["var(--ink)", "var(--accent)"]}
+    dash = {"domain": domain, "range": [DASHES[1], DASHES[0]]}
     lines = {
         "data": {"name": "costs"},
         "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {"x": _turns(report), "y": amount, "color": color, "strokeDash": dash},
+        "encoding": {
+            "x": _TURNS,
+            "y": amount,
+            "color": {"field": "series", "scale": color, "legend": None},
+            "strokeDash": {"field": "series", "scale": dash, "legend": None},
+        },
     }
-    return _chart(220, [lines, _cursor(report)], ["turn"])
+    return _chart(220, [lines, _CURSOR], ["turn", "last"])
 
 
-def _recall(report: Report) -> Spec:
-    policies = dict.fromkeys((point.policy, point.oracle) for point in report.recall)
+_SEEN: Spec = {
+    "field": "seen",
+    "type": "quantitative",
+    "title": "seen",
+    "axis": {"format": "~%", "tickCount": 5},
+}
+
+
+def _recall(points: Sequence[RecallPoint]) -> Spec:
+    """Curves of what keeps to a budget, and the replays as points beside them."""
     names = []
     colours = []
     dashes = []
-    for index, (name, is_oracle) in enumerate(policies):
+    curves = [point for point in points if point.source != "replay"]
+    policies = dict.fromkeys((point.policy, point.source) for point in curves)
+    for index, (name, source) in enumerate(policies):
         names.append(name)
-        if is_oracle:
+        if source == "oracle":
             colours.append("var(--soft)")
             dashes.append(DASHES[1])
         else:
             colours.append(f"var(--series-{index % STEPS})")
             dashes.append(DASHES[0])
     budget = {
-        "field": "budget",
+        "field": "tokens",
         "type": "quantitative",
         "title": "tokens in the context",
         "scale": {"zero": False},
-        "axis": {**_axis(6), "grid": False},
+        "axis": {**_axis(6), "tickCount": _expression("ceil(width / 90)"), "grid": False},
     }
-    share = {
-        "field": "recall",
-        "type": "quantitative",
-        "title": "share still visible",
-        "scale": {"domain": [0, 1]},
-        "axis": {"format": ".0%", "tickCount": 5},
-    }
+    share = {**_SEEN, "title": "share still visible", "scale": {"domain": [0, 1]}}
     color = {
         "field": "policy",
         "scale": {"domain": names, "range": colours},
-        "legend": {"orient": "bottom", "title": None, "columns": 2, "labelLimit": 0},
+        "legend": {"orient": "bottom", "title": None, "columns": _COLUMNS, "labelLimit": 0},
     }
     lines = {
         "data": {"name": "recall"},
-        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 70}},
+        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 50}},
         "encoding": {
             "x": budget,
             "y": share,
@@ -284,4 +312,48 @@ def _recall(report: Report) -> Spec:
             "strokeDash": {"field": "policy", "scale": {"domain": names, "range": dashes}},
         },
     }
-    return _chart(280, [lines])
+    return _chart(320, [lines, *_names("replays", budget, share)])
+
+
+def _policies() -> Spec:
+    """What policies cost, beside what they leave in sight; a line joins the best of them."""
+    ratio = {
+        "field": "ratio",
+        "type": "quantitative",
+        "title": "cost, in that of the baseline",
+        "scale": {"zero": False, "nice": True},
+        "axis": {"format": "~%", "tickCount": _expression("ceil(width / 90)"), "grid": False},
+    }
+    seen = {**_SEEN, "scale": {"zero": False, "nice": True}}
+    best = {
+        "data": {"name": "best"},
+        "mark": {"type": "line", "color": "var(--accent)", "strokeDash": DASHES[1]},
+        "encoding": {"x": ratio, "y": seen},
+    }
+    return _chart(280, [best, *_names("policies", ratio, seen)])
+
+
+def _names(name: str, x: Spec, y: Spec) -> list[Spec]:
+    """Points with their names beside them, where the page's script has found place."""
+    point = {
+        "data": {"name": name},
+        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+        "encoding": {"x": x, "y": y, "color": {"value": "var(--ink)"}},
+    }
+    mark: Spec = {
+        "type": "text",
+        "fontSize": 12,
+        "color": "var(--ink)",
+        "baseline": "middle",
+        "align": _expression("datum.align"),
+        "dx": _expression("datum.align === 'left' ? 9 : -9"),
+        "dy": _expression("datum.dy"),
+    }
+    outline = {**mark, "stroke": "var(--paper)", "strokeWidth": 3}
+    encoding = {"x": x, "y": y, "text": {"field": "policy"}}
+    texts = [{"data": {"name": name}, "mark": one, "encoding": encoding} for one in (outline, mark)]
+    return [point, *texts]
+
+
+def _shapes(count: int) -> list[str]:
+    return list(islice(cycle(SHAPES), count))

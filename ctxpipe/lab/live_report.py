@@ -11,12 +11,24 @@ from ..messages import Message
 from ..prices import Prices
 from ..reports import StageReport
 from ..tokens import TokenCounter
+from .cost_shares import Exchange, cost_shares
 from .costs import PromptCache, Request, bill
 from .replay_report import label
-from .report import Fact, PageTurn, Report
+from .report import Fact, PageTurn, Report, Run
 from .story import Moment, story
 
 __all__ = ["LiveReport"]
+
+WITHOUT, WITH = "without ctxpipe", "with ctxpipe"
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The session with the pipeline or without: its requests, None for a turn that it has not."""
+
+    moments: list[Moment] = field(default_factory=list)
+    exchanges: list[Exchange | None] = field(default_factory=list)
+    cache: PromptCache = field(default_factory=PromptCache)
 
 
 @dataclass(slots=True)
@@ -30,10 +42,9 @@ class LiveReport:
     system: object = None
     tools: Sequence[object] | None = None
     prices: Prices = field(default_factory=Prices.relative)
-    _moments: list[Moment] = field(default_factory=list)
-    _turns: list[_Turn] = field(default_factory=list)
-    _cache: PromptCache = field(default_factory=PromptCache)
-    _cache_without: PromptCache = field(default_factory=PromptCache)
+    _with: _Walk = field(default_factory=_Walk)
+    _without: _Walk = field(default_factory=_Walk)
+    _labels: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -48,26 +59,14 @@ class LiveReport:
         """One turn: the context *before* and *after* the pipeline, and the *reply*.
 
         *full* is the history without the pipeline. *extra* is a turn that only the pipeline made
-        necessary, such as reading an offloaded result back.
+        necessary, such as reading an offloaded result back: without it, that costs nothing.
         """
-        call = len(self._moments)
+        call = len(self._labels)
+        history = tuple(full)
         moment = Moment(call, tuple(before), tuple(after), reports)
-        self._moments.append(moment)
-        output = float(self.counter.message(reply))
-        sums = self._sums(after)
-        full_sums = self._sums(full)
-        cost = self._cost(call, self._cache, list(after), sums, output)
-        cost_without = 0.0
-        if not extra:
-            cost_without = self._cost(
-                call,
-                self._cache_without,
-                list(full),
-                full_sums,
-                output,
-            )
-        turn = _Turn(full_sums[-1], cost, cost_without, label(reply))
-        self._turns.append(turn)
+        self._add(self._with, moment, reply)
+        self._add(self._without, Moment(call, history, history), reply, extra=extra)
+        self._labels.append(label(reply))
 
     def report(
         self,
@@ -77,56 +76,55 @@ class LiveReport:
         facts: Sequence[Fact] = (),
         cache: Sequence[Tally] | None = None,
     ) -> Report:
-        """What was added so far.
+        """What was added so far; a fact has a value without the pipeline, then one with it.
 
         *cache* is the session's own `cache_tally`, where its replies were observed.
         """
-        found = story(
-            self._moments,
-            self.counter,
-            system=self.system,
-            tools=self.tools,
-        )
-        turns = [
-            PageTurn(
-                tokens=found.tokens[call],
-                tokens_without=turn.tokens_without,
-                cost=turn.cost,
-                cost_without=turn.cost_without,
-                label=turn.label,
-                actions=found.actions[call],
-            )
-            for call, turn in enumerate(self._turns)
-        ]
         return Report(
             title,
-            tuple(turns),
+            (self._run(WITHOUT, self._without), self._run(WITH, self._with)),
+            tuple(self._labels),
             subtitle,
             facts=tuple(facts),
-            blocks=found.blocks,
             cache=None if cache is None else tuple(cache),
         )
 
-    def _sums(self, messages: Sequence[Message]) -> list[float]:
-        overhead = self.counter.total([], system=self.system, tools=self.tools)
-        tokens = map(self.counter.message, messages)
-        return list(accumulate(tokens, initial=float(overhead)))
-
-    def _cost(
+    def _add(
         self,
-        call: int,
-        cache: PromptCache,
-        context: Sequence[Message],
-        sums: Sequence[float],
-        output: float,
-    ) -> float:
-        request = Request(call, "reply", cache.request(context, sums), output)
-        return bill([request], self.prices).total
+        walk: _Walk,
+        moment: Moment,
+        reply: Message,
+        *,
+        extra: bool = False,
+    ) -> None:
+        """Send what *moment* comes to, and price it."""
+        walk.moments.append(moment)
+        if extra:
+            walk.exchanges.append(None)
+            return
+        context = list(moment.after)
+        overhead = self.counter.total([], system=self.system, tools=self.tools)
+        tokens = map(self.counter.message, context)
+        sums = list(accumulate(tokens, initial=float(overhead)))
+        use = walk.cache.request(context, sums)
+        output = float(self.counter.message(reply))
+        request = Request(moment.call, "reply", use, output)
+        walk.exchanges.append(Exchange(request, context, [reply]))
 
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    tokens_without: float
-    cost: float
-    cost_without: float
-    label: str
+    def _run(self, policy: str, walk: _Walk) -> Run:
+        found = story(walk.moments, self.counter, system=self.system, tools=self.tools)
+        exchanges = [exchange for exchange in walk.exchanges if exchange is not None]
+        shares = cost_shares(
+            exchanges,
+            self.counter,
+            self.prices,
+            system=self.system,
+            tools=self.tools,
+        )
+        turns = []
+        for call, exchange in enumerate(walk.exchanges):
+            cost = 0.0
+            if exchange is not None:
+                cost = bill([exchange.request], self.prices).total
+            turns.append(PageTurn(found.tokens[call], cost, found.actions[call]))
+        return Run(policy, tuple(turns), None, shares, found.blocks)

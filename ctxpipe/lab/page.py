@@ -1,4 +1,4 @@
-"""One conversation's way through a pipeline as one HTML file that needs no network.
+"""Conversations on their way through policies, as one HTML file that needs no network.
 
 Anybody may have written what is in a transcript: it reaches the page escaped, as text, and the page
 forbids itself every script but its own and every request.
@@ -10,68 +10,56 @@ import base64
 import hashlib
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 
-from ..words import count_phrase
+from ..words import as_number, as_percent, as_ratio, count_phrase
+from .advice import Advice, advise, lead
 from .cache import HEADINGS, rows
 from .charts import charts, library
-from .report import KINDS, Action, BlockFate, Kind, PageTurn, Report
-from .words import cost
+from .cost_shares import total_shares
+from .pareto import Point, front
+from .report import KINDS, Action, BlockFate, CostShare, Figures, Kind, Report, Run
+from .words import FIGURES, cost, figure
 
-__all__ = ["page", "page_paths", "write_page"]
+__all__ = ["page", "write_page"]
 
 TEXT_BYTES = 1_200_000
 """All texts of actions together: the library takes 0.9 MB, and the page must stay below 3."""
 
-FEW = 12
-"""The most actions that are listed at once; a longer list is closed at first."""
 
-
-def write_page(path: str | os.PathLike[str], report: Report) -> None:
-    """Write the page of *report* to *path*. Raises OSError where that cannot be written."""
+def write_page(
+    path: str | os.PathLike[str],
+    reports: Sequence[Report],
+    totals: Sequence[Figures] = (),
+) -> None:
+    """Write the `page` to *path*. Raises OSError where that cannot be written."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(page(report))
+        file.write(page(reports, totals))
 
 
-def page_paths(path: Path, files: Iterable[str]) -> dict[str, Path]:
-    """Where the page of each of *files* goes.
+def page(reports: Sequence[Report], totals: Sequence[Figures] = ()) -> str:
+    """The page of *reports*, all of the same policies, as HTML.
 
-    *path* for a single one, else a file beside it named after both.
+    *totals* are the figures of each policy over all conversations; one conversation has its own.
+    What cannot be encoded as UTF-8 becomes a question mark.
     """
-    distinct = list(dict.fromkeys(files))
-    if len(distinct) == 1:
-        return {distinct[0]: path}
-    found: dict[str, Path] = {}
-    for file in distinct:
-        stem = "stdin" if file == "-" else Path(file).stem
-        name = f"{path.stem}-{stem}"
-        page_path = path.with_name(f"{name}{path.suffix}")
-        number = 1
-        while page_path in found.values():
-            number += 1
-            page_path = path.with_name(f"{name}-{number}{path.suffix}")
-        found[file] = page_path
-    return found
-
-
-def page(report: Report) -> str:
-    """The page of *report*, as HTML. What cannot be encoded as UTF-8 becomes a question mark."""
+    book = _Book.of(reports, totals)
     scripts = [library(), _asset("page.js")]
+    drawn = charts(reports, book.totals if book.has_choice else ())
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n"
+        f"<title>{escape(book.title)}</title>\n"
         f"<style>\n{_asset('page.css')}</style>\n"
         "</head>\n<body>\n"
-        f"<main>\n{''.join(_body(report))}</main>\n"
-        f"{_DIALOG}"
-        f'<script type="application/json" id="report">{_json(_data(report))}</script>\n'
-        f'<script type="application/json" id="charts">{_json(charts(report))}</script>\n'
+        f"<main>\n{''.join(_body(book))}</main>\n"
+        f"{_asset('dialog.html')}"
+        f'<script type="application/json" id="report">{_json(_data(book))}</script>\n'
+        f'<script type="application/json" id="charts">{_json(drawn)}</script>\n'
         f"{''.join(map(_script, scripts))}"
         "</body>\n</html>\n"
     )
@@ -115,43 +103,330 @@ def _json(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-# Data ---------------------------------------------------------------------------------------------
+# What is on the page ------------------------------------------------------------------------------
 
 
-def _data(report: Report) -> dict[str, object]:
-    """What the page's script reads."""
-    shorten = _shortener(report)
-    actions: list[dict[str, object]] = []
-    turns: list[dict[str, object]] = []
-    for number, turn in enumerate(report.turns, 1):
-        first = len(actions)
-        actions += [_action_data(number, action, shorten) for action in turn.actions]
-        own = range(first, len(actions))
-        turns.append(_turn_data(number, turn, own))
+@dataclass(frozen=True, slots=True)
+class _Book:
+    """The reports, the figures of all of them by policy, and the policy that is shown first."""
+
+    reports: Sequence[Report]
+    totals: Sequence[Figures]
+    advice: Advice | None
+    ours: int
+
+    @classmethod
+    def of(cls, reports: Sequence[Report], totals: Sequence[Figures]) -> _Book:
+        if len(reports) == 1:
+            found = [run.figures for run in reports[0].runs]
+            totals = [row for row in found if row]
+        ours = len(reports[0].runs) - 1
+        advice = None
+        if len(totals) > 1 and totals[0].calls:
+            advice = advise(totals, dollars=reports[0].unit == "dollars")
+            names = [row.policy for row in totals]
+            # What is kept as it is says nothing: the page then begins with the last policy.
+            ours = names.index(advice.policy) or ours
+        return cls(reports, totals, advice, ours)
+
+    @property
+    def is_one(self) -> bool:
+        return len(self.reports) == 1
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are more than two policies to set side by side."""
+        return len(self.reports[0].runs) > 2
+
+    @property
+    def title(self) -> str:
+        if self.is_one:
+            return self.reports[0].title
+        return count_phrase(len(self.reports), "conversation")
+
+    @property
+    def turns(self) -> int:
+        return sum(len(report.labels) for report in self.reports)
+
+    @property
+    def unit(self) -> str:
+        return self.reports[0].unit
+
+    def cost(self, amount: float) -> str:
+        return cost(amount, dollars=self.unit == "dollars")
+
+    def lead(self, report: Report) -> str:
+        """The sentence of one conversation."""
+        subject = count_phrase(len(report.labels), "turn")
+        return lead(subject, report.runs[self.ours], report.runs[0], report.unit)
+
+    def total_lead(self) -> str:
+        """The sentence of all conversations."""
+        if self.is_one:
+            return self.lead(self.reports[0])
+        ours, theirs = (
+            Run(row.policy, (), row) for row in (self.totals[self.ours], self.totals[0])
+        )
+        subject = f"{self.title}, {count_phrase(self.turns, 'turn')}"
+        return lead(subject, ours, theirs, self.unit)
+
+
+def _body(book: _Book) -> Iterator[str]:
+    """The overview; what it is made of, and the part that the script fills with what is chosen."""
+    yield f"<h1>{escape(book.title)}</h1>\n"
+    yield f'<p class="soft">{escape(_subtitle(book))}</p>\n'
+    if not book.turns:
+        yield "<p>There was no turn.</p>\n"
+        return
+    yield f'<p class="lead">{escape(book.total_lead())}</p>\n'
+    if book.advice:
+        what = escape(f"{book.advice.verb} {book.advice.policy}.")
+        reason = escape(book.advice.reason)
+        yield f'<p class="advice"><strong>{what}</strong> {reason}</p>\n'
+    if book.has_choice or not book.is_one:
+        yield from _policies(book)
+    if not book.is_one:
+        yield from _total_shares(book)
+        yield from _conversations(book)
+    yield from _part(book)
+
+
+def _subtitle(book: _Book) -> str:
+    if book.is_one:
+        return book.reports[0].subtitle
+    first, *others = [run.policy for run in book.reports[0].runs]
+    return f"replayed: {', '.join(others)}, compared with {first}"
+
+
+def _policies(book: _Book) -> Iterator[str]:
+    if not book.totals:
+        return
+    yield "<section>\n<h2>The policies</h2>\n"
+    if book.has_choice:
+        label = "Policies by their cost and what they left in sight; the table below has all."
+        yield "<p>Up is more in sight, left is cheaper; nothing beats what is on the line.</p>\n"
+        yield f'<div class="chart" id="policies" role="img" aria-label="{label}"></div>\n'
+    header = ("policy", "cost", *FIGURES)
+    cells = [
+        (row.policy, book.cost(row.cost), *(figure(row, name) for name in FIGURES))
+        for row in book.totals
+    ]
+    yield _table(f"Policies, cost in {book.unit}", header, cells, range(1, len(header)))
+    meanings = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in FIGURES.items())
+    yield f"<details><summary>What the figures mean</summary><dl>{meanings}</dl></details>\n"
+    yield "</section>\n"
+
+
+def _total_shares(book: _Book) -> Iterator[str]:
+    """Who causes the cost of all conversations, under the policy shown first and the baseline."""
+    ours = total_shares(report.runs[book.ours].shares for report in book.reports)
+    theirs = total_shares(report.runs[0].shares for report in book.reports)
+    if not ours:
+        return
+    without = {share.name: share.cost for share in theirs}
+    whole = sum(share.cost for share in ours)
+    names = [book.reports[0].runs[index].policy for index in (book.ours, 0)]
+    body = []
+    for share in ours:
+        part = share.cost / whole if whole else 0.0
+        body.append(
+            (
+                escape(share.name),
+                as_number(share.calls) if share.calls else "",
+                as_number(share.sent),
+                _bar(part),
+                book.cost(share.cost),
+                book.cost(without.get(share.name, 0.0)),
+            )
+        )
+    header = ("what", "calls", "tokens sent", "share of cost", *names)
+    yield '<section class="long">\n<h2>What causes the cost</h2>\n'
+    yield (
+        "<p>Each tool by its calls and results, in every prompt that held them; the rest by kind."
+        f" Costs in {escape(book.unit)}.</p>\n"
+    )
+    yield _grid("Cost by tool and kind", header, body, range(1, 6))
+    yield "</section>\n"
+
+
+def _bar(share: float) -> str:
+    return f'<span class="share" style="--share:{share:.1%}">{as_percent(share)}</span>'
+
+
+def _conversations(book: _Book) -> Iterator[str]:
+    """Each conversation in a row that leads to its part."""
+    names = [book.reports[0].runs[index].policy for index in (book.ours, 0)]
+    body = []
+    for number, report in enumerate(book.reports):
+        ours, theirs = report.runs[book.ours], report.runs[0]
+        seen = as_percent(ours.figures.seen) if ours.figures else ""
+        ratio = as_ratio(ours.cost / theirs.cost) if theirs.cost else ""
+        link = f'<a href="#conversation-{number}">{escape(report.title)}</a>'
+        amounts = [book.cost(ours.cost), book.cost(theirs.cost)]
+        peak = as_number(ours.peak)
+        body.append((link, as_number(len(report.labels)), *amounts, ratio, seen, peak))
+    yield '<section class="long">\n<h2>The conversations</h2>\n'
+    header = ("conversation", "turns", *names, "ratio", "seen", "peak")
+    yield _grid("Conversations; choose one to see its turns", header, body, range(1, 7))
+    yield "</section>\n"
+
+
+def _part(book: _Book) -> Iterator[str]:
+    """One conversation under two policies: places that the script fills."""
+    yield '<section id="part">\n<h2 id="name">Side by side</h2>\n'
+    pickers = []
+    if not book.is_one:
+        titles = [report.title for report in book.reports]
+        pickers.append(_select("conversation", "Conversation", titles, 0))
+    if book.has_choice:
+        names = [run.policy for run in book.reports[0].runs]
+        pickers.append(_select("ours", "Policy", names, book.ours))
+        pickers.append(_select("theirs", "beside", names, 0))
+    if pickers:
+        yield f'<div class="pickers">{"".join(pickers)}</div>\n'
+    yield _asset("part.html").replace("<!-- kinds -->", "".join(_kinds(book.reports)))
+    yield "</section>\n"
+
+
+def _select(name: str, label: str, options: Sequence[str], chosen: int) -> str:
+    lines = []
+    for number, option in enumerate(options):
+        mark = " selected" if number == chosen else ""
+        lines.append(f'<option value="{number}"{mark}>{escape(option)}</option>')
+    return f'<label>{label} <select id="{name}">{"".join(lines)}</select></label>\n'
+
+
+def _kinds(reports: Iterable[Report]) -> Iterator[str]:
+    """What the colours mean, in the order of the stack.
+
+    A kind can be shown alone, so that nobody has to tell colours apart.
+    """
+    present: set[Kind] = set()
+    for report in reports:
+        for run in report.runs:
+            for turn in run.turns:
+                present.update(kind for kind, tokens in turn.tokens.items() if tokens)
+    for kind, name in reversed(list(KINDS.items())):
+        if kind in present:
+            yield (
+                f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
+                f'<span class="swatch" style="background: var(--{kind})"></span>'
+                f"{name}</button></li>\n"
+            )
+
+
+def _table(
+    caption: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Sequence[int] = (),
+) -> str:
+    """A table of texts; right-aligned where *numbers* has the column's index."""
+    body = [[escape(cell) for cell in row] for row in rows]
+    return _grid(caption, header, body, numbers)
+
+
+def _grid(
+    caption: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Sequence[int],
+) -> str:
+    """A table of cells that are HTML; on a phone each row is a card, and cells bear their names."""
+    classes = [""] * len(header)
+    for index in numbers:
+        classes[index] = ' class="number"'
+    head = ""
+    for name, attribute in zip(header, classes, strict=True):
+        head += f'<th scope="col"{attribute}>{escape(name)}</th>'
+    lines = []
+    for row in rows:
+        cells = ""
+        for name, cell, attribute in zip(header, row, classes, strict=True):
+            cells += f'<td{attribute} data-label="{escape(name)}">{cell}</td>'
+        lines.append(f"<tr>{cells}</tr>\n")
+    label = escape(caption)
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>'
+        f"<caption>{label}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>\n{''.join(lines)}</tbody></table></div>\n"
+    )
+
+
+# What the script reads ----------------------------------------------------------------------------
+
+
+def _data(book: _Book) -> dict[str, object]:
+    texts = _Texts()
+    for report in book.reports:
+        for run in report.runs:
+            texts.measure(run)
     return {
-        "unit": report.unit,
-        "policy": report.policy,
-        "baseline": report.baseline,
+        "unit": book.unit,
         "kinds": list(KINDS.items()),
-        "turns": turns,
-        "actions": actions,
-        "recall": [
-            {"policy": point.policy, "budget": point.budget_tokens, "recall": point.recall}
-            for point in report.recall
-        ],
+        "policies": [run.policy for run in book.reports[0].runs],
+        "chosen": [book.ours, 0],
+        "totals": _points(book.totals),
+        "conversations": [_conversation(book, report, texts) for report in book.reports],
+        "texts": texts.shown,
     }
 
 
-def _action_data(
-    number: int,
-    action: Action,
-    shorten: Callable[[str], str],
-) -> dict[str, object]:
+def _points(totals: Sequence[Figures]) -> list[dict[str, object]]:
+    points = {row.policy: Point(row.policy, row.ratio, row.seen) for row in totals}
+    best = front(points.values())
+    return [
+        {"policy": name, "ratio": point.cost, "seen": point.seen, "best": point in best}
+        for name, point in points.items()
+    ]
+
+
+def _conversation(book: _Book, report: Report, texts: _Texts) -> dict[str, object]:
+    cache = None
+    if report.cache is not None:
+        cache = [HEADINGS, *rows(report.cache)]
+    return {
+        "title": report.title,
+        "lead": book.lead(report),
+        "facts": [(fact.name, fact.values) for fact in report.facts],
+        "labels": report.labels,
+        "runs": [_run(run, texts) for run in report.runs],
+        "recall": [
+            {
+                "policy": point.policy,
+                "tokens": round(point.tokens),
+                "seen": _round(point.recall),
+                "source": point.source,
+            }
+            for point in report.recall
+        ],
+        "cache": cache,
+    }
+
+
+def _run(run: Run, texts: _Texts) -> dict[str, object]:
+    turns = []
+    actions: list[dict[str, object]] = []
+    starts = []
+    for number, turn in enumerate(run.turns, 1):
+        starts.append(len(actions))
+        kinds = [round(turn.tokens.get(kind, 0)) for kind in KINDS]
+        turns.append([kinds, round(turn.total), _round(turn.cost)])
+        actions += [_action(number, action, texts) for action in turn.actions]
+    return {
+        "turns": turns,
+        "actions": actions,
+        "shares": [_share(share) for share in run.shares],
+        "blocks": [_block(block, starts) for block in run.blocks],
+    }
+
+
+def _action(number: int, action: Action, texts: _Texts) -> dict[str, object]:
     replaced = [
         {
             "name": change.name,
-            "placeholder": shorten(change.placeholder),
-            "original": shorten(change.original),
+            "placeholder": texts.index(change.placeholder),
+            "original": texts.index(change.original),
             "where": change.where,
             "before": round(change.tokens_before),
             "after": round(change.tokens_after),
@@ -169,346 +444,68 @@ def _action_data(
     }
 
 
-def _turn_data(
-    number: int,
-    turn: PageTurn,
-    actions: range,
-) -> dict[str, object]:
+def _share(share: CostShare) -> list[object]:
+    amounts = [round(share.tokens), round(share.sent), _round(share.cost)]
+    return [share.name, share.calls, *amounts]
+
+
+def _block(block: BlockFate, starts: Sequence[int]) -> dict[str, object]:
+    """One of the biggest blocks; *action* is the index, in the run, of what removed it."""
+    action = None
+    if block.until is not None and block.action is not None:
+        action = starts[block.until - 1] + block.action
     return {
-        "turn": number,
-        "label": turn.label,
-        "kinds": [round(turn.tokens.get(kind, 0)) for kind in KINDS],
-        "total": round(turn.total),
-        "without": round(turn.tokens_without),
-        "cost": turn.cost,
-        "costWithout": turn.cost_without,
-        "actions": list(actions),
+        "name": block.name,
+        "kind": KINDS[block.kind],
+        "tokens": round(block.tokens),
+        "since": block.turn,
+        "until": block.until,
+        "now": block.fate,
+        "action": action,
     }
 
 
-def _shortener(report: Report) -> Callable[[str], str]:
-    """A function that cuts the middle out of long texts, so that all together fit TEXT_BYTES."""
-    sizes = []
-    for _, action in _actions_by_turn(report):
-        for change in action.replaced:
-            for text in (change.placeholder, change.original):
-                size = len(text.encode("utf-8", "replace"))
-                sizes.append(size)
-    limit = 20_000
-    while limit > 100 and sum(min(size, limit) for size in sizes) > TEXT_BYTES:
-        limit = limit * 3 // 4
+def _round(amount: float) -> float:
+    """Six digits: more than a reader is shown, and half the bytes."""
+    return float(f"{amount:.6g}")
 
-    def shorten(text: str) -> str:
-        if len(text) <= limit:
+
+@dataclass(slots=True)
+class _Texts:
+    """Each text of an action once, the middle cut out of long ones to fit all in TEXT_BYTES."""
+
+    shown: list[str] = field(default_factory=list)
+    _sizes: dict[str, int] = field(default_factory=dict)
+    _indices: dict[str, int] = field(default_factory=dict)
+    _limit: int | None = None
+
+    def measure(self, run: Run) -> None:
+        """Take in how long the texts of *run* are, before any is asked for."""
+        for turn in run.turns:
+            for action in turn.actions:
+                for change in action.replaced:
+                    for text in (change.placeholder, change.original):
+                        self._sizes[text] = len(text.encode("utf-8", "replace"))
+
+    def index(self, text: str) -> int:
+        """The place of *text* among those shown."""
+        if text not in self._indices:
+            self._indices[text] = len(self.shown)
+            self.shown.append(self._shorten(text))
+        return self._indices[text]
+
+    def _shorten(self, text: str) -> str:
+        if self._limit is None:
+            self._limit = self._find_limit()
+        if len(text) <= self._limit:
             return text
-        half = limit // 2
+        half = self._limit // 2
         missing = len(text) - 2 * half
         return f"{text[:half]}\n[… {missing:,} characters not shown here …]\n{text[-half:]}"
 
-    return shorten
-
-
-# Body ---------------------------------------------------------------------------------------------
-
-_DIALOG = """<dialog id="action" aria-labelledby="action-title">
-<h2 id="action-title"></h2>
-<p id="action-told"></p>
-<div class="bar"><button type="button" id="previous">Previous action</button>
-<button type="button" id="next">Next action</button> \
-<button type="button" id="close" autofocus>Close</button></div>
-<div id="action-body"></div>
-</dialog>
-"""
-
-
-def _body(report: Report) -> Iterator[str]:
-    """The sections. A table has whatever a chart shows."""
-    yield f"<h1>{escape(report.title)}</h1>\n"
-    yield f'<p class="soft">{escape(report.subtitle)}</p>\n'
-    if report.turns:
-        yield f'<p class="lead">{escape(_lead(report))}</p>\n'
-    if report.facts:
-        header = ("", report.policy, report.baseline)
-        rows = [(fact.name, fact.with_it, fact.without) for fact in report.facts]
-        yield _table("In all", header, rows, range(1, 3), "facts")
-    if report.turns:
-        yield from _tokens(report)
-        yield from _actions(report)
-        yield from _costs(report)
-    else:
-        yield "<p>There was no turn.</p>\n"
-    yield from _cache(report)
-    yield from _recall(report)
-    yield from _blocks(report)
-
-
-def _lead(report: Report) -> str:
-    """The whole page in one sentence."""
-    cost = sum(turn.cost for turn in report.turns)
-    cost_without = sum(turn.cost_without for turn in report.turns)
-    largest = max(turn.total for turn in report.turns)
-    without = max(turn.tokens_without for turn in report.turns)
-    costs = ""
-    if cost_without:
-        costs = f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; "
-    turns = count_phrase(len(report.turns), "turn")
-    return (
-        f"{turns}: {costs}the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
-    )
-
-
-def _tokens(report: Report) -> Iterator[str]:
-    baseline = escape(report.baseline)
-    last = len(report.turns)
-    yield "<section>\n<h2>Tokens per turn</h2>\n"
-    yield (
-        f"<p>What each model call was sent, by kind; dashed: {baseline}. "
-        "A mark is a stage's action, filled where it came to nothing: "
-        "choose it to see what it replaced.</p>\n"
-    )
-    yield from _kinds(report)
-    label = escape(_chart_text(report))
-    yield f'<div class="chart" id="tokens" role="img" aria-label="{label}"></div>\n'
-    yield (
-        '<div class="pick"><label for="turn">Turn</label>'
-        f'<input type="range" id="turn" min="1" max="{last}" value="{last}">'
-        '<label><input type="checkbox" id="compare" checked>'
-        f" dashed line: {baseline}</label></div>\n"
-        '<div class="readout" id="readout" role="group" aria-label="The chosen turn"></div>\n'
-    )
-    header = ("turn", *KINDS.values(), "in all", report.baseline, "what the model did")
-    rows = [_token_row(number, turn) for number, turn in enumerate(report.turns, 1)]
-    table = _table("Tokens per turn and kind", header, rows, range(12))
-    yield _details("Table: tokens per turn", table)
-    yield "</section>\n"
-
-
-def _token_row(number: int, turn: PageTurn) -> list[str]:
-    amounts = [turn.tokens.get(kind, 0) for kind in KINDS]
-    amounts += [turn.total, turn.tokens_without]
-    cells = [f"{amount:,.0f}" for amount in amounts]
-    return [str(number), *cells, turn.label]
-
-
-def _chart_text(report: Report) -> str:
-    """The chart of tokens, for readers who cannot see it."""
-    last = report.turns[-1].total
-    largest = max(turn.total for turn in report.turns)
-    without = max(turn.tokens_without for turn in report.turns)
-    return (
-        f"Tokens of {len(report.turns):,} turns, stacked by kind: "
-        f"at most {largest:,.0f}, at the end {last:,.0f}; "
-        f"{report.baseline}: at most {without:,.0f}. The table below has them all."
-    )
-
-
-def _kinds(report: Report) -> Iterator[str]:
-    """What the colours mean, in the order of the stack.
-
-    A kind can be shown alone, so that nobody has to tell colours apart.
-    """
-    yield '<ul class="kinds" aria-label="Kinds, from the top down; choose one to see it alone">\n'
-    present: set[Kind] = set()
-    for turn in report.turns:
-        present.update(kind for kind, tokens in turn.tokens.items() if tokens)
-    for kind, name in reversed(list(KINDS.items())):
-        if kind in present:
-            yield (
-                f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
-                f'<span class="swatch" style="background: var(--{kind})"></span>'
-                f"{name}</button></li>\n"
-            )
-    yield "</ul>\n"
-
-
-def _actions_by_turn(report: Report) -> list[tuple[int, Action]]:
-    """Every action with its turn, in the order in which the page's script counts them."""
-    found = []
-    for number, turn in enumerate(report.turns, 1):
-        found += [(number, action) for action in turn.actions]
-    return found
-
-
-def _actions(report: Report) -> Iterator[str]:
-    actions = _actions_by_turn(report)
-    if not actions:
-        return
-    yield f"<section>\n<h2>Actions</h2>\n<p>{escape(_by_stage(actions))}</p>\n"
-    rows = []
-    for index, (number, action) in enumerate(actions):
-        button = _button(index, f"{action.stage}: {action.outcome}")
-        saved = ""
-        if action.tokens_saved is not None:
-            saved = f"{action.tokens_saved:,.0f}"
-        what = escape(action.told)
-        rows.append((str(number), button, what, saved))
-    header = ("turn", "action", "what", "tokens saved")
-    table = _grid("What each stage did", header, rows, (0, 3))
-    name = f"Table: {count_phrase(len(actions), 'action')}"
-    yield _details(name, table, is_open=len(actions) <= FEW)
-    yield "</section>\n"
-
-
-def _by_stage(actions: Iterable[tuple[int, Action]]) -> str:
-    """How often each stage acted, and what that saved."""
-    times: Counter[str] = Counter()
-    saved: Counter[str] = Counter()
-    for _, action in actions:
-        times[action.stage] += 1
-        saved[action.stage] += round(action.tokens_saved or 0)
-    parts = []
-    for stage, count in times.items():
-        tokens = f"{saved[stage]:,} tokens saved"
-        parts.append(f"{stage} {count_phrase(count, 'time')}, {tokens}")
-    return f"{'; '.join(parts)}."
-
-
-def _button(action: int, text: str) -> str:
-    """A button that opens the dialog of the action with this number."""
-    return f'<button type="button" data-action="{action}">{escape(text)}</button>'
-
-
-def _costs(report: Report) -> Iterator[str]:
-    is_dollars = report.unit == "dollars"
-    unit = "dollars"
-    if not is_dollars:
-        unit = f"the price of so many {report.unit}"
-    yield "<section>\n<h2>Cost so far</h2>\n"
-    yield (
-        f"<p>Added up over the turns, in {escape(unit)}; "
-        "prompts are cached as the provider's rules say.</p>\n"
-    )
-    label = (
-        f"Cost so far, {report.policy} and {report.baseline}, turn by turn; "
-        "the table below has all."
-    )
-    yield f'<div class="chart" id="cost" role="img" aria-label="{escape(label)}"></div>\n'
-    rows = []
-    ours = 0.0
-    theirs = 0.0
-    for number, turn in enumerate(report.turns, 1):
-        ours += turn.cost
-        theirs += turn.cost_without
-        costs = [cost(amount, dollars=is_dollars) for amount in (ours, theirs)]
-        rows.append((str(number), *costs))
-    header = ("turn", report.policy, report.baseline)
-    table = _table(f"Cost so far, {report.unit}", header, rows, range(3))
-    yield _details("Table: cost so far", table)
-    yield "</section>\n"
-
-
-def _cache(report: Report) -> Iterator[str]:
-    if report.cache is None:
-        return
-    yield "<section>\n<h2>Why the prompt cache missed</h2>\n"
-    if report.cache:
-        yield (
-            "<p>Tokens that had been sent before and were not read from the cache, "
-            "by what was really billed; the cost is what they cost more than reading them.</p>\n"
-        )
-        yield _table("Cache misses by cause", HEADINGS, rows(report.cache), range(1, 4))
-    else:
-        yield "<p>By what was billed, it never did.</p>\n"
-    yield "</section>\n"
-
-
-def _recall(report: Report) -> Iterator[str]:
-    if not report.recall:
-        return
-    yield "<section>\n<h2>Recall against budget</h2>\n"
-    yield (
-        "<p>The share of what the agent uses later that a context of so many tokens still shows. "
-        "Dashed: an oracle that knows the future.</p>\n"
-    )
-    label = (
-        "Recall of each policy against the tokens of its context, and the oracle's above; "
-        "the table below has all."
-    )
-    yield f'<div class="chart" id="recall" role="img" aria-label="{label}"></div>\n'
-    rows = []
-    for point in report.recall:
-        budget = f"{point.budget_tokens:,.0f}"
-        rows.append((point.policy, budget, f"{point.recall:.3f}"))
-    table = _table("Recall", ("policy", "tokens", "recall"), rows, range(1, 3))
-    yield _details("Table: recall", table)
-    yield "</section>\n"
-
-
-def _blocks(report: Report) -> Iterator[str]:
-    if not report.blocks:
-        return
-    yield "<section>\n<h2>The biggest blocks, and where they went</h2>\n"
-    starts: list[int] = []  # the actions before each turn
-    count = 0
-    for turn in report.turns:
-        starts.append(count)
-        count += len(turn.actions)
-    rows = []
-    for block in report.blocks:
-        place = None
-        if block.until is not None and block.action is not None:
-            place = starts[block.until - 1] + block.action
-        rows.append(_block_row(block, place))
-    header = ("block", "kind", "tokens", "since turn", "until turn", "now")
-    yield _grid("The biggest blocks", header, rows, range(2, 5))
-    yield "</section>\n"
-
-
-def _block_row(block: BlockFate, action: int | None) -> tuple[str, ...]:
-    """A row of the biggest blocks; one that left opens what replaced it."""
-    now = escape(block.fate)
-    if action is not None:
-        now = _button(action, block.fate)
-    return (
-        escape(block.name),
-        KINDS[block.kind],
-        f"{block.tokens:,.0f}",
-        str(block.turn),
-        str(block.until or ""),
-        now,
-    )
-
-
-def _details(name: str, content: str, *, is_open: bool = False) -> str:
-    attribute = " open" if is_open else ""
-    return f"<details{attribute}><summary>{escape(name)}</summary>\n{content}</details>\n"
-
-
-def _table(
-    caption: str,
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Sequence[int] = (),
-    style: str = "",
-) -> str:
-    """A table of texts; right-aligned where *numbers* has the column's index."""
-    body = [[escape(cell) for cell in row] for row in rows]
-    return _grid(caption, header, body, numbers, style)
-
-
-def _grid(
-    caption: str,
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Sequence[int],
-    style: str = "",
-) -> str:
-    """A table of cells that are HTML, in a box of its own, which the keyboard can scroll."""
-    classes = [""] * len(header)
-    for index in numbers:
-        classes[index] = ' class="number"'
-    head = ""
-    for name, attribute in zip(header, classes, strict=True):
-        head += f'<th scope="col"{attribute}>{escape(name)}</th>'
-    lines = []
-    for row in rows:
-        pairs = zip(row, classes, strict=True)
-        cells = "".join(f"<td{attribute}>{cell}</td>" for cell, attribute in pairs)
-        lines.append(f"<tr>{cells}</tr>\n")
-    box = f"scroll {style}" if style else "scroll"
-    label = escape(caption)
-    return (
-        f'<div class="{box}" role="region" tabindex="0" aria-label="{label}"><table>'
-        f"<caption>{label}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>\n{''.join(lines)}</tbody></table></div>\n"
-    )
+    def _find_limit(self) -> int:
+        limit = 20_000
+        sizes = self._sizes.values()
+        while limit > 100 and sum(min(size, limit) for size in sizes) > TEXT_BYTES:
+            limit = limit * 3 // 4
+        return limit

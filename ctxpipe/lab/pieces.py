@@ -37,7 +37,7 @@ Key: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block with a name for a reader.
+    """A block with a name for a reader; *tool* is the one that it calls, or is the result of.
 
     The key stays when the block is replaced by a placeholder.
     """
@@ -47,6 +47,7 @@ class Piece:
     name: str
     text: str
     tokens: int
+    tool: str = ""
 
 
 class Pieces:
@@ -55,12 +56,14 @@ class Pieces:
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
         self._calls: dict[str, str] = {}  # what was called, by the call's id
+        self._tools: dict[str, str] = {}  # the tool, the same
         self._known: dict[int, tuple[Message, list[Piece]]] = {}  # by the message's identity
 
     def learn(self, message: Message) -> None:
         """Take in the names of the calls in *message*, for those of their results."""
         for made in tool_calls([message]):
             self._calls[made.id] = _call_label(made)
+            self._tools[made.id] = made.name
 
     def of(self, message: Message) -> list[Piece]:
         """The pieces of *message*, read once; it must not change any more."""
@@ -108,7 +111,10 @@ class Pieces:
         call_id = str(field_of(block, "id"))
         name = f"call of {self._calls.get(call_id, 'a tool')}"
         text = compact_json(field_of(block, "input", {}))
-        return Piece(("call", call_id), "calls", name, text, tokens)
+        return Piece(("call", call_id), "calls", name, text, tokens, self._tool(call_id))
+
+    def _tool(self, call_id: str) -> str:
+        return self._tools.get(call_id, "a tool")
 
     def _result(self, block: Block, tokens: int) -> Piece:
         call_id = str(field_of(block, "tool_use_id"))
@@ -123,6 +129,7 @@ class Pieces:
             name,
             result_text(result),
             tokens,
+            self._tool(call_id),
         )
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "oracle_lines",
     "oracle_pointers",
     "run_pipeline",
+    "score_context",
 ]
 
 BudgetedMaker: TypeAlias = Callable[[int], PipelineMaker]
@@ -171,6 +172,14 @@ async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
     store.learn(bench.storage.texts)
     use, _ = use_of(cut.future, cut.past, context, store)
     return Scored(await cut.counter.count(result.messages), use)
+
+
+def score_context(cut: Cut, messages: Sequence[Message]) -> Scored:
+    """What *messages*, a context before the call of *cut*, show of what is used later."""
+    context = Context(cut.index, cut.name)
+    context.update(list(messages))
+    shown = {atom for atom in cut.future if atom in context}
+    return Scored(cut.counter.total(messages), cut.use(shown))
 
 
 def mean_recall(scored: Iterable[Scored]) -> Recall:

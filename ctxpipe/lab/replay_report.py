@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
 
 from ..atoms import AtomIndex
 from ..cache_doctor import Tally
@@ -12,138 +14,175 @@ from ..errors import TranscriptError
 from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
-from ..words import as_number, as_percent, as_ratio
+from ..words import as_number, count_phrase
 from .cache import cache_report
-from .costs import bill, with_all_marks
+from .cost_shares import Exchange, cost_shares
+from .costs import bill
+from .figures import figures
 from .policies import NONE, BudgetedPolicy
-from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline
-from .replay import PipelineMaker, Replay, Settings, Step, replay
-from .report import Fact, PageTurn, RecallPoint, Report
+from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline, score_context
+from .replay import PipelineMaker, Replay, Settings, replay
+from .report import Fact, Figures, PageTurn, RecallPoint, Report, Run
 from .story import Moment, story
 from .transcripts import Transcript
-from .words import FIGURES, cost
+from .words import FIGURES, cost, figure
 
-__all__ = ["Pages", "label", "recall_points", "replay_and_report", "report_of"]
+__all__ = [
+    "Pages",
+    "Walk",
+    "display_name",
+    "label",
+    "recall_points",
+    "replay_and_report",
+    "report_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The reports wanted of each file that is replayed: of the policy *ours* beside *baseline*.
+    """The reports wanted of each file that is replayed; the first policy is the baseline.
 
     Costs are in dollars where *prices* are given. Reports are made where the file is replayed: only
     that process has its contexts.
     """
 
-    ours: str
-    baseline: str
     prices: Prices | None = None
 
     async def report(
         self,
         transcript: Transcript,
         replays: Mapping[str, Replay],
-        moments: Iterable[Moment],
-        settings: Settings | None,
+        moments: Mapping[str, Sequence[Moment]],
+        settings: Mapping[str, Settings | None],
         index: AtomIndex,
     ) -> Report:
-        """The report of *transcript*; *moments* are those of the replay through *ours*."""
-        return report_of(
-            transcript,
-            replays[self.ours],
-            replays[self.baseline],
-            moments,
-            settings=settings,
-            prices=self.prices,
-            recall=await recall_points(transcript, index),
-            names=(_display_name(self.ours), _display_name(self.baseline)),
-        )
+        """The report of *transcript*, from its replays by policy, and the *moments* of each."""
+        walks = {}
+        for name, made in replays.items():
+            own = settings.get(name) or Settings()
+            walks[name] = Walk(made, moments[name], own)
+        recall = await recall_points(transcript, index, moments)
+        return report_of(transcript, walks, prices=self.prices, recall=recall)
 
 
-def _display_name(policy: str) -> str:
-    return "no management" if policy == NONE else policy
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A replay, the runs of its pipeline, and how it was made."""
+
+    replay: Replay
+    moments: Sequence[Moment]
+    settings: Settings = field(default_factory=Settings)
 
 
 async def replay_and_report(
     transcript: Transcript,
-    make: PipelineMaker,
-    baseline: PipelineMaker,
+    makers: Mapping[str, PipelineMaker],
     *,
     settings: Settings | None = None,
     prices: Prices | None = None,
     recall: Sequence[RecallPoint] = (),
-    names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
 ) -> Report:
-    """Replay *transcript* through the pipelines of *make* and *baseline*, and report both.
+    """Replay *transcript* through each of *makers*, of which the first is the baseline.
 
-    Without *prices*, costs are in input tokens, with them in dollars; *names* are those of the two
-    policies. Raises what the pipelines raise.
+    Without *prices*, costs are in input tokens, with them in dollars. Raises what the pipelines
+    raise.
     """
     index = AtomIndex()
-    moments: list[Moment] = []
-    ours = await replay(transcript, make, settings, index, moments.append)
-    theirs = await replay(transcript, baseline, settings, index)
-    return report_of(
-        transcript,
-        ours,
-        theirs,
-        moments,
-        settings=settings,
-        prices=prices,
-        recall=recall,
-        names=names,
-    )
+    effective_settings = settings or Settings()
+    walks = {}
+    for name, make in makers.items():
+        moments: list[Moment] = []
+        made = await replay(transcript, make, effective_settings, index, moments.append)
+        walks[name] = Walk(made, moments, effective_settings)
+    return report_of(transcript, walks, prices=prices, recall=recall)
 
 
 def report_of(
     transcript: Transcript,
-    ours: Replay,
-    theirs: Replay,
-    moments: Iterable[Moment],
+    walks: Mapping[str, Walk],
     *,
-    settings: Settings | None = None,
     prices: Prices | None = None,
     recall: Sequence[RecallPoint] = (),
-    names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
     counter: TokenCounter | None = None,
 ) -> Report:
-    """The report of one replay beside another of the same transcript.
-
-    *moments* are those of the first.
-    """
-    settings = settings or Settings()
+    """The report of replays of one transcript, by policy; the first is the baseline."""
+    counter = as_counter(counter)
     effective_prices = prices or Prices.relative()
     unit = "dollars" if prices else "input tokens"
-    found = story(
-        moments,
-        as_counter(counter),
-        system=transcript.system,
-        tools=transcript.tools,
-        tokens_per_raw=settings.tokens_per_raw,
-    )
-    turns = []
-    for step, other in zip(ours.steps, theirs.steps, strict=True):
-        reply = transcript.messages[transcript.replies[step.call]]
-        turn = PageTurn(
-            tokens=found.tokens[step.call],
-            tokens_without=other.prompt_tokens,
-            cost=_cost(step, effective_prices),
-            cost_without=_cost(other, effective_prices),
-            label=label(reply),
-            actions=found.actions[step.call],
-        )
-        turns.append(turn)
+    replays = {name: walk.replay for name, walk in walks.items()}
+    rows = figures(replays, effective_prices, next(iter(walks)))
+    runs = []
+    for row, walk in zip(rows, walks.values(), strict=True):
+        runs.append(_run(transcript, row, walk, effective_prices, counter))
+    names = [run.policy for run in runs]
+    labels = [label(transcript.messages[place]) for place in transcript.replies]
+    turns = count_phrase(len(labels), "turn")
     return Report(
         title=transcript.name.rpartition("/")[2],
-        subtitle=f"{len(turns):,} turns replayed: {names[0]}, compared with {names[1]}",
-        turns=tuple(turns),
+        runs=tuple(runs),
+        labels=tuple(labels),
+        subtitle=f"{turns} replayed: {', '.join(names[1:])}, compared with {names[0]}",
         unit=unit,
-        policy=names[0],
-        baseline=names[1],
-        facts=tuple(_facts(ours, theirs, effective_prices, unit)),
+        facts=tuple(_facts(rows, replays.values(), unit)),
         recall=tuple(recall),
-        blocks=found.blocks,
-        cache=_tally_recording(transcript, as_counter(counter), prices),
+        cache=_tally_recording(transcript, counter, prices),
     )
+
+
+def display_name(policy: str) -> str:
+    """What a reader is told in place of the name "none"."""
+    return "no management" if policy == NONE else policy
+
+
+def _run(
+    transcript: Transcript,
+    row: Figures,
+    walk: Walk,
+    prices: Prices,
+    counter: TokenCounter,
+) -> Run:
+    tokens_per_raw = walk.settings.tokens_per_raw
+    found = story(
+        walk.moments,
+        counter,
+        system=transcript.system,
+        tools=transcript.tools,
+        tokens_per_raw=tokens_per_raw,
+    )
+    shares = cost_shares(
+        _exchanges(transcript, walk),
+        counter,
+        prices,
+        system=transcript.system,
+        tools=transcript.tools,
+        tokens_per_raw=tokens_per_raw,
+    )
+    turns = []
+    for step in walk.replay.steps:
+        cost_of_turn = bill(step.requests, prices).total
+        turns.append(PageTurn(found.tokens[step.call], cost_of_turn, found.actions[step.call]))
+    name = display_name(row.policy)
+    return Run(name, tuple(turns), replace(row, policy=name), shares, found.blocks)
+
+
+def _exchanges(transcript: Transcript, walk: Walk) -> Iterator[Exchange]:
+    """Every request of a replay, with what was sent and what was answered."""
+    moments: dict[int, list[Moment]] = {}
+    for moment in walk.moments:
+        moments.setdefault(moment.call, []).append(moment)
+    for step in walk.replay.steps:
+        own = moments[step.call]
+        replies = [after.before[len(before.after) :] for before, after in pairwise(own)]
+        last = transcript.messages[transcript.replies[step.call]]
+        replies.append([last])
+        # A run of the pipeline is followed by one request; only those for summaries have none.
+        sends = iter(zip(own, replies, strict=True))
+        for request in step.requests:
+            if request.purpose == "summary":
+                yield Exchange(request)
+                continue
+            moment, reply = next(sends)
+            yield Exchange(request, moment.after, reply[:1])
 
 
 def _tally_recording(
@@ -172,45 +211,19 @@ def label(reply: Message) -> str:
     return ", ".join(parts)
 
 
-def _cost(step: Step, prices: Prices) -> float:
-    return bill(step.requests, prices).total
-
-
 def _facts(
-    ours: Replay,
-    theirs: Replay,
-    prices: Prices,
+    rows: Sequence[Figures],
+    replays: Iterable[Replay],
     unit: str,
 ) -> Iterator[Fact]:
-    both = (ours, theirs)
-    bills = [bill(one.requests, prices) for one in both]
-    costs = [one.total for one in bills]
-    marked = [bill(with_all_marks(one.requests), prices).total for one in both]
-    is_dollars = unit == "dollars"
-    figures = {
-        "ratio": [as_ratio(ratio) for ratio in _ratios(costs)],
-        "marked": [as_ratio(ratio) for ratio in _ratios(marked)],
-        "hits": [as_percent(one.hit_rate) for one in bills],
-        "peak": [as_number(_largest_prompt(one)) for one in both],
-        "fetched": [as_number(one.refetches) for one in bills],
-        "seen": [as_percent(one.use.recall) for one in both],
-        "strict": [as_percent(one.use.strict_recall) for one in both],
-        "found": [as_percent(one.use.with_reread) for one in both],
-    }
-    yield Fact("tokens sent in all", *(as_number(one.prompt_tokens) for one in bills))
-    yield Fact(f"cost, {unit}", *(cost(total, dollars=is_dollars) for total in costs))
-    for name, values in figures.items():
-        yield Fact(f"{name}: {FIGURES[name]}", *values)
-
-
-def _ratios(costs: Sequence[float]) -> list[float]:
-    """Each of *costs* divided by the last, which is the baseline's."""
-    baseline = costs[-1]
-    return [one / baseline if baseline else 1.0 for one in costs]
-
-
-def _largest_prompt(replay: Replay) -> float:
-    return max((step.prompt_tokens for step in replay.steps), default=0.0)
+    """A row for each figure: what it is, and its value under each policy."""
+    sent = [sum(request.use.prompt for request in one.requests) for one in replays]
+    costs = [cost(row.cost, dollars=unit == "dollars") for row in rows]
+    yield Fact(f"cost, {unit}", tuple(costs))
+    for name, meaning in FIGURES.items():
+        values = tuple(figure(row, name) for row in rows)
+        yield Fact(f"{name}: {meaning}", values)
+    yield Fact("tokens sent in all", tuple(map(as_number, sent)))
 
 
 # Recall against budget ----------------------------------------------------------------------------
@@ -223,15 +236,19 @@ ORACLE = "oracle blocks"
 async def recall_points(
     transcript: Transcript,
     index: AtomIndex | None = None,
+    moments: Mapping[str, Sequence[Moment]] | None = None,
 ) -> list[RecallPoint]:
     """What policies that keep to a budget still show of what is used later, and the best possible.
 
-    Empty where the conversation is too short to be cut anywhere.
+    And what the contexts of replays showed at the same calls, of which *moments* are given by
+    policy. Empty where the conversation is too short to be cut anywhere.
     """
     found = list(cuts(transcript, index=index or AtomIndex()))
     if not found:
         return []
     points: list[RecallPoint] = []
+    for policy, own in (moments or {}).items():
+        points.append(_replay_point(policy, own, found))
     for share in SHARES:
         total = sum(share * cut.tokens for cut in found)
         tokens = total / len(found)
@@ -239,7 +256,7 @@ async def recall_points(
             scored = [await _score(cut, way, share) for cut in found]
             points.append(_point(way, tokens, scored))
         best = [ORACLES[ORACLE](cut, int(share * cut.tokens)) for cut in found]
-        points.append(_point(ORACLE, tokens, best, oracle=True))
+        points.append(_point(ORACLE, tokens, best, "oracle"))
     return points
 
 
@@ -248,11 +265,20 @@ async def _score(cut: Cut, way: str, share: float) -> Scored:
     return await run_pipeline(cut, BudgetedPolicy(way, budget))
 
 
+def _replay_point(policy: str, moments: Iterable[Moment], found: Sequence[Cut]) -> RecallPoint:
+    """The contexts before the calls of the cuts, ahead of what was read back for these calls."""
+    contexts: dict[int, Sequence[Message]] = {}
+    for moment in moments:
+        contexts.setdefault(moment.call, moment.after)
+    scored = [score_context(cut, contexts[cut.call]) for cut in found]
+    recall = mean_recall(scored)
+    return RecallPoint(display_name(policy), recall.tokens, recall.visible, "replay")
+
+
 def _point(
     way: str,
     tokens: float,
     scored: Iterable[Scored],
-    *,
-    oracle: bool = False,
+    source: Literal["budget", "oracle"] = "budget",
 ) -> RecallPoint:
-    return RecallPoint(way, tokens, mean_recall(scored).visible, oracle)
+    return RecallPoint(way, tokens, mean_recall(scored).visible, source)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
 from ..cache_doctor import Tally
 
@@ -12,12 +12,15 @@ __all__ = [
     "KINDS",
     "Action",
     "BlockFate",
+    "CostShare",
     "Fact",
+    "Figures",
     "Kind",
     "PageTurn",
     "RecallPoint",
     "Replaced",
     "Report",
+    "Run",
 ]
 
 Kind: TypeAlias = Literal[
@@ -75,16 +78,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class PageTurn:
-    """One model call: the tokens of its prompt by kind, and its cost, with and without ctxpipe.
-
-    *label* says in a few words what the model did.
-    """
+    """One model call: the tokens of its prompt by kind, its cost, and what the stages did."""
 
     tokens: Mapping[Kind, float]
-    tokens_without: float
     cost: float = 0.0
-    cost_without: float = 0.0
-    label: str = ""
     actions: tuple[Action, ...] = ()
 
     @property
@@ -111,42 +108,105 @@ class BlockFate:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallPoint:
-    """The share of what is used later that a policy still shows, in contexts of *budget_tokens*.
+class CostShare:
+    """What one tool, or one kind of text, is responsible for.
 
-    *recall* is from 0 to 1.
+    *calls* of the tool; *tokens* of its texts, each counted once; *sent* tokens, counted in every
+    prompt that held them; and the part of the cost that they caused.
+    """
+
+    name: str
+    calls: int = 0
+    tokens: float = 0.0
+    sent: float = 0.0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecallPoint:
+    """The share of what is used later that a context of *tokens* still shows, from 0 to 1.
+
+    *source* is where that context comes from: a policy that keeps to a budget of so many tokens,
+    an oracle that does, or the replay of a policy.
     """
 
     policy: str
-    budget_tokens: float
+    tokens: float
     recall: float
-    oracle: bool = False
+    source: Literal["budget", "oracle", "replay"] = "budget"
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A row of the page's first table, in words."""
+    """A row of the page's first table, in words: its name, and a value for each run."""
 
     name: str
-    with_it: str
-    without: str = ""
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One policy on one conversation, or on all.
+
+    `FIGURES` tells what each figure means; costs are in the unit of the prices.
+    """
+
+    policy: str
+    calls: int
+    cost: float
+    ratio: float
+    marked: float
+    hits: float
+    peak: float
+    fetched: int
+    seen: float
+    strict: float
+    found: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One conversation's way through one policy; *figures* are known of a replay only."""
+
+    policy: str
+    turns: tuple[PageTurn, ...]
+    figures: Figures | None = None
+    shares: tuple[CostShare, ...] = ()
+    blocks: tuple[BlockFate, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        """What all turns cost."""
+        if self.figures:
+            return self.figures.cost
+        return sum(turn.cost for turn in self.turns)
+
+    @property
+    def peak(self) -> float:
+        """The tokens of the largest prompt."""
+        if self.figures:
+            return self.figures.peak
+        return max((turn.total for turn in self.turns), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One conversation's way through a pipeline.
+    """One conversation's way through some policies; the first is the baseline of the others.
 
-    Costs are in *unit*: "dollars", or any other word for it. *cache* has a row for each cause for
-    which the prompt cache missed, as really billed; None where no bill is known.
+    *labels* say in a few words what the model did in each turn. Costs are in *unit*: "dollars", or
+    any other word for it. *cache* has a row for each cause for which the prompt cache missed, as
+    really billed; None where no bill is known.
     """
 
     title: str
-    turns: tuple[PageTurn, ...]
+    runs: tuple[Run, ...]
+    labels: tuple[str, ...] = ()
     subtitle: str = ""
     unit: str = "input tokens"
-    policy: str = "with ctxpipe"
-    baseline: str = "without ctxpipe"
     facts: tuple[Fact, ...] = ()
     recall: tuple[RecallPoint, ...] = ()
-    blocks: tuple[BlockFate, ...] = ()
     cache: tuple[Tally, ...] | None = None

@@ -17,9 +17,9 @@ from rich.text import Text
 from ..words import as_number, as_percent, as_ratio, count_phrase
 from .calibration import Calibration
 from .explain import Explained
-from .tables import Figures
+from .report import Figures
 from .tune import Candidate, Score, Tuned, front
-from .words import FIGURES, cost
+from .words import FIGURES, cost, figure
 
 __all__ = [
     "calibration_text",
@@ -218,14 +218,7 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
         row.policy,
         as_number(row.calls),
         cost(row.cost, dollars=dollars),
-        as_ratio(row.ratio),
-        as_ratio(row.marked),
-        as_percent(row.hits),
-        as_number(row.peak),
-        as_number(row.fetched),
-        as_percent(row.seen),
-        as_percent(row.strict),
-        as_percent(row.found),
+        *(figure(row, name) for name in FIGURES),
     )
 
 

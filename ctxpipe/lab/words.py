@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from ..words import as_dollars, as_number
+from ..words import as_dollars, as_number, as_percent, as_ratio
+from .report import Figures
 
-__all__ = ["FIGURES", "cost"]
+__all__ = ["FIGURES", "cost", "figure"]
 
 FIGURES: Mapping[str, str] = {
     "ratio": "the cost divided by that of the first policy",
@@ -24,3 +25,17 @@ FIGURES: Mapping[str, str] = {
 def cost(amount: float, *, dollars: bool) -> str:
     """A cost in dollars, or in whole input tokens."""
     return as_dollars(amount) if dollars else as_number(amount)
+
+
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "ratio": as_ratio,
+    "marked": as_ratio,
+    "peak": as_number,
+    "fetched": as_number,
+}
+
+
+def figure(row: Figures, name: str) -> str:
+    """The figure of this *name* in *row*, as it is written; whatever is no more is a share."""
+    write = _FORMATS.get(name, as_percent)
+    return write(getattr(row, name))

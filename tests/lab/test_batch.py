@@ -100,6 +100,6 @@ def test_progress_hears_of_each_file_once(tmp_path: Path):
 
 def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(tmp_path: Path):
     paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
-    done = replay_files(paths, MAKERS, pages=Pages("coding", "none"), processes=2)
+    done = replay_files(paths, MAKERS, pages=Pages(), processes=2)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
-    assert all(file.report and len(file.report.turns) == 5 for file in done)
+    assert all(file.report and len(file.report.labels) == 5 for file in done)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ctxpipe.lab.charts import charts, library
-from ctxpipe.lab.report import Action, PageTurn, RecallPoint, Report
+from ctxpipe.lab.report import Action, Figures, PageTurn, RecallPoint, Report, Run
+
+FIGURES = Figures("a-policy", 1, 1.0, 1.0, 1.0, 0.5, 9.0, 0, 1.0, 1.0, 1.0)
 
 
 def test_no_name_of_a_report_gets_into_an_expression():
-    turn = PageTurn({"user": 5.0}, 6.0, actions=(Action("a-stage", "changed"),))
-    recall = (RecallPoint("a-policy", 10.0, 0.5),)
-    report = Report("", (turn,), policy="with-it", baseline="without-it", recall=recall)
+    turn = PageTurn({"user": 5.0}, 6.0, (Action("a-stage", "changed"),))
+    recall = (RecallPoint("a-policy", 10.0, 0.5), RecallPoint("with-it", 5.0, 0.5, "replay"))
+    runs = tuple(Run(name, (turn,)) for name in ("without-it", "with-it"))
+    report = Report("", runs, recall=recall)
 
     def expressions(value: object) -> Iterator[str]:
         for name, item in value.items() if isinstance(value, dict) else ():
@@ -22,19 +25,21 @@ def test_no_name_of_a_report_gets_into_an_expression():
         ):
             yield from expressions(item)
 
-    found = list(expressions(charts(report)))
+    found = list(expressions(charts([report], [FIGURES])))
     assert found
     assert not any(
         name in text for name in ("a-stage", "a-policy", "with-it", "without-it") for text in found
     )
 
 
-def test_there_is_a_chart_for_whatever_the_report_holds():
-    turns, recall = (PageTurn({"user": 5.0}, 6.0),), (RecallPoint("keep last", 10.0, 0.5),)
+def test_there_is_a_chart_for_whatever_the_reports_hold():
+    runs = (Run("ours", (PageTurn({"user": 5.0}, 6.0),)),)
+    recall = (RecallPoint("keep last", 10.0, 0.5),)
 
-    assert list(charts(Report("", turns, recall=recall))) == ["tokens", "cost", "recall"]
-    assert list(charts(Report("", turns))) == ["tokens", "cost"]
-    assert charts(Report("", ())) == {}
+    assert list(charts([Report("", runs, recall=recall)])) == ["tokens", "cost", "recall"]
+    assert list(charts([Report("", runs)])) == ["tokens", "cost"]
+    assert list(charts([Report("", runs)], [FIGURES])) == ["tokens", "cost", "policies"]
+    assert charts([Report("", (Run("ours", ()),))]) == {}
 
 
 def test_the_library_is_one_script_that_fetches_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from workdays import SYSTEM, TOOLS, conversation, direct
 
 from ctxpipe import TokenCounter
@@ -27,32 +28,30 @@ async def test_a_session_is_reported_as_it_goes_on():
 
     report = live.report("A task")
 
-    assert [turn.tokens_without for turn in report.turns] == [
+    without, ours = report.runs
+    assert [turn.total for turn in without.turns] == [
         counter.total(history[:index], system=SYSTEM, tools=TOOLS) for index in (1, 3, 5)
     ]
-    assert [len(turn.actions) for turn in report.turns] == [0, 1, 1]
-    assert report.turns[1].cost < report.turns[1].cost_without
-    assert report.turns[2].cost_without == 0
+    assert [len(turn.actions) for turn in ours.turns] == [0, 1, 1]
+    assert ours.turns[1].cost < without.turns[1].cost
+    assert without.turns[2].cost == 0
+    for run in report.runs:
+        assert sum(share.cost for share in run.shares) == pytest.approx(run.cost)
 
 
 def test_a_session_without_turns_is_a_report_without_turns():
     report = LiveReport(TokenCounter()).report("Nothing", subtitle="at all")
 
-    assert (report.title, report.subtitle, report.turns, report.blocks) == (
-        "Nothing",
-        "at all",
-        (),
-        (),
-    )
+    assert (report.title, report.subtitle, report.labels) == ("Nothing", "at all", ())
+    assert [run.turns for run in report.runs] == [(), ()]
 
 
 def test_what_a_session_says_of_its_cache_is_on_the_page():
     tally = Tally(Cause.TOOLS, 2, 40_000, 0.25, "the tools changed: <b>ls</b> added")
     live = LiveReport(TokenCounter())
 
-    assert "Why the prompt cache missed" not in page(live.report("Unknown"))
-    assert "it never did" in page(live.report("Good", cache=[]))
-    told = page(live.report("Bad", cache=[tally]))
-    assert "&lt;b&gt;ls&lt;/b&gt; added" in told
-    for cell in ("tools", "40,000", "$0.25"):
-        assert f"{cell}</td>" in told
+    assert '"cache":null' in page([live.report("Unknown")])
+    assert "<b>ls</b>" not in page([live.report("Bad", cache=[tally])])
+    report = live.report("Bad", cache=[tally])
+    assert report.cache == (tally,)
+    assert '"tools","2","40,000","$0.250"' in page([report])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -17,12 +19,25 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ctxpipe import ContextPipeline, DirectOffload
-from ctxpipe.lab.page import page, page_paths, write_page
+from ctxpipe.lab.page import page, write_page
 from ctxpipe.lab.replay_report import replay_and_report
-from ctxpipe.lab.report import KINDS, Action, BlockFate, PageTurn, RecallPoint, Replaced, Report
+from ctxpipe.lab.report import (
+    KINDS,
+    Action,
+    BlockFate,
+    CostShare,
+    Fact,
+    Figures,
+    PageTurn,
+    RecallPoint,
+    Replaced,
+    Report,
+    Run,
+)
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
 
@@ -76,115 +91,161 @@ def without(_: Workbench) -> ContextPipeline:
 
 @pytest.fixture(scope="module")
 def replayed() -> Report:
-    """A replay through a pipeline that offloads."""
+    """A replay through a pipeline that offloads, beside none, and one that does the same."""
     recall = [
         RecallPoint("keep last", 1000.0, 0.4),
-        RecallPoint("oracle", 1000.0, 0.9, oracle=True),
+        RecallPoint("oracle", 1000.0, 0.9, "oracle"),
+        RecallPoint("mine", 800.0, 0.7, "replay"),
     ]
-    return anyio.run(lambda: replay_and_report(transcript(), with_offload, without, recall=recall))
+    makers = {"none": without, "other": without, "mine": with_offload}
+    return anyio.run(lambda: replay_and_report(transcript(), makers, recall=recall))
+
+
+def long_run(turns: int, tokens: float, price: float, actions: tuple[Action, ...] = ()) -> Run:
+    """Turns that grow by *tokens* of each kind."""
+    made = [
+        PageTurn(dict.fromkeys(KINDS, tokens * turn), price, actions)
+        for turn in range(1, turns + 1)
+    ]
+    shares = (CostShare("Read", turns, 10.0 * turns, 100.0 * turns, price * turns),)
+    return Run("with" if actions else "without", tuple(made), shares=shares)
 
 
 def long_report(turns: int = 500) -> Report:
     """As many turns as the page must bear, each with an action on a long text."""
-    original = "".join(
-        f"line {n}: something that a tool has printed, more or less\n" for n in range(300)
-    )
-    swap = Replaced(
-        "result of Read",
-        original,
-        "[Content offloaded to: /there/t.md]",
-        "/there/t.md",
-        4000.0,
-        12.0,
-    )
-    action = Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,))
-    made = [
-        PageTurn(dict.fromkeys(KINDS, 100.0 * turn), 4000.0 * turn, 0.01, 0.05, "Read", (action,))
-        for turn in range(1, turns + 1)
-    ]
+    actions = []
+    for number in range(5):
+        original = "".join(
+            f"line {n} of {number}: something that a tool has printed, more or less\n"
+            for n in range(300)
+        )
+        swap = Replaced(
+            "result of Read",
+            original,
+            "[Content offloaded to: /there/t.md]",
+            "/there/t.md",
+            4000.0,
+            12.0,
+        )
+        actions.append(Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,)))
     blocks = tuple(
         BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16)
     )
-    return Report("A long conversation", tuple(made), unit="dollars", blocks=blocks)
+    ours = dataclasses.replace(long_run(turns, 100.0, 0.01, (actions[0],)), blocks=blocks)
+    theirs = long_run(turns, 450.0, 0.05)
+    return Report("A long conversation", (theirs, ours), ("Read",) * turns, unit="dollars")
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_block_opens_the_action_that_removed_it_of_two_by_one_stage_in_a_turn(index: int):
-    actions = (Action("BatchOffload", "changed"), Action("BatchOffload", "changed"))
-    turn = PageTurn({"user": 5.0}, 6.0, actions=actions)
-    gone = BlockFate("a block", "results", 5.0, 1, "moved away", until=2, action=index)
+def one_turn(**fields: Any) -> Run:
+    """A run of one turn with an action."""
+    return Run("with", (PageTurn({"user": 5.0}, 1.0, (Action("A", "changed"),)),), **fields)
 
-    written = page(Report("", (turn, turn), blocks=(gone,)))
 
-    assert f'data-action="{2 + index}">moved away' in written
+def rows(*amounts: tuple[str, float, float]) -> list[Figures]:
+    """The figures of policies by name, cost, and what they left in sight."""
+    return [
+        Figures(name, 8, cost, cost / amounts[0][1], 1.0, 0.5, 900.0, 0, seen, seen, 1.0)
+        for name, cost, seen in amounts
+    ]
+
+
+def data_of(written: str) -> dict[str, Any]:
+    """What the page's script reads."""
+    [found] = re.findall(r'id="report">(.*?)</script>', written, re.DOTALL)
+    return dict(json.loads(found))
 
 
 # As text ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_block_leads_to_the_action_that_removed_it_of_two_by_one_stage_in_a_turn(index: int):
+    actions = (Action("BatchOffload", "changed"), Action("BatchOffload", "changed"))
+    turn = PageTurn({"user": 5.0}, 6.0, actions)
+    gone = BlockFate("a block", "results", 5.0, 1, "moved away", until=2, action=index)
+
+    written = page([Report("", (Run("ours", (turn, turn), blocks=(gone,)),))])
+
+    [block] = data_of(written)["conversations"][0]["runs"][0]["blocks"]
+    assert block["action"] == 2 + index
+
+
 def test_no_text_of_a_transcript_becomes_markup():
     replaced = Replaced(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2.0, 1.0)
-    turn = PageTurn(
-        {"user": 5.0},
-        6.0,
-        label=HOSTILE,
-        actions=(Action(HOSTILE, HOSTILE, HOSTILE, 1.0, (replaced,)),),
+    action = Action(HOSTILE, HOSTILE, HOSTILE, 1.0, (replaced,))
+    run = Run(
+        HOSTILE,
+        (PageTurn({"user": 5.0}, 6.0, (action,)),),
+        None,
+        (CostShare(HOSTILE, 1, 1.0, 1.0, 1.0),),
+        (BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE),),
     )
-    blocks = (BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE),)
+    facts = (Fact(HOSTILE, (HOSTILE,) * 3),)
     recall = (RecallPoint(HOSTILE, 10.0, 0.5),)
     report = Report(
-        HOSTILE, (turn,), HOSTILE, HOSTILE, HOSTILE, HOSTILE, recall=recall, blocks=blocks
+        HOSTILE, (run, run, run), (HOSTILE,), HOSTILE, HOSTILE, facts=facts, recall=recall
     )
 
-    written = page(report)
+    written = page([report, report], rows((HOSTILE, 2.0, 1.0), (HOSTILE, 1.0, 0.9)) * 2)
 
     assert "<img src=x" not in written
     assert written.count("</script>") == 4  # data, charts, the library, our own
 
 
 def test_a_report_without_turns_says_so():
-    assert "There was no turn." in page(Report("Nothing", ()))
-
-
-def test_the_first_sentence_says_what_it_came_to():
-    told = (
-        "3 turns: with ctxpipe cost 20% of without ctxpipe; the largest context was 2,700 "
-        "tokens instead of 12,000."
-    )
-    assert told in page(long_report(3))
+    assert "There was no turn." in page([Report("Nothing", (Run("none", ()),))])
 
 
 def test_only_kinds_that_occur_are_explained():
     turn = PageTurn({"user": 5.0, "summary": 0.0}, 6.0)
 
-    written = page(Report("", (turn,)))
+    written = page([Report("", (Run("none", (turn,)),), ("",))])
 
     assert 'data-kind="user"' in written
     assert 'data-kind="summary"' not in written
 
 
-def test_the_stages_savings_are_added_up():
-    assert "BatchOffload 3 times, 11,964 tokens saved." in page(long_report(3))
+def test_three_policies_are_a_table_and_can_be_chosen():
+    runs = tuple(
+        dataclasses.replace(one_turn(figures=row), policy=row.policy)
+        for row in rows(("none", 4.0, 1.0), ("a", 2.0, 0.95), ("b", 1.0, 0.5))
+    )
+
+    written = page([Report("", runs, ("",))])
+
+    assert "a cost 2 input tokens instead of 4 with none, 50.0% less" in html.unescape(written)
+    assert "<strong>Use a.</strong>" in written
+    assert data_of(written)["chosen"] == [1, 0]
+    for name in ("ours", "theirs"):
+        assert f'<select id="{name}">' in written
+    assert '<td class="number" data-label="seen">95.0%</td>' in written
 
 
-def test_one_page_goes_where_it_was_asked_for_and_several_beside_it(tmp_path: Path):
-    html = tmp_path / "report.html"
+def test_several_conversations_are_on_one_page_with_their_sums():
+    runs = tuple(
+        dataclasses.replace(long_run(3, 100.0, row.cost), policy=row.policy, figures=row)
+        for row in rows(("none", 4.0, 1.0), ("ours", 3.0, 0.95))
+    )
+    reports = [Report(f"{name}.jsonl", runs, ("",) * 3, unit="dollars") for name in "xy"]
 
-    assert page_paths(html, ["x/a.jsonl", "x/a.jsonl"]) == {"x/a.jsonl": html}
-    several = page_paths(html, ["x/a.jsonl", "y/a.jsonl", "-"])
-    names = [path.name for path in several.values()]
-    assert names == ["report-a.html", "report-a-2.html", "report-stdin.html"]
+    written = page(reports, rows(("none", 8.0, 1.0), ("ours", 6.0, 0.95)))
+
+    assert "2 conversations, 6 turns: ours cost $6.00 instead of $8.00 with none" in written
+    for number, name in enumerate(["x.jsonl", "y.jsonl"]):
+        assert f'<a href="#conversation-{number}">{name}</a>' in written
+    # each tool's share over both: 3 turns of 3 dollars, twice
+    assert '<td class="number" data-label="ours">$18.00</td>' in written
+    assert [one["title"] for one in data_of(written)["conversations"]] == ["x.jsonl", "y.jsonl"]
 
 
-def test_every_figure_stands_in_a_table():
-    written = page(long_report(3))
-    cells = re.findall(r"<td[^>]*>([^<]*)</td>", written)
+def test_a_text_that_occurs_twice_is_on_the_page_once():
+    texts = data_of(page([long_report(3)]))["texts"]
 
-    assert {"300", "2,700", "12,000", "$0.0300", "$0.150", "3,988"} <= set(cells)
+    assert len(texts) == len(set(texts)) == 2
 
 
 def test_a_page_of_500_turns_stays_below_3_megabytes():
-    size = len(page(long_report()).encode())
+    size = len(page([long_report()]).encode())
 
     print(f"500 turns: {size:,} bytes")
     assert size < 3_000_000
@@ -213,18 +274,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     )
 
 
-Show = Callable[[Report], Chrome]
+Show = Callable[..., Chrome]
 
 
 @pytest.fixture
 def show(browser: Chrome, tmp_path: Path) -> Show:
     """Opens the page of a report, and waits until it is drawn."""
 
-    def open_page(report: Report) -> Chrome:
-        write_page(tmp_path / "page.html", report)
+    def open_page(*reports: Report, totals: Sequence[Figures] = (), at: str = "") -> Chrome:
+        write_page(tmp_path / "page.html", reports, totals)
         for kind in ("browser", "performance"):
             logged(browser, kind)  # what another page has left
-        browser.get((tmp_path / "page.html").as_uri())
+        browser.get(f"{(tmp_path / 'page.html').as_uri()}{at}")
         WebDriverWait(browser, 30).until(lambda chrome: drawn(chrome) is not None)
         return browser
 
@@ -293,7 +354,7 @@ def test_hovering_shows_the_turn(show: Show, replayed: Report):
     ActionChains(chrome).move_to_element(plot).perform()
 
     assert re.match(r"Turn [456]: [\d,]+ tokens", text_of(chrome, "#tokens .tip"))
-    assert re.match(r"Turn [456]: Read", text_of(chrome, "#readout h3"))
+    assert re.match(r"Turn [456]: Read", text_of(chrome, "#readout h4"))
     assert "DirectOffload: changed" in text_of(chrome, "#readout")
 
 
@@ -324,13 +385,13 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, rep
     def press(*keys: str) -> None:
         ActionChains(chrome).send_keys(*keys).perform()
 
-    for _ in range(10):
+    for _ in range(20):
         if focused() == "turn":
             break
         press(Keys.TAB)
     assert focused() == "turn"
     press(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert text_of(chrome, "#readout h3") == "Turn 7: Read"
+    assert text_of(chrome, "#readout h4") == "Turn 7: Read"
     press(Keys.TAB, Keys.TAB)
     assert focused().startswith("DirectOffload: changed")
     press(Keys.ENTER)
@@ -341,7 +402,7 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, rep
 
 def test_a_block_that_left_opens_what_replaced_it(show: Show, replayed: Report):
     chrome = show(replayed)
-    where = next(block for block in replayed.blocks if block.until == 5)
+    where = next(block for block in replayed.runs[2].blocks if block.until == 5)
 
     button = next(
         found
@@ -378,7 +439,7 @@ def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
     button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=placeholders]")
     drawn_kinds = len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-area path"))
     assert drawn_kinds == len(
-        {kind for turn in replayed.turns for kind, tokens in turn.tokens.items() if tokens}
+        {kind for turn in replayed.runs[2].turns for kind, tokens in turn.tokens.items() if tokens}
     )
 
     button.click()
@@ -402,17 +463,94 @@ def test_the_page_is_as_light_or_dark_as_its_reader_likes(show: Show, scheme: st
     assert chrome.execute_script("return getComputedStyle(document.body).backgroundColor") == paper
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(show: Show):
-    chrome = show(long_report(40))
-    phone = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+PARTS_THAT_ARE_CUT = """
+const boxes = [...document.querySelectorAll('.scroll')];
+const wide = boxes.filter(box => box.scrollWidth > box.clientWidth);
+const names = [...document.querySelectorAll('.chart svg text')].filter(text => {
+  const own = text.getBoundingClientRect(), chart = text.closest('svg').getBoundingClientRect();
+  return own.width && (own.left < chart.left - 1 || own.right > chart.right + 1);
+});
+return [...wide.map(box => box.ariaLabel), ...names.map(text => text.textContent)];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_nothing_is_wider_than_the_screen(show: Show, replayed: Report, scheme: str):
+    chrome = show(replayed, replayed, totals=[run.figures for run in replayed.runs if run.figures])
+    phone = {"width": 390, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
     try:
         chrome.refresh()
         WebDriverWait(chrome, 30).until(lambda _: drawn(chrome) is not None)
-        assert chrome.execute_script("return document.documentElement.scrollWidth") == 360
-        assert 250 < chrome.find_element(By.CSS_SELECTOR, "#tokens svg").rect["width"] <= 360
+        chrome.execute_script(
+            "for (const one of document.querySelectorAll('details')) one.open = true"
+        )
+        WebDriverWait(chrome, 10).until(
+            lambda _: len(chrome.find_elements(By.CSS_SELECTOR, "#turns tr")) == 10
+        )
+        assert chrome.execute_script("return document.documentElement.scrollWidth") == 390
+        assert chrome.execute_script(PARTS_THAT_ARE_CUT) == []
+        assert 250 < chrome.find_element(By.CSS_SELECTOR, "#tokens svg").rect["width"] <= 390
+        assert chrome.find_element(By.ID, "turn").rect["width"] > 200
     finally:
         chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_any_two_policies_stand_side_by_side(show: Show, replayed: Report):
+    chrome = show(replayed)
+
+    def heads() -> list[str]:
+        found = chrome.find_elements(By.CSS_SELECTOR, "#facts th")
+        return [str(head.get_property("textContent")) for head in found]
+
+    assert heads() == ["", "mine", "no management"]
+    Select(chrome.find_element(By.ID, "ours")).select_by_visible_text("other")
+    Select(chrome.find_element(By.ID, "theirs")).select_by_visible_text("mine")
+    assert heads() == ["", "other", "mine"]
+    assert "other and mine" in str(chrome.find_element(By.ID, "cost").get_attribute("aria-label"))
+    WebDriverWait(chrome, 10).until(
+        lambda _: not chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")
+    )
+    assert "No stage acted." in text_of(chrome, "#readout")
+    assert logged(chrome, "browser") == []
+
+
+def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Report):
+    short = dataclasses.replace(long_report(3), runs=(*long_report(3).runs, long_run(3, 1.0, 1.0)))
+    totals = [run.figures for run in replayed.runs if run.figures]
+    chrome = show(replayed, short, totals=totals, at="#conversation-1")
+
+    assert text_of(chrome, "#name") == "A long conversation"
+    assert chrome.find_element(By.ID, "turn").get_attribute("max") == "3"
+    chrome.execute_script("location.hash = '#conversation-0'")
+    WebDriverWait(chrome, 10).until(lambda _: text_of(chrome, "#name") == "a-conversation")
+    WebDriverWait(chrome, 10).until(
+        lambda _: chrome.find_elements(By.CSS_SELECTOR, "#recall .mark-text.role-mark text")
+    )
+    assert logged(chrome, "browser") == []
+
+
+def test_every_figure_stands_in_a_table(show: Show):
+    chrome = show(long_report(3))
+    chrome.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+
+    def cells(_: Chrome) -> bool:
+        found = chrome.execute_script(
+            "return [...document.querySelectorAll('td')].map(cell => cell.textContent)"
+        )
+        return {"300", "2,700", "12,150", "$0.0300", "$0.150", "3,988", "100.0%"} <= set(found)
+
+    WebDriverWait(chrome, 10).until(cells)
+    assert "BatchOffload 3 times, 11,964 tokens saved." in text_of(chrome, "#actions")
+
+
+def test_the_replayed_policy_is_a_named_point_in_the_recall_chart(show: Show, replayed: Report):
+    chrome = show(replayed)
+
+    texts = chrome.find_elements(By.CSS_SELECTOR, "#recall .mark-text.role-mark text")
+    assert {text.get_property("textContent") for text in texts} == {"mine"}
 
 
 def test_500_turns_are_drawn(show: Show):

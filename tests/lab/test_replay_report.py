@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import pytest
 from anyio import to_thread
 from histories import assistant, conversation, step, user
-from workdays import direct, none, transcript
+from workdays import batch, compact, direct, none, transcript
 
+from ctxpipe import TokenCounter
 from ctxpipe.atoms import AtomIndex
-from ctxpipe.lab.replay import Settings, replay
+from ctxpipe.lab.figures import figures
+from ctxpipe.lab.replay import PipelineMaker, Settings, replay
 from ctxpipe.lab.replay_report import Pages, label, recall_points, replay_and_report
 from ctxpipe.lab.story import Moment
-from ctxpipe.lab.tables import figures
-from ctxpipe.lab.transcripts import parse_transcript
+from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.words import FIGURES
 from ctxpipe.messages import compact_json
 from ctxpipe.prices import Prices, prices_of
@@ -25,15 +26,19 @@ async def test_a_report_holds_what_the_replays_tell():
     settings = Settings(tokens_per_raw=1.25)
     ours, theirs = [await replay(transcript(turns=20), make, settings) for make in (direct, none)]
 
-    report = await replay_and_report(transcript(turns=20), direct, none, settings=settings)
+    makers = {"none": none, "mine": direct}
+    report = await replay_and_report(transcript(turns=20), makers, settings=settings)
 
-    totals = [turn.total for turn in report.turns]
+    without, mine = report.runs
+    totals = [turn.total for turn in mine.turns]
     assert totals == pytest.approx([step.prompt_tokens for step in ours.steps])
-    without = [turn.tokens_without for turn in report.turns]
-    assert without == [step.prompt_tokens for step in theirs.steps]
-    assert sum(turn.cost for turn in report.turns) < sum(turn.cost_without for turn in report.turns)
-    assert report.facts[0].without == f"{sum(step.prompt_tokens for step in theirs.steps):,.0f}"
-    assert [turn.label for turn in report.turns[-2:]] == ["Read", "an answer"]
+    totals = [turn.total for turn in without.turns]
+    assert totals == pytest.approx([step.prompt_tokens for step in theirs.steps])
+    assert sum(turn.cost for turn in mine.turns) == pytest.approx(mine.cost)
+    assert mine.cost < without.cost
+    sent = sum(step.prompt_tokens for step in theirs.steps)
+    assert report.facts[-1].values[0] == as_number(sent)
+    assert report.labels[-2:] == ("Read", "an answer")
 
 
 @pytest.mark.parametrize(
@@ -51,27 +56,29 @@ def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
 
 
 async def test_no_management_is_called_so_on_the_page():
-    moments, prices = list[Moment](), await to_thread.run_sync(prices_of, "claude-opus-4-5")
+    prices = await to_thread.run_sync(prices_of, "claude-opus-4-5")
     told = transcript(turns=4)
+    moments: dict[str, list[Moment]] = {"none": [], "mine": []}
     replays = {
-        "mine": await replay(told, direct, watch=moments.append),
-        "none": await replay(told, none),
+        "none": await replay(told, none, watch=moments["none"].append),
+        "mine": await replay(told, direct, watch=moments["mine"].append),
     }
 
-    report = await Pages("mine", "none", prices).report(told, replays, moments, None, AtomIndex())
+    report = await Pages(prices).report(told, replays, moments, {}, AtomIndex())
 
-    assert (report.policy, report.baseline, report.unit) == ("mine", "no management", "dollars")
-    [cost] = [fact for fact in report.facts if fact.without.startswith("$")]
-    assert cost.name == "cost, dollars"
+    assert [run.policy for run in report.runs] == ["no management", "mine"]
+    assert report.unit == "dollars"
+    assert report.facts[0].name == "cost, dollars"
+    assert all(cost.startswith("$") for cost in report.facts[0].values)
 
 
 async def test_the_page_calls_each_figure_as_the_tables_do():
     talk = transcript(turns=4)
-    report = await replay_and_report(talk, direct, none)
+    report = await replay_and_report(talk, {"none": none, "mine": direct})
     replays = {"none": await replay(talk, none), "mine": await replay(talk, direct)}
     _, row = figures(replays, Prices.relative(), "none")
 
-    shown = {fact.name.partition(":")[0]: fact.with_it for fact in report.facts}
+    shown = {fact.name.partition(":")[0]: fact.values[1] for fact in report.facts}
     assert [name for name in shown if name in FIGURES] == list(FIGURES)
     assert shown["ratio"] == as_ratio(row.ratio)
     assert shown["peak"] == as_number(row.peak)
@@ -79,26 +86,60 @@ async def test_the_page_calls_each_figure_as_the_tables_do():
     assert shown["found"] == as_percent(row.found)
 
 
+@pytest.mark.parametrize("make", [none, direct, batch, compact])
+async def test_the_shares_of_the_tools_add_up_to_the_bill(make: PipelineMaker):
+    report = await replay_and_report(transcript(turns=30), {"mine": make})
+
+    [run] = report.runs
+    assert sum(share.cost for share in run.shares) == pytest.approx(run.cost)
+    [read] = [share for share in run.shares if share.name == "Read"]
+    assert read.calls == 30
+    assert read.sent > read.tokens > 0
+
+
 async def test_a_short_conversation_has_no_curve_of_recall():
     assert await recall_points(transcript(turns=4)) == []
 
 
-async def test_the_oracle_stands_above_each_way_to_keep_to_a_budget():
+@pytest.fixture(scope="module", autouse=True)
+def ranks() -> None:
+    """Loaded before any loop runs: a test may be the first to count."""
+    TokenCounter().text("a")
+
+
+def talk_that_looks_back() -> Transcript:
+    """Twenty views of files, then a search for something in each of them."""
+
     def source(number: int) -> str:
         return "".join(f"value_{number}_{line} = {line}\n" for line in range(300))
 
     views = [step(f"t{n}", "Read", {"path": f"src/f{n}.py"}, source(n)) for n in range(20)]
     uses = [step(f"u{n}", "Grep", {"pattern": f"value_{n}_150"}, "none") for n in range(20)]
-    told = parse_transcript(
-        compact_json(conversation(user("Go."), *views, *uses, assistant("Done.")))
-    )
+    history = conversation(user("Go."), *views, *uses, assistant("Done."))
+    return parse_transcript(compact_json(history))
+
+
+async def test_the_oracle_stands_above_each_way_to_keep_to_a_budget():
+    told = talk_that_looks_back()
 
     points = await recall_points(told)
 
-    budgets = {point.budget_tokens for point in points}
+    budgets = {point.tokens for point in points}
     assert len(budgets) == 5
     for budget in budgets:
-        here = [point for point in points if point.budget_tokens == budget]
-        (best,) = [point.recall for point in here if point.oracle]
+        here = [point for point in points if point.tokens == budget]
+        (best,) = [point.recall for point in here if point.source == "oracle"]
         assert all(point.recall <= best for point in here)
     assert len({point.recall for point in points}) > 2
+
+
+async def test_a_replay_is_a_point_beside_the_curves_at_the_same_calls():
+    told = talk_that_looks_back()
+    moments: list[Moment] = []
+    await replay(told, none, watch=moments.append)
+
+    points = await recall_points(told, moments={"none": moments})
+
+    [point] = [point for point in points if point.source == "replay"]
+    assert (point.policy, point.recall) == ("no management", 1.0)
+    assert point.tokens > max(one.tokens for one in points if one.source != "replay")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ctxpipe.lab.calibration import Calibration
-from ctxpipe.lab.tables import Figures
+from ctxpipe.lab.report import Figures
 from ctxpipe.lab.terminal import LEGEND, calibration_text, figures_text
 from ctxpipe.lab.words import FIGURES
 

@@ -368,7 +368,7 @@ def test_the_demo_ends_with_its_page(demo: subprocess.CompletedProcess[str]) -> 
     said = re.search(r"^Turn by turn, for a browser: (.+)$", demo.stdout, re.MULTILINE)
     assert said, demo.stdout
     written = Path(said[1]).read_text("utf-8")
-    assert f"{row(demo, 'tokens sent in all')[0]:,}</td>" in written
+    assert f'"{row(demo, "tokens sent in all")[0]:,}"' in written
     assert '"stage":"DirectOffload"' in written
 
 

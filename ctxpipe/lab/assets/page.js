@@ -1,16 +1,25 @@
-// Draws the charts and lets a reader walk through the turns. All text reaches the page as text, never as markup.
+// Draws the charts and tables of one conversation under two policies, and lets a reader choose these and walk
+// through the turns. All text reaches the page as text, never as markup.
 "use strict";
 
 const report = JSON.parse(document.getElementById("report").textContent);
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const views = {};
-let current = 0;
+const chosen = { conversation: 0, ours: report.chosen[0], theirs: report.chosen[1] };
+let turns = [];
+let actions = [];
+let current = -1;
 let shown = 0;
 
 const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const tokens = (number) => whole.format(number);
-const money = (amount) => (report.unit === "dollars" ? `$${amount.toFixed(4)}` : whole.format(amount));
+const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const digits = new Intl.NumberFormat("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+const number = (amount) => whole.format(amount);
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
+const dollars = (amount) => `$${(amount > 0 && amount < 1 ? digits : cents).format(amount)}`;
+const money = (amount) => (report.unit === "dollars" ? dollars(amount) : number(amount));
+const plural = (count, name) => `${number(count)} ${name}${count === 1 ? "" : "s"}`;
 
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -18,138 +27,301 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
-// Data ------------------------------------------------------------------------------------------------------
+// What is chosen --------------------------------------------------------------------------------------------
 
-function cumulative() {
-  let ours = 0, theirs = 0;
-  return report.turns.flatMap((turn) => {
-    ours += turn.cost;
-    theirs += turn.costWithout;
-    turn.costs = [ours, theirs];
-    return [
-      { turn: turn.turn, series: report.policy, cost: ours },
-      { turn: turn.turn, series: report.baseline, cost: theirs },
-    ];
+const conversation = () => report.conversations[chosen.conversation];
+const run = (side) => conversation().runs[chosen[side]];
+const name = (side) => report.policies[chosen[side]];
+
+function walk() {
+  const costs = { ours: 0, theirs: 0 };
+  actions = run("ours").actions;
+  turns = run("ours").turns.map(([kinds, total, cost], index) => {
+    const [, without, other] = run("theirs").turns[index];
+    costs.ours += cost;
+    costs.theirs += other;
+    return { turn: index + 1, label: conversation().labels[index], kinds, total, without, costs: { ...costs }, actions: [] };
   });
-}
-
-function without() {
-  return report.turns.map((turn) => ({ turn: turn.turn, tokens: turn.without }));
+  actions.forEach((action, index) => turns[action.turn - 1].actions.push(index));
 }
 
 function datasets() {
   return {
-    turns: report.turns,
+    turns,
     without: without(),
-    kinds: report.kinds.flatMap(([kind], order) => (report.turns.some((turn) => turn.kinds[order])
-      ? report.turns.map((turn) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] })) : [])),
-    marks: report.actions.map(({ turn, stage, outcome }, action) => ({ turn, stage, outcome, action, total: report.turns[turn - 1].total })),
-    costs: cumulative(),
-    recall: report.recall,
+    kinds: report.kinds.flatMap(([kind], order) => (turns.some((turn) => turn.kinds[order])
+      ? turns.map((turn) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] })) : [])),
+    marks: actions.map(({ turn, stage, outcome }, action) => ({ turn, stage, outcome, action, total: turns[turn - 1].total })),
+    costs: ["theirs", "ours"].flatMap((series) => turns.map((turn) => ({ turn: turn.turn, series, cost: turn.costs[series] }))),
+    recall: conversation().recall.filter((point) => point.source !== "replay"),
+    replays: withPlaces(conversation().recall.filter((point) => point.source === "replay"), "tokens", conversation().recall),
+    policies: withPlaces(report.totals, "ratio", report.totals),
+    best: report.totals.filter((point) => point.best),
   };
+}
+
+function without() {
+  return byId("compare").checked ? turns.map((turn) => ({ turn: turn.turn, tokens: turn.without })) : [];
+}
+
+// Puts each name beside its point, and a line lower where that would cover another name.
+function withPlaces(points, field, all) {
+  const values = all.map((point) => point[field]), low = Math.min(...values), width = Math.max(...values) - low || 1;
+  const heights = all.map((point) => point.seen), height = Math.max(...heights) - Math.min(...heights) || 1;
+  const taken = [];
+  return [...points].sort((one, other) => other.seen - one.seen).map((point) => {
+    const x = (point[field] - low) / width, align = x > 0.5 ? "right" : "left", y = point.seen / height * 200;
+    let dy = 0;
+    while (taken.some((at) => Math.abs(at.x - x) < 0.35 && Math.abs(at.y - (dy - y)) < 14)) dy += 14;
+    taken.push({ x, y: dy - y });
+    return { ...point, align, dy };
+  });
 }
 
 // Charts ----------------------------------------------------------------------------------------------------
 
-async function draw(name, data) {
-  const place = byId(name);
-  if (!place || !charts[name]) return;
-  for (const entry of charts[name].data) if (entry.name in data) entry.values = data[entry.name].map((row) => ({ ...row }));
+// The data and the signals of each chart. One without data is not drawn.
+const USES = {
+  policies: { data: ["policies", "best"], signals: [] },
+  tokens: { data: ["turns", "kinds", "without", "marks"], signals: ["last", "most", "crowded"] },
+  cost: { data: ["turns", "costs"], signals: ["last"] },
+  recall: { data: ["recall", "replays"], signals: [] },
+};
+
+function signals() {
+  return { last: turns.length, most: mostTokens(), crowded: actions.length > 40 };
+}
+
+function mostTokens() {
+  const key = byId("compare").checked ? (turn) => Math.max(turn.total, turn.without) : (turn) => turn.total;
+  return turns.reduce((most, turn) => Math.max(most, key(turn)), 1);
+}
+
+async function draw(place, data) {
+  const uses = USES[place];
+  if (!byId(place) || !charts[place] || !data[uses.data[0]].length) return;
+  const rows = (used) => data[used].map((row) => ({ ...row }));
+  const values = signals();
+  if (views[place]) {
+    for (const used of uses.data) views[place].data(used, rows(used));
+    for (const used of uses.signals) views[place].signal(used, values[used]);
+    await views[place].runAsync();
+    return;
+  }
+  for (const entry of charts[place].data) if (uses.data.includes(entry.name)) entry.values = rows(entry.name);
+  for (const signal of charts[place].signals) if (uses.signals.includes(signal.name)) signal.value = values[signal.name];
   const options = { mode: "vega", renderer: "svg", actions: false, tooltip: false, hover: false };
-  views[name] = (await vegaEmbed(place, charts[name], options)).view;
+  views[place] = (await vegaEmbed(byId(place), charts[place], options)).view;
+  if (uses.signals.length) follow(place);
+}
+
+async function drawAll() {
+  const data = datasets();
+  for (const place of Object.keys(USES)) await draw(place, data);
 }
 
 function turnAt(view, event) {
   const box = view.container().getBoundingClientRect();
   const x = view.scale("x").invert(event.clientX - box.left - view.origin()[0]);
-  return Math.min(Math.max(Math.round(x), 1), report.turns.length) - 1;
+  return Math.min(Math.max(Math.round(x), 1), turns.length) - 1;
 }
 
-function follow(name) {
-  const view = views[name];
-  if (!view) return;
-  const place = byId(name), tip = element("div", { className: "tip", hidden: true });
+function follow(place) {
+  const view = views[place], chart = byId(place), tip = element("div", { className: "tip", hidden: true });
   tip.setAttribute("aria-hidden", "true");
-  place.append(tip);
+  chart.append(tip);
   const point = (event) => {
     go(turnAt(view, event));
-    const box = place.getBoundingClientRect(), left = event.clientX - box.left;
-    tip.textContent = inShort(report.turns[current]);
+    const box = chart.getBoundingClientRect(), left = event.clientX - box.left;
+    tip.textContent = inShort(turns[current]);
     tip.hidden = false;
     tip.style.top = "0";
     tip.style.left = left < box.width / 2 ? `${left + 14}px` : "auto";
     tip.style.right = left < box.width / 2 ? "auto" : `${box.width - left + 14}px`;
   };
-  place.addEventListener("pointermove", point);
-  place.addEventListener("pointerdown", point);
-  place.addEventListener("pointerleave", () => { tip.hidden = true; });
+  chart.addEventListener("pointermove", point);
+  chart.addEventListener("pointerdown", point);
+  chart.addEventListener("pointerleave", () => { tip.hidden = true; });
   view.addEventListener("click", (event, item) => {
     const action = item && item.datum && item.datum.action;
     if (action !== undefined) open(action);
   });
 }
 
+// Tables ----------------------------------------------------------------------------------------------------
+
+// Columns are names; one that begins with # holds numbers. Cells are texts or elements.
+function table(caption, columns, rows) {
+  const heads = columns.map((column) => element("th", { scope: "col", className: column[0] === "#" ? "number" : "", textContent: column.replace("#", "") }));
+  const lines = rows.map((cells) => element("tr", {}, ...cells.map((cell, index) => {
+    const made = element("td", { className: heads[index].className }, cell ?? "");
+    made.dataset.label = heads[index].textContent;
+    return made;
+  })));
+  const made = element("table", {}, element("caption", { textContent: caption }), element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines));
+  const box = element("div", { className: "scroll", tabIndex: 0 }, made);
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", caption);
+  return box;
+}
+
+// A table that may be long is made when it is opened.
+function fill(id, make) {
+  const details = byId(id);
+  details.querySelector(".scroll")?.remove();
+  const show = () => { if (details.open && !details.querySelector(".scroll")) details.append(make()); };
+  details.ontoggle = show;
+  show();
+}
+
+function section(id, title, text, ...content) {
+  byId(id).replaceChildren(...(content.length ? [element("h3", { textContent: title }), ...(text ? [element("p", { textContent: text })] : []), ...content] : []));
+}
+
+function sides() {
+  return chosen.ours === chosen.theirs ? ["ours"] : ["ours", "theirs"];
+}
+
+function facts() {
+  const rows = conversation().facts.map(([fact, values]) => [fact, ...sides().map((side) => values[chosen[side]])]);
+  const lead = report.conversations.length > 1 ? [element("p", { className: "lead", textContent: conversation().lead })] : [];
+  byId("facts").replaceChildren(...lead, ...(rows.length ? [table("In all", ["", ...sides().map((side) => `#${name(side)}`)], rows)] : []));
+}
+
+function turnTable() {
+  const kinds = report.kinds.map(([, kind], order) => [kind, order]).filter(([, order]) => turns.some((turn) => turn.kinds[order]));
+  const columns = ["#turn", ...kinds.map(([kind]) => `#${kind}`), "#in all", `#${name("theirs")}`, "what the model did"];
+  return table("Tokens per turn and kind", columns, turns.map((turn) =>
+    [turn.turn, ...kinds.map(([, order]) => number(turn.kinds[order])), number(turn.total), number(turn.without), turn.label]));
+}
+
+function costTable() {
+  const columns = ["#turn", ...sides().map((side) => `#${name(side)}`)];
+  return table(`Cost so far, ${report.unit}`, columns, turns.map((turn) => [turn.turn, ...sides().map((side) => money(turn.costs[side]))]));
+}
+
+function recallTable() {
+  return table("Recall", ["policy", "#tokens", "#share still visible"], conversation().recall.map((point) => [point.policy, number(point.tokens), percent(point.seen)]));
+}
+
+function actionTable() {
+  if (!actions.length) return section("actions");
+  const stages = new Map();
+  for (const { stage, saved } of actions) {
+    const [times, tokens] = stages.get(stage) ?? [0, 0];
+    stages.set(stage, [times + 1, tokens + (saved ?? 0)]);
+  }
+  const text = [...stages].map(([stage, [times, tokens]]) => `${stage} ${plural(times, "time")}, ${number(tokens)} tokens saved`).join("; ");
+  const rows = actions.map((action, index) => [action.turn, actionButton(index, `${action.stage}: ${action.outcome}`), action.told, action.saved === null ? "" : number(action.saved)]);
+  const details = element("details", { open: actions.length <= 12 }, element("summary", { textContent: `Table: ${plural(actions.length, "action")}` }),
+    table("What each stage did", ["#turn", "action", "what", "#tokens saved"], rows));
+  section("actions", `Actions of ${name("ours")}`, `${text}.`, details);
+}
+
+function shareTable() {
+  const [ours, theirs] = ["ours", "theirs"].map((side) => new Map(run(side).shares.map(([what, ...amounts]) => [what, amounts])));
+  const cost = ([, , , amount] = [0, 0, 0, 0]) => amount;
+  const all = [...ours.values()].reduce((sum, amounts) => sum + cost(amounts), 0);
+  const names = [...new Set([...ours.keys(), ...theirs.keys()])];
+  if (!names.length) return section("shares");
+  const rows = names.map((what) => {
+    const [calls, once, sent] = ours.get(what) ?? [0, 0, 0];
+    const share = all ? cost(ours.get(what)) / all : 0;
+    const bar = element("span", { className: "share", textContent: percent(share) });
+    bar.style.setProperty("--share", percent(share));
+    const other = sides().length > 1 ? [money(cost(theirs.get(what)))] : [];
+    return [what, calls ? number(calls) : "", number(once), number(sent), bar, money(cost(ours.get(what))), ...other];
+  });
+  const text = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill.";
+  const columns = ["what", "#calls", "#tokens", "#tokens sent", "#share of cost", ...sides().map((side) => `#${name(side)}`)];
+  section("shares", "What causes the cost", text, table(`Cost by tool and kind, ${report.unit}`, columns, rows));
+}
+
+function cacheTable() {
+  const rows = conversation().cache;
+  if (!rows) return section("cache");
+  const [columns, ...causes] = rows;
+  if (!causes.length) return section("cache", "Why the prompt cache missed", "", element("p", { textContent: "By what was billed, it never did." }));
+  const text = "Tokens that had been sent before and were not read from the cache, by what was really billed; the cost is what they cost more than reading them.";
+  const heads = columns.map((column, index) => (index >= 1 && index <= 3 ? `#${column}` : column));
+  section("cache", "Why the prompt cache missed", text, table("Cache misses by cause", heads, causes));
+}
+
+function blockTable() {
+  const { blocks } = run("ours");
+  if (!blocks.length) return section("blocks");
+  const rows = blocks.map((block) => [block.name, block.kind, number(block.tokens), block.since, block.until ?? "",
+    block.action === null ? block.now : actionButton(block.action, block.now)]);
+  section("blocks", `The biggest blocks, and where ${name("ours")} left them`, "", table("The biggest blocks", ["block", "kind", "#tokens", "#since turn", "#until turn", "now"], rows));
+}
+
 // A turn ----------------------------------------------------------------------------------------------------
 
 function inShort(turn) {
-  const done = turn.actions.map((index) => `${report.actions[index].stage} ${report.actions[index].outcome}`);
-  return [`Turn ${turn.turn}: ${tokens(turn.total)} tokens`, `${report.baseline}: ${tokens(turn.without)}`, ...done].join("\n");
+  const done = turn.actions.map((index) => `${actions[index].stage} ${actions[index].outcome}`);
+  return [`Turn ${turn.turn}: ${number(turn.total)} tokens`, `${name("theirs")}: ${number(turn.without)}`, ...done].join("\n");
 }
 
 function go(index) {
-  if (index === current && byId("readout").childElementCount) return;
+  if (index === current) return;
   current = index;
-  const turn = report.turns[index];
+  const turn = turns[index];
   byId("turn").value = turn.turn;
   byId("turn").setAttribute("aria-valuetext", inShort(turn).replaceAll("\n", ", "));
   byId("readout").replaceChildren(...readout(turn));
-  for (const name of ["tokens", "cost"]) views[name]?.signal("turn", turn.turn).runAsync();
+  for (const place of ["tokens", "cost"]) views[place]?.signal("turn", turn.turn).runAsync();
 }
 
 function readout(turn) {
   const numbers = [
-    ["tokens", `${tokens(turn.total)} (${report.baseline}: ${tokens(turn.without)})`],
-    ["cost so far", `${money(turn.costs[0])} (${report.baseline}: ${money(turn.costs[1])})`],
-    ...report.kinds.map(([, name], order) => [name, turn.kinds[order]]).filter(([, n]) => n).map(([k, n]) => [k, tokens(n)]),
+    ["tokens", `${number(turn.total)} (${name("theirs")}: ${number(turn.without)})`],
+    ["cost so far", `${money(turn.costs.ours)} (${name("theirs")}: ${money(turn.costs.theirs)})`],
+    ...report.kinds.map(([, kind], order) => [kind, turn.kinds[order]]).filter(([, n]) => n).map(([k, n]) => [k, number(n)]),
   ];
-  const list = element("dl", {}, ...numbers.map(([name, value]) =>
-    element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }))));
-  const heading = element("h3", { textContent: `Turn ${turn.turn}${turn.label ? `: ${turn.label}` : ""}` });
-  const done = turn.actions.map((index) => element("li", {}, actionButton(index)));
+  const list = element("dl", {}, ...numbers.map(([what, value]) =>
+    element("div", {}, element("dt", { textContent: what }), element("dd", { textContent: value }))));
+  const heading = element("h4", { textContent: `Turn ${turn.turn}${turn.label ? `: ${turn.label}` : ""}` });
+  const done = turn.actions.map((index) => element("li", {}, actionButton(index, inOneLine(actions[index]))));
   return [heading, list, done.length ? element("ul", {}, ...done) : element("div", { className: "soft", textContent: "No stage acted." })];
 }
 
-function actionButton(index) {
-  const action = report.actions[index];
-  const saved = action.saved === null ? "" : `, ${tokens(action.saved)} tokens saved`;
-  return element("button", { type: "button", textContent: `${action.stage}: ${action.outcome}${saved}`, onclick: () => open(index) });
+function inOneLine(action) {
+  const saved = action.saved === null ? "" : `, ${number(action.saved)} tokens saved`;
+  return `${action.stage}: ${action.outcome}${saved}`;
+}
+
+function actionButton(index, text) {
+  const button = element("button", { type: "button", textContent: text, onclick: () => open(index) });
+  button.dataset.action = index;
+  return button;
 }
 
 // An action -------------------------------------------------------------------------------------------------
 
 function open(index) {
   shown = index;
-  const action = report.actions[index], dialog = byId("action");
+  const action = actions[index], dialog = byId("action");
   byId("action-title").textContent = `Turn ${action.turn}: ${action.stage} ${action.outcome}`;
   byId("action-told").textContent = action.told;
   byId("action-body").replaceChildren(...(action.replaced.length ? action.replaced.flatMap(replacement)
     : [element("p", { className: "soft", textContent: "It replaced nothing." })]));
   byId("previous").disabled = index === 0;
-  byId("next").disabled = index === report.actions.length - 1;
+  byId("next").disabled = index === actions.length - 1;
   go(action.turn - 1);
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
 }
 
 function replacement(change) {
-  const now = change.placeholder
-    ? element("pre", { className: "placeholder", tabIndex: 0, textContent: change.placeholder })
+  const placeholder = report.texts[change.placeholder];
+  const now = placeholder
+    ? element("pre", { className: "placeholder", tabIndex: 0, textContent: placeholder })
     : element("p", { className: "soft", textContent: "Nothing stands in its place." });
   now.setAttribute("aria-label", "in the context now");
-  const before = element("pre", { className: "original", tabIndex: 0, textContent: change.original });
+  const before = element("pre", { className: "original", tabIndex: 0, textContent: report.texts[change.original] });
   before.setAttribute("aria-label", "what it replaced");
   return [
-    element("h3", { textContent: `${change.name}: ${tokens(change.after)} tokens instead of ${tokens(change.before)}` }),
+    element("h3", { textContent: `${change.name}: ${number(change.after)} tokens instead of ${number(change.before)}` }),
     ...(change.where ? [element("p", { className: "soft", textContent: `Whole in ${change.where}` })] : []),
     element("p", { textContent: "In the context now:" }), now,
     element("p", { textContent: "What it replaced:" }), before,
@@ -165,24 +337,61 @@ function choose(button) {
   views.tokens?.signal("chosen", off ? null : button.dataset.kind).runAsync();
 }
 
-function compare(on) {
-  views.tokens?.data("without", on ? without() : []).runAsync();
+// Everything that depends on what is chosen, but the charts.
+function write() {
+  walk();
+  current = -1;
+  if (report.conversations.length > 1) byId("name").textContent = conversation().title;
+  for (const side of ["ours", "theirs"]) for (const place of document.querySelectorAll(`span.${side}`)) place.textContent = name(side);
+  for (const place of document.querySelectorAll("span.unit")) place.textContent = report.unit === "dollars" ? "dollars" : `the price of so many ${report.unit}`;
+  byId("turn").max = turns.length;
+  const most = (key) => number(turns.reduce((largest, turn) => Math.max(largest, turn[key]), 0));
+  byId("tokens").setAttribute("aria-label", `Tokens of ${plural(turns.length, "turn")}, stacked by kind: at most ${most("total")}; ${name("theirs")}: at most ${most("without")}. The table below has them all.`);
+  byId("cost").setAttribute("aria-label", `Cost so far, ${name("ours")} and ${name("theirs")}, turn by turn; the table below has all.`);
+  byId("curves").hidden = !conversation().recall.length;
+  facts();
+  fill("turns", turnTable);
+  fill("costs", costTable);
+  fill("points", recallTable);
+  for (const make of [actionTable, shareTable, cacheTable, blockTable]) make();
+}
+
+async function show() {
+  write();
+  await drawAll();
+  go(turns.length - 1);
+}
+
+// The address names the conversation: #conversation-3.
+function goToAddress() {
+  const found = /^#conversation-(\d+)$/.exec(location.hash);
+  if (!found || !report.conversations[found[1]]) return false;
+  chosen.conversation = Number(found[1]);
+  if (byId("conversation")) byId("conversation").value = found[1];
+  return true;
 }
 
 async function start() {
-  const data = datasets();
-  for (const name of ["tokens", "cost", "recall"]) await draw(name, data);
-  for (const name of ["tokens", "cost"]) follow(name);
+  goToAddress();
+  write();
+  await drawAll();
+  for (const key of Object.keys(chosen)) {
+    byId(key)?.addEventListener("change", (event) => { chosen[key] = Number(event.target.value); show(); });
+  }
+  addEventListener("hashchange", async () => {
+    if (!goToAddress()) return;
+    await show();
+    byId("part").scrollIntoView();
+  });
   byId("turn").addEventListener("input", (event) => go(Number(event.target.value) - 1));
-  byId("compare").addEventListener("change", (event) => compare(event.target.checked));
+  byId("compare").addEventListener("change", () => views.tokens.data("without", without()).signal("most", mostTokens()).runAsync());
   for (const button of document.querySelectorAll(".kinds button")) button.addEventListener("click", () => choose(button));
-  for (const button of document.querySelectorAll("button[data-action]")) button.addEventListener("click", () => open(Number(button.dataset.action)));
   byId("previous").addEventListener("click", () => open(shown - 1));
   byId("next").addEventListener("click", () => open(shown + 1));
   byId("close").addEventListener("click", () => byId("action").close());
-  go(report.turns.length - 1);
+  go(turns.length - 1);
   await Promise.all(Object.values(views).map((view) => view.runAsync()));
   document.documentElement.dataset.drawn = performance.now().toFixed(0);
 }
 
-if (report.turns.length) start();
+if (byId("part")) start();

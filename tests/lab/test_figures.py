@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.costs import CacheUse, Request
+from ctxpipe.lab.figures import figures, total_figures
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import Replay, Step
-from ctxpipe.lab.tables import figures, total_figures
 from ctxpipe.prices import Prices
 
 PRICES = Prices.relative()
@@ -33,9 +32,9 @@ def test_the_cost_is_told_in_that_of_the_baseline():
 
 def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
     files = [
-        FileReplay("a", {"none": replayed(read=0, fresh=100, use=Use(visible=1))}),
-        FileReplay("broken", error="broken"),
-        FileReplay("b", {"none": replayed(read=0, fresh=900, use=Use(lost=3))}),
+        {"none": replayed(read=0, fresh=100, use=Use(visible=1))},
+        {},  # a file that could not be read
+        {"none": replayed(read=0, fresh=900, use=Use(lost=3))},
     ]
     (row,) = total_figures(files, PRICES, "none")
     assert (row.cost, row.calls, row.seen) == (1000, 2, 0.25)

@@ -1,0 +1,104 @@
+"""What a comparison of policies comes to, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ctxpipe.lab.advice import advise, lead
+from ctxpipe.lab.report import Figures, PageTurn, Run
+
+NONE = Figures("none", 9, 4.0, 1.0, 1.0, 0.9, 120_000.0, 0, 1.0, 1.0, 1.0)
+CODING = replace(NONE, policy="coding", cost=3.0, ratio=0.75, seen=0.95, strict=0.95)
+LEAN = replace(NONE, policy="lean", cost=2.0, ratio=0.5, seen=0.8, strict=0.8, fetched=7)
+
+
+def advised(*rows: Figures) -> tuple[str, str]:
+    advice = advise([NONE, *rows], dollars=True)
+    return advice.verb, advice.policy
+
+
+def test_the_cheapest_that_leaves_enough_in_sight_is_advised():
+    cheaper = replace(CODING, policy="cheaper", cost=2.5, ratio=0.625)
+
+    assert advised(CODING, cheaper, LEAN) == ("Use", "cheaper")
+
+
+def test_what_would_be_cheaper_is_named_with_its_price_in_sight():
+    reason = advise([NONE, CODING, LEAN], dollars=True).reason
+
+    assert reason == (
+        "It is the cheapest that left 90.0% or more of what the replies used in sight: 95.0%. "
+        "lean would cost $1.00 less, but left only 80.0%."
+    )
+
+
+def test_what_leaves_less_in_sight_is_advised_with_a_reservation():
+    advice = advise([NONE, LEAN], dollars=True)
+
+    assert (advice.verb, advice.policy) == ("Try", "lean")
+    assert "But none that saves left 90.0% in sight, this 80.0%" in advice.reason
+    assert "Reading back what was out of sight, 7 times, is in the cost." in advice.reason
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (replace(CODING, cost=3.96, ratio=0.99), "Nothing else saves 2.0% of what it costs."),
+        (replace(LEAN, found=0.85), "lean would cost 50.0% less, but"),
+    ],
+)
+def test_what_saves_nothing_or_loses_too_much_changes_nothing(row: Figures, told: str):
+    advice = advise([NONE, row], dollars=True)
+
+    assert (advice.verb, advice.policy) == ("Keep", "none")
+    assert advice.reason.startswith(told)
+
+
+def test_a_baseline_that_does_not_fit_the_window_is_no_choice():
+    large = replace(NONE, peak=250_000.0)
+    costly = replace(CODING, cost=5.0, ratio=1.25)
+
+    advice = advise([large, costly], dollars=True)
+
+    assert (advice.verb, advice.policy) == ("Use", "coding")
+    assert advice.reason.endswith(
+        "none is no choice: its largest prompt, 250,000 tokens, does not fit 200,000."
+    )
+
+
+def test_where_nothing_fits_the_smallest_is_named():
+    rows = [replace(NONE, peak=300_000.0), replace(CODING, peak=220_000.0)]
+
+    assert advise(rows, dollars=True).policy == "coding"
+
+
+def test_lines_that_a_stage_chose_itself_are_no_proof():
+    doubtful = replace(CODING, strict=0.6)
+
+    reason = advise([NONE, doubtful], dollars=True).reason
+
+    assert reason.endswith(
+        "Without the lines that it chose to keep itself it is 60.0%; --strict prices that."
+    )
+
+
+def test_the_sentence_names_the_cost_and_what_stayed_in_sight():
+    ours, theirs = Run("coding", (), CODING), Run("no management", (), NONE)
+
+    assert lead("9 turns", ours, theirs, "dollars") == (
+        "9 turns: coding cost $3.00 instead of $4.00 with no management, 25.0% less, and 95.0% of "
+        "what the replies used stayed in sight (100.0% with what could be read back). "
+        "The largest context was 120,000 tokens in both."
+    )
+
+
+def test_without_figures_the_sentence_tells_what_the_turns_do():
+    ours = Run("with", (PageTurn({"user": 50.0}, 300.0),))
+    theirs = Run("without", (PageTurn({"user": 80.0}, 200.0),))
+
+    assert lead("1 turn", ours, theirs, "input tokens") == (
+        "1 turn: with cost 300 input tokens instead of 200 with without, 50.0% more. "
+        "The largest context was 50 tokens instead of 80."
+    )
