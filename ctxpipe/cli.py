@@ -642,12 +642,17 @@ def _print_contents(name: str, filling: Contents) -> None:
         for tool, calls, tokens in filling.tools:
             tool_rows.append((tool, as_number(calls), as_number(tokens)))
         print_table("by tool", ("tool", "calls", "tokens"), tool_rows)
+    headings = ["message", "what", "tokens", "begins"]
     block_rows = []
     for block in filling.largest:
         tokens_text = as_number(block.tokens)
-        row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
+        row = [f"{block.message}", block.what, tokens_text, one_line(block.begins)]
         block_rows.append(row)
-    print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
+    if not filling.format:  # of several files
+        headings.insert(0, "file")
+        for row, block in zip(block_rows, filling.largest, strict=True):
+            row.insert(0, _display_name(block.file))
+    print_table("largest blocks", headings, block_rows)
 
 
 def _print_cache(name: str, report: CacheReport) -> None:

@@ -524,6 +524,8 @@ def test_inspect_shows_several_files_and_all_together(recordings: Path):
     printed = run("inspect", recordings).stdout
     for title in ("one.jsonl: ", "two.jsonl: ", "all 2 conversations: "):
         assert title in printed
+    total = printed.partition("all 2 conversations: ")[2]
+    assert re.search(r"^(one|two)\.jsonl +2 +tool result of bash", total, re.MULTILINE)
 
 
 def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from heapq import nlargest
 from typing import Any
 
@@ -27,12 +27,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a context: where it is, what it is, its tokens and how it begins."""
+    """A block of a context: where it is, what it is, its tokens and how it begins.
+
+    *file* is the name of the conversation, where that is known.
+    """
 
     message: int
     what: str
     tokens: int
     begins: str
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,10 @@ def contents(transcript: Transcript, counter: TokenCounter, most: int) -> Conten
         repaired=len(transcript.repaired),
         kinds=dict(kinds.most_common()),
         tools=tokens_by_tool(messages, counter),
-        largest=largest_blocks(messages, counter, most),
+        largest=[
+            replace(block, file=transcript.name)
+            for block in largest_blocks(messages, counter, most)
+        ],
     )
 
 

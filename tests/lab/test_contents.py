@@ -55,9 +55,9 @@ def test_the_largest_blocks_come_first_and_no_more_than_wanted():
 
 def test_several_conversations_are_added_and_the_largest_blocks_are_those_of_all():
     counter = TokenCounter()
-    one = contents(parse_transcript(compact_json(HISTORY)), counter, 1)
+    one = contents(parse_transcript(compact_json(HISTORY), "one"), counter, 1)
     talk = conversation(user("word " * 900), assistant("Yes."))
-    other = contents(parse_transcript(compact_json(talk)), counter, 1)
+    other = contents(parse_transcript(compact_json(talk), "other"), counter, 1)
 
     both = total_contents([one, other], 1)
 
@@ -65,6 +65,7 @@ def test_several_conversations_are_added_and_the_largest_blocks_are_those_of_all
     assert both.kinds["user text"] == one.kinds["user text"] + other.kinds["user text"]
     assert both.tools == one.tools
     assert both.largest == other.largest
+    assert [block.file for block in both.largest] == ["other"]
     assert (both.messages, both.calls) == (len(HISTORY) + 2, one.calls + 1)
 
 
