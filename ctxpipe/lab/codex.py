@@ -11,7 +11,8 @@ from typing import Any
 
 from ..messages import kind
 from ..wire import ResponsesCodec
-from .openai_responses import Items
+from .foreign import Items
+from .openai_responses import valid_item
 from .records import Record, Recording
 
 __all__ = ["is_rollout_line", "read"]
@@ -43,8 +44,8 @@ class _Rollout:
     """What the lines up to now have told."""
 
     def __init__(self) -> None:
-        self._items = Items()
         self._codec = ResponsesCodec()
+        self._items = Items(self._codec)
         self._instructions = ""
         self._model = ""
         self._turns: list[int] = []  # the items with which the user began them
@@ -61,7 +62,8 @@ class _Rollout:
                 self._dropped["summary of a compaction"] += 1
                 return
             case "response_item" if kind(payload) not in NEVER_SENT:
-                self._items.add(payload, record.place, line.get("timestamp"))
+                item = valid_item(payload, record.place)
+                self._items.add(item, line.get("timestamp"))
                 return
             case "session_meta":
                 self._start(payload)

@@ -1,183 +1,116 @@
-"""Conversations in the form of OpenAI's chat completions, as messages of Anthropic's API."""
+"""Conversations in the form of OpenAI's chat completions.
+
+A file has their messages, or requests, alone or with their responses.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import InvalidHistory
-from ..messages import Message
-from .records import Entry, Record, entry
+from ..messages import kind
+from ..wire import ChatCodec
+from .foreign import Items, ensure_types, request_of, response_of
+from .records import Record, Recording
 
-__all__ = ["entries", "is_chat_message"]
+__all__ = ["is_chat_record", "read"]
 
-ROLES = ("tool", "function", "developer")
-PARTS = frozenset({"image_url", "input_audio", "input_text", "output_text", "refusal", "file"})
+ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+ONLY_HERE = ("tool", "function", "developer")
+PARTS = frozenset({"image_url", "input_audio", "refusal", "file"})
 
 
-def is_chat_message(value: Mapping[str, Any]) -> bool:
-    """Whether *value* is a message in a form that only OpenAI has."""
-    if value.get("role") in ROLES or value.get("tool_calls") or value.get("function_call"):
+def is_chat_record(value: Mapping[str, Any]) -> bool:
+    """Whether *value* is a message, a request or a response in a form that only OpenAI has."""
+    messages = request_of(value).get("messages")
+    if isinstance(messages, list) and any(map(_is_chat_message, messages)):
+        return True
+    return _is_chat_message(value) or isinstance(response_of(value).get("choices"), list)
+
+
+def _is_chat_message(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    if value.get("role") in ONLY_HERE or value.get("tool_calls") or value.get("function_call"):
         return True
     content = value.get("content", "")
     if isinstance(content, list):
-        return any(_is_openai_part(part) for part in content)
+        return any(kind(part) in PARTS for part in content)
     return content is None and "role" in value
 
 
-def _is_openai_part(part: object) -> bool:
-    return isinstance(part, Mapping) and str(part.get("type")) in PARTS
+def read(records: Sequence[Record]) -> Recording:
+    """The conversation of *records*, which are its messages, or requests with or without responses.
 
-
-def entries(records: Iterable[Record]) -> list[Entry]:
-    """The messages; results of tools that follow each other are in one. Raises InvalidHistory."""
-    found: list[Entry] = []
+    Raises InvalidHistory, naming the record, where they are neither, or several conversations.
+    """
+    items = Items(ChatCodec())
+    request: Mapping[str, Any] = {}
     for record in records:
         fields = record.fields
-        convert = _CONVERTERS.get(str(fields.get("role")))
-        if convert is None:
-            raise InvalidHistory(
-                f"{record.place}: the role {fields.get('role')!r}, not one of {sorted(_CONVERTERS)}"
-            )
-        role, content = convert(fields, record.place, found)
-        if found and role == "user" and _is_results(content):
-            previous = found[-1].message["content"]
-            if _is_results(previous):
-                cast("list[Any]", previous).extend(cast("list[Any]", content))
-                continue
-        message = cast("Message", {"role": role, "content": content})
-        found.append(entry(message, fields, fields.get("timestamp")))
-    return found
+        if "role" in fields:
+            _add_message(items, fields, record.place)
+            continue
+        request = request_of(fields)
+        _add_exchange(items, record, is_only=len(records) == 1)
+    return items.recording("OpenAI chat", request)
 
 
-_Converted = tuple[str, str | list[Any]]
+def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
+    """Add the messages of a request, and those of its response with the bill, if it is there."""
+    messages = request_of(record.fields).get("messages")
+    if not isinstance(messages, list):
+        raise InvalidHistory(
+            f"{record.place}: a completion without the request that it answers; record both, as "
+            '{"request": {"messages": …}, "response": {"choices": …}}'
+        )
+    items.begin(messages, record.place)
+    for index, message in enumerate(messages):
+        place = f"message {index}" if is_only else f"{record.place}, message {index}"
+        _add_message(items, message, place)
+    response = response_of(record.fields)
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        return
+    start = len(items.items)
+    _add_message(items, choices[0].get("message"), record.place, response.get("created"))
+    items.bill(start, response.get("usage"), response.get("model"))
 
 
-def _text_message(
-    fields: Mapping[str, Any],
+def _add_message(
+    items: Items,
+    message: object,
     place: str,
-    _: list[Entry],
-) -> _Converted:
-    is_system = fields["role"] in ("system", "developer")
-    role = "system" if is_system else "user"
-    return role, _content(fields.get("content"), place)
+    time: object = None,
+) -> None:
+    """Add *message*. Raises InvalidHistory, naming the *place*, where it is none."""
+    if not isinstance(message, Mapping):
+        raise InvalidHistory(f"{place}: {type(message).__name__} instead of an object")
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidHistory(f"{place}: the role {role!r}, not one of {sorted(ROLES)}")
+    _ensure_content(message.get("content"), place)
+    ensure_types(message, ("id", "name", "tool_call_id"), str, place)
+    ensure_types(message, ("tool_calls",), list, place)
+    ensure_types(message, ("function_call",), Mapping, place)
+    for call in message.get("tool_calls") or ():
+        if not isinstance(call, Mapping):
+            raise InvalidHistory(f"{place}: a tool call is {type(call).__name__}, not an object")
+        ensure_types(call, ("id",), str, place)
+    ensure_types(message.get("function_call") or {}, ("name",), str, place)
+    if role == "assistant":
+        items.bill(len(items.items), message.get("usage"), message.get("model"))
+    items.add(message, time or message.get("timestamp"))
 
 
-def _reply(
-    fields: Mapping[str, Any],
-    place: str,
-    found: list[Entry],
-) -> _Converted:
-    content = _content(fields.get("content"), place)
-    if isinstance(content, str):
-        text = content
-        content = []
-        if text:
-            content.append({"type": "text", "text": text})
-    calls = fields.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise InvalidHistory(f"{place}: {type(calls).__name__} as tool_calls, not a list")
-    if fields.get("function_call"):  # the form before tools, which has no ids
-        call = {"id": _function_id(found), "function": fields["function_call"]}
-        calls = [*calls, call]
-    blocks = [_call(call, place) for call in calls]
-    return "assistant", [*content, *blocks]
-
-
-def _call(call: object, place: str) -> dict[str, Any]:
-    if not isinstance(call, Mapping):
-        raise InvalidHistory(f"{place}: a tool call is {type(call).__name__}, not an object")
-    function = call.get("function") or call.get("custom")
-    if not isinstance(function, Mapping):
-        function = {}
-    arguments = function.get("arguments", function.get("input", ""))
-    return {
-        "type": "tool_use",
-        "id": str(call.get("id") or ""),
-        "name": str(function.get("name") or "unknown"),
-        "input": _arguments(arguments),
-    }
-
-
-def _arguments(given: object) -> Mapping[str, object]:
-    """A call's arguments.
-
-    Models also write arguments that are no JSON object: these stay as they are, under one key.
-    """
-    value = given or {}
-    if isinstance(given, str) and given.strip():
-        try:
-            value = json.loads(given)
-        except (ValueError, RecursionError):
-            value = given
-    return value if isinstance(value, Mapping) else {"arguments": value}
-
-
-def _tool_result(
-    fields: Mapping[str, Any],
-    place: str,
-    found: list[Entry],
-) -> _Converted:
-    call_id = fields.get("tool_call_id")
-    if fields["role"] == "function":
-        call_id = _function_id(found[:-1])
-    content = _content(fields.get("content"), place)
-    result = {"type": "tool_result", "tool_use_id": str(call_id or ""), "content": content}
-    return "user", [result]
-
-
-def _function_id(before: list[Entry]) -> str:
-    return f"function-{len(before)}"
-
-
-_CONVERTERS: Mapping[str, Callable[[Mapping[str, Any], str, list[Entry]], _Converted]] = {
-    "system": _text_message,
-    "developer": _text_message,
-    "user": _text_message,
-    "assistant": _reply,
-    "tool": _tool_result,
-    "function": _tool_result,
-}
-
-
-def _content(content: object, place: str) -> str | list[Any]:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+def _ensure_content(content: object, place: str) -> None:
+    if content is None or isinstance(content, str):
+        return
     if not isinstance(content, list):
-        kind = type(content).__name__
-        raise InvalidHistory(f"{place}: {kind} as content, neither text nor a list of parts")
-    return list(_blocks(content, place))
-
-
-def _blocks(parts: list[Any], place: str) -> Iterator[dict[str, Any]]:
-    for part in parts:
+        name = type(content).__name__
+        raise InvalidHistory(f"{place}: {name} as content, neither text nor a list of parts")
+    for part in content:
         if not isinstance(part, Mapping):
-            kind = type(part).__name__
-            raise InvalidHistory(f"{place}: a part of the content is {kind}, not an object")
-        text = part.get("text") or part.get("refusal")
-        if isinstance(text, str):
-            yield {"type": "text", "text": text}
-        elif part.get("type") == "image_url":
-            yield _image(part.get("image_url"))
-        else:
-            yield {"type": "text", "text": json.dumps(part, ensure_ascii=False)}
-
-
-def _image(source: object) -> dict[str, Any]:
-    if isinstance(source, Mapping):
-        source = source.get("url", "")
-    url = str(source)
-    head, _, data = url.partition(";base64,")
-    if not data:
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    media_type = head.removeprefix("data:")
-    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
-
-
-def _is_results(content: object) -> bool:
-    if not isinstance(content, list):
-        return False
-    return all(block.get("type") == "tool_result" for block in content)
+            name = type(part).__name__
+            raise InvalidHistory(f"{place}: a part of the content is {name}, not an object")

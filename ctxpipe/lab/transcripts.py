@@ -28,6 +28,7 @@ READERS: Sequence[tuple[_Question, _Reader]] = (
     (codex.is_rollout_line, codex.read),
     (opencode.is_export, opencode.read),
     (openai_responses.is_response_record, openai_responses.read),
+    (openai_chat.is_chat_record, openai_chat.read),
 )
 """What tells a form by one of its records, and who reads them all."""
 
@@ -329,8 +330,6 @@ def _messages(records: Sequence[Record]) -> Recording:
         records = _message_records(messages)
     else:
         raise second_conversation(records[1])
-    if any(openai_chat.is_chat_message(record.fields) for record in records):
-        return Recording("OpenAI chat", openai_chat.entries(records), request)
     entries = [_entry(record) for record in records]
     return Recording("Anthropic messages", entries, request)
 

@@ -237,8 +237,8 @@ def test_an_edit_by_a_custom_tool_is_a_call_with_its_text() -> None:
     ("payload", "told"),
     [
         ({"kind": "message"}, "line 2: an item has neither a type nor a role"),
-        ({"type": "function_call", "call_id": []}, "line 2: list as call_id of an item, not str"),
-        ({"type": "reasoning", "summary": "x"}, "line 2: str as summary of an item, not list"),
+        ({"type": "function_call", "call_id": []}, "line 2: list as call_id, not text"),
+        ({"type": "reasoning", "summary": "x"}, "line 2: str as summary, not a list"),
     ],
 )
 def test_an_item_of_another_shape_is_refused_with_its_line(

@@ -52,11 +52,50 @@ def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str)
     assert not found.repaired
     assert not check(found.messages)
     seen = [(call.name, call.input) for call in tool_calls(found.messages)]
-    assert seen == [("weather", {"city": "Bonn"}), ("weather", {"arguments": "{broken"})]
+    assert seen == [("weather", {"city": "Bonn"}), ("weather", {"_raw": "{broken"})]
     contents = [result.content for result in tool_results(found.messages)]
     assert contents == ["21 degrees", [text("no such city")]]
     roles = [message["role"] for message in found.messages]
-    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    assert found.system == [text("Be brief.")]
+
+
+def response(message: dict[str, Any], tokens: int) -> dict[str, Any]:
+    usage = {"prompt_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 60}}
+    return {
+        "object": "chat.completion",
+        "model": "gpt-5.2",
+        "created": 1_767_261_600,
+        "choices": [{"message": message}],
+        "usage": usage,
+    }
+
+
+def test_requests_with_their_responses_are_one_conversation_with_all_bills() -> None:
+    found = parse_transcript(
+        lines(
+            {"request": {"messages": CHAT[:2]}, "response": response(CHAT[2], 100)},
+            {"request": {"messages": CHAT[:5]}, "response": response(CHAT[5], 150)},
+        )
+    )
+
+    assert found.calls == 2
+    assert found.model == "gpt-5.2"
+    assert found.seconds == dict.fromkeys((1, 3), 1_767_261_600)
+    assert {index: usage["input_tokens"] for index, usage in found.usages.items()} == {1: 40, 3: 90}
+
+
+def test_a_completion_without_its_request_is_refused_and_the_way_out_is_told() -> None:
+    with pytest.raises(
+        TranscriptError, match=r"line 1: a completion without the request .* record"
+    ):
+        parse_transcript(json.dumps(response(CHAT[5], 150)))
+
+
+def test_a_second_conversation_in_a_file_is_refused_with_its_line() -> None:
+    other = [{"role": "user", "content": "Hi."}, CHAT[5]]
+    with pytest.raises(TranscriptError, match=r"line 2: .*; give each conversation a file of its"):
+        parse_transcript(lines({"messages": CHAT}, {"messages": other}))
 
 
 def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
