@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,10 @@ class Gateway:
         is_reading = path == READING and self.has_reader
         token = self._guard.check(request, is_page=is_page, is_ours=is_page or is_reading)
         if is_page and path == "/":
-            return HTMLResponse(write_page(self.record), headers=page_headers())
+            # In a thread: the page of thousands of turns would hold up the streams.
+            record = replace(self.record, turns=self.record.turns.copy())
+            page = await to_thread.run_sync(write_page, record)
+            return HTMLResponse(page, headers=page_headers())
         if is_page:
             return JSONResponse(self._health())
         if is_reading:

@@ -14,6 +14,7 @@ import anyio
 from ..errors import CtxpipeError
 from ..messages import strings
 from ..messages.identity import says_the_same
+from .content import Content
 from .formats import Format, History, Translator
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Conversation:
     Before its first request in this process, *messages* are the history in its journal. *running*
     is how many of its requests are under way, *saved* the raw tokens that its context has less than
     its history. *size* is that of its last body in bytes, or of its history in characters.
+    *content* tells what the tokens of its contexts are spent on.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Conversation:
     lock: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
     running: int = 0
     saved: int = 0
+    content: Content = field(default_factory=Content, repr=False)
     size: int = 0
 
     @property

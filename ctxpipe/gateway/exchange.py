@@ -9,13 +9,15 @@ from contextlib import AsyncExitStack
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
+from starlette.background import BackgroundTask
+
 from ..errors import safe_text
 from ..messages import as_blocks, field
 from ..refusals import REFUSING
 from ..words import one_line
 from .bill import dollars
 from .body import Refused
-from .record import Turn
+from .record import Leaving, Turn
 from .streams import EventReader, Opening, ReplyReader, read_opening
 from .upstream import read_whole, reply_with
 
@@ -87,7 +89,9 @@ class Exchange:
                 turn,
                 record,
             )
-        return reply_with(response, chunks, saved)
+        reply = reply_with(response, chunks, saved)
+        reply.background = BackgroundTask(self._add_kinds, turn)  # nobody waits for it
+        return reply
 
     async def _shape(self, raw: bytes) -> None:
         headers = self._request.headers
@@ -202,13 +206,26 @@ class Exchange:
         except Exception as error:  # noqa: BLE001  it is logged, and the reply goes on
             _warn("the bill of a reply could not be read", error)
 
+    async def _add_kinds(self, turn: Turn) -> None:
+        """Add to *turn* what the tokens that were sent are spent on, as far as that can be told."""
+        if self._shaping is None:
+            return
+        try:
+            turn.kinds = await self._shaper.kinds(self._shaping)
+        except Exception as error:  # noqa: BLE001  it is logged, and the page shows less
+            _warn("what a context is spent on could not be told", error)
+
     def _turn(self, status: int, *, show_texts: bool) -> Turn:
         """What is to be told of the exchange, as far as it is known when the reply begins."""
         shaping = self._shaping
         if shaping is None:
             return Turn("", "", self._what, reason=self._reason, status=status)
         reports = shaping.result.reports
-        left = [(report.stage, report.tokens_saved) for report in reports if report.tokens_saved]
+        left: list[Leaving] = []
+        for report in reports:
+            if report.tokens_saved:
+                told = str(report.detail or "")
+                left.append(Leaving(report.stage, report.tokens_saved, told))
         text = ""
         if show_texts:
             text = _last_words(shaping.history.messages)

@@ -9,47 +9,64 @@ from __future__ import annotations
 import hashlib
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 
-from ..words import as_dollars, as_percent, count_phrase
+from ..lab import report
+from ..lab.report import KINDS, Kind
+from ..words import as_dollars, as_number, as_percent, count_phrase
 from .record import Record, Turn
 
 __all__ = ["headers", "write_page"]
 
 SECONDS = 3
 """After so many the browser asks again."""
-MAX_SESSIONS = 20
-MAX_BARS = 200
+MAX_SESSIONS = 12
+MAX_BARS = 120
+FEWEST_BARS = 20
+"""A session of fewer turns does not fill its charts."""
 MAX_ROWS = 12
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2733; --soft: #5b6976; --line: #d8dee4; --back: #fff;
-  --sent: #2f6fb3; --left: #bcd3ea; --bad: #b3402f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --soft: #9aa7b3; --line: #36404a;
-  --back: #14191f; --sent: #5ea3e6; --left: #2c4a68; --bad: #e5806f; } }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--back); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.3rem; margin: 0 0 .2rem; }
-h2 { font-size: 1rem; margin: 2rem 0 .2rem; overflow-wrap: anywhere; }
-p { margin: .2rem 0; }
-.soft { color: var(--soft); }
-.bad { color: var(--bad); }
-.key::before { content: ""; display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 .8em;
-  background: var(--color); }
-.sent { --color: var(--sent); } .left { --color: var(--left); }
-svg { display: block; width: 100%; height: 7rem; margin: .5rem 0;
-  border-bottom: 1px solid var(--line); }
-rect.sent { fill: var(--sent); } rect.left { fill: var(--left); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right;
-  vertical-align: top; white-space: nowrap; }
-th { font-weight: 600; color: var(--soft); }
-th.text, td.text { text-align: left; white-space: normal; }
-@media (max-width: 34rem) { .rare { display: none; } th, td { padding-right: .4rem; } }
+
+def _style() -> str:
+    """The style of the replay page, and what is special here."""
+    replay_page = (files(report.__package__) / "assets" / "page.css").read_text(encoding="utf-8")
+    kinds = "".join(f".{kind} {{ --of: var(--{kind}); }}\n" for kind in KINDS)
+    return f"{replay_page}{kinds}{_OWN_STYLE}"
+
+
+_OWN_STYLE = """
+h2 { overflow-wrap: anywhere; }
+p { max-width: none; }
+.kinds { gap: .1rem 1rem; }
+.swatch { background: var(--of); }
+.mark { display: inline-block; height: .8em; margin: 0 .6em 0 .3em;
+  border-left: 2px solid var(--ink); }
+.left { --of: var(--line); }
+.all { margin-top: .75rem; }
+.bad { color: var(--series-1); }
+.caption { display: flex; flex-wrap: wrap; justify-content: space-between; margin: .5rem 0 .1rem;
+  font-size: .85rem; color: var(--soft); }
+svg { display: block; width: 100%; border-bottom: 1px solid var(--soft); overflow: visible; }
+.stack { height: 9rem; } .whole { height: 3.5rem; }
+path { fill: var(--of); }
+path.sent { --of: var(--accent); }
+line { stroke: var(--ink); stroke-width: 2px; vector-effect: non-scaling-stroke; }
+rect { fill: transparent; }
+rect:hover { fill: var(--ink); fill-opacity: .15; }
+.scroll { margin: .75rem 0 .25rem; }
+th, td, td:not(.number) { min-width: 0; }
+td:not(.number):last-child { min-width: 12rem; }
+@media (max-width: 40rem) {
+  .rare { display: none; }
+  td:not(.number):last-child { min-width: 8rem; }
+  th, td { padding: .3rem .35rem; }
+}
 """
 
+_STYLE = _style()
 _HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
 
@@ -75,11 +92,10 @@ def _page(record: Record) -> Iterator[str]:
     yield "<meta name=viewport content='width=device-width, initial-scale=1'>"
     yield f"<meta http-equiv=refresh content={SECONDS}><style>{_STYLE}</style></head><body>"
     yield "<h1>ctxpipe gateway</h1>"
-    yield f"<p>{escape(_sentence(record))}</p>"
+    yield f"<p class=lead>{escape(_sentence(record))}</p>"
     yield f"<p class=soft>{escape(_rest(record))}</p>"
     sessions = _by_session(record.turns)
-    if sessions:
-        yield "<p><span class='key sent'>sent</span><span class='key left'>left out</span></p>"
+    yield from _legend(record.turns)
     for session, turns in list(sessions.items())[:MAX_SESSIONS]:
         yield from _session(session, turns)
     if len(sessions) > MAX_SESSIONS:
@@ -113,83 +129,165 @@ def _rest(record: Record) -> str:
 
 
 def _by_session(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
-    """The turns of each session, the session with the newest turn first."""
+    """The turns of each session, the session that began last first.
+
+    So none changes its place while several are at work.
+    """
     found: dict[str, list[Turn]] = {}
-    for turn in reversed(turns):
-        own = found.setdefault(turn.session, [])
-        own.append(turn)
-    for own in found.values():
-        own.reverse()
-    return found
+    for turn in turns:
+        found.setdefault(turn.session, []).append(turn)
+    return dict(reversed(found.items()))
+
+
+def _legend(turns: Iterable[Turn]) -> Iterator[str]:
+    """What the colours mean, in the order of the stack."""
+    present: set[Kind] = set()
+    for turn in turns:
+        present.update(turn.kinds)
+    if not present:
+        return
+    yield "<ul class=kinds>"
+    for kind, name in reversed(list(KINDS.items())):
+        if kind in present:
+            yield f"<li><span class='swatch {kind}'></span>{name}"
+    yield "<li><span class='swatch left'></span>left out"
+    yield "<li><span class=mark></span>a stage took something out</ul>"
+
+
+# One session --------------------------------------------------------------------------------------
 
 
 def _session(session: str, turns: Sequence[Turn]) -> Iterator[str]:
     last = turns[-1]
     title = session or "Requests that were not shaped"
-    yield f"<h2>{escape(title)}</h2>"
+    yield f"<section><h2>{escape(title)}</h2>"
     if last.text:
         yield f"<p class=soft>{escape(last.text)}</p>"
     if any(turn.whole for turn in turns):
-        yield _bars(turns[-MAX_BARS:])
-    yield "<div class=wide><table><tr><th>turn<th class=text>what happened<th>sent"
-    yield "<th>without<th class=rare>seconds<th class=rare>$</tr>"
+        yield from _charts(turns[-MAX_BARS:])
+    if what := _all_left(turns):
+        yield f"<p class=all>Left the context: {escape(what)}.</p>"
+    yield "<div class=scroll><table><thead><tr><th class=number>turn<th class=number>sent"
+    yield "<th class=number>without<th class='number rare'>seconds<th class='number rare'>$"
+    yield "<th>what happened</thead>"
     for turn in reversed(turns[-MAX_ROWS:]):
         yield _row(turn)
     yield "</table></div>"
     if len(turns) > MAX_ROWS:
         more = len(turns) - MAX_ROWS
         yield f"<p class=soft>and {count_phrase(more, 'earlier turn')}</p>"
+    yield "</section>"
 
 
-def _bars(turns: Sequence[Turn]) -> str:
-    """A bar for each turn: what was sent, and above it what was left out."""
-    most = max([1, *(turn.whole for turn in turns)])
-    width = 100 / max(len(turns), 20)
-    label = f"tokens by turn, {most:,} at most"
-    parts = [f"<svg viewBox='0 0 100 100' preserveAspectRatio=none role=img aria-label='{label}'>"]
-    for place, turn in enumerate(turns):
-        sent = 100 * turn.sent / most
-        whole = 100 * turn.whole / most
-        x = place * width
-        w = width * 0.8
-        title = f"<title>turn {turn.number}: {turn.sent:,} of {turn.whole:,} tokens</title>"
-        parts.append(_rect("left", x, w, 100 - whole, whole - sent, title))
-        parts.append(_rect("sent", x, w, 100 - sent, sent, title))
-    return "".join([*parts, "</svg>"])
-
-
-def _rect(
-    kind: str,
-    x: float,
-    width: float,
-    y: float,
-    height: float,
-    title: str,
-) -> str:
-    height = max(0.0, height)
-    place = f"x={x:.2f} y={y:.2f} width={width:.2f} height={height:.2f}"
-    return f"<rect class={kind} {place}>{title}</rect>"
+def _all_left(turns: Iterable[Turn]) -> str:
+    """What each stage has taken out, over all *turns*."""
+    times: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for turn in turns:
+        for leaving in turn.left:
+            times[leaving.stage] += 1
+            tokens[leaving.stage] += leaving.tokens
+    parts = []
+    for stage, count in times.items():
+        parts.append(
+            f"{as_number(tokens[stage])} tokens by {stage} in {count_phrase(count, 'turn')}"
+        )
+    return "; ".join(parts)
 
 
 def _row(turn: Turn) -> str:
-    what = [turn.reason or turn.what]
-    what += [f"{stage} −{tokens:,}" for stage, tokens in turn.left]
+    what = [f"{it.stage} −{it.tokens:,}{f': {it.told}' if it.told else ''}" for it in turn.left]
+    if turn.reason or turn.what != "shaped":
+        what.insert(0, turn.reason or turn.what)
+    if not what:
+        what.append("nothing was taken out")
     is_error = turn.status >= 400
     if is_error:
         what.append(f"status {turn.status}")
-    css_class = "text"
-    if is_error or turn.what == "not shaped":
-        css_class = "text bad"
+    css_class = "bad" if is_error or turn.what == "not shaped" else "soft"
     dollars = ""
     if turn.dollars is not None:
         dollars = as_dollars(turn.dollars)
     at = time.strftime("%H:%M:%S", time.localtime(turn.at))
     cells = [
-        f"<td title='{at}'>{turn.number}",
-        f"<td class='{css_class}'>{escape(', '.join(what))}",
-        f"<td>{turn.sent:,}",
-        f"<td>{turn.whole:,}",
-        f"<td class=rare>{turn.seconds:.1f}",
-        f"<td class=rare>{dollars}",
+        f"<td class=number title='{at}'>{turn.number}",
+        f"<td class=number>{turn.sent:,}",
+        f"<td class=number>{turn.whole:,}",
+        f"<td class='number rare'>{turn.seconds:.1f}",
+        f"<td class='number rare'>{dollars}",
+        f"<td class={css_class}>{escape('; '.join(what))}",
     ]
     return f"<tr>{''.join(cells)}</tr>"
+
+
+# Charts -------------------------------------------------------------------------------------------
+
+
+def _charts(turns: Sequence[Turn]) -> Iterator[str]:
+    """What was sent by kind, turn by turn, and under it beside what was left out."""
+    most = max([1, *(turn.sent for turn in turns)])
+    top = most * 1.1  # so that a line above the highest turn is in the chart
+    most_whole = max([1, *(turn.whole for turn in turns)])
+    yield "<p class=caption><span>tokens sent, by kind</span>"
+    yield f"<span>at most {most:,}</span></p>"
+    yield _svg("stack", f"tokens sent by kind, {most:,} at most", _stack(turns, top))
+    if all(turn.sent == turn.whole for turn in turns):
+        return
+    yield "<p class=caption><span>sent, and left out</span>"
+    yield f"<span>at most {most_whole:,}</span></p>"
+    yield _svg(
+        "whole", f"tokens with and without, {most_whole:,} at most", _both(turns, most_whole)
+    )
+
+
+def _svg(css_class: str, label: str, parts: Iterable[str]) -> str:
+    start = f"<svg class={css_class} viewBox='0 0 100 100' preserveAspectRatio=none role=img "
+    return f"{start}aria-label='{label}'>{''.join(parts)}</svg>"
+
+
+def _both(turns: Sequence[Turn], most: float) -> Iterator[str]:
+    """What was sent, before what would have been."""
+    yield _area("left", [(0, turn.whole / most) for turn in turns])
+    yield _area("sent", [(0, turn.sent / most) for turn in turns])
+
+
+def _stack(turns: Sequence[Turn], most: float) -> Iterator[str]:
+    """An area for each kind, a line for each turn in which something left, and what tells of it."""
+    below = [0.0] * len(turns)
+    for kind in KINDS:
+        above = [
+            low + turn.kinds.get(kind, 0) / most for low, turn in zip(below, turns, strict=True)
+        ]
+        if above != below:
+            yield _area(kind, list(zip(below, above, strict=True)))
+        below = above
+    width = _width(len(turns))
+    for place, turn in enumerate(turns):
+        x = place * width
+        if turn.left:
+            middle = x + width / 2
+            end = 100 - 100 * turn.sent / most
+            yield f"<line x1={middle:.2f} x2={middle:.2f} y1={end - 7:.2f} y2={end - 1:.2f} />"
+        title = f"<title>{_told(turn)}</title>"
+        yield f"<rect x={x:.2f} y=0 width={width:.2f} height=100>{title}</rect>"
+
+
+def _told(turn: Turn) -> str:
+    """A turn, for who points at it."""
+    lines = [f"turn {turn.number}: {turn.sent:,} of {turn.whole:,} tokens"]
+    lines += [f"{KINDS[kind]}: {tokens:,}" for kind, tokens in turn.kinds.items()]
+    lines += [f"{leaving.stage} took out {leaving.tokens:,}" for leaving in turn.left]
+    return escape("\n".join(lines))
+
+
+def _area(css_class: str, spans: Sequence[tuple[float, float]]) -> str:
+    """An area in steps, from the lower to the upper end of each turn's span, shares of the most."""
+    width = _width(len(spans))
+    upper = [f"V{100 - 100 * high:.2f}h{width:.4f}" for _, high in spans]
+    lower = [f"V{100 - 100 * low:.2f}h-{width:.4f}" for low, _ in reversed(spans)]
+    return f"<path class={css_class} d='M0 100{''.join([*upper, *lower])}Z' />"
+
+
+def _width(turns: int) -> float:
+    """Of each of so many turns, where the whole chart is 100."""
+    return 100 / max(turns, FEWEST_BARS)

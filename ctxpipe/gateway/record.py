@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..words import as_dollars, count_phrase
 
-__all__ = ["Record", "Turn"]
+if TYPE_CHECKING:
+    from ..lab.report import Kind
+
+__all__ = ["Leaving", "Record", "Turn"]
 
 MAX_TURNS = 10_000
 """So many of the newest turns are kept for the page."""
@@ -18,13 +21,21 @@ MAX_TURNS = 10_000
 What = Literal["unchanged", "shaped", "recovered", "not shaped"]
 
 
+class Leaving(NamedTuple):
+    """What a *stage* has taken out of a context: so many raw *tokens*; *told* says it in counts."""
+
+    stage: str
+    tokens: int
+    told: str = ""
+
+
 @dataclass(slots=True)
 class Turn:
     """One request for a message, and what became of it.
 
-    *sent* and *whole* are the raw tokens of what was sent and of the client's own history, *left*
-    says by stage what left the context in this turn. *text* is what the user has said last; it is
-    kept only where texts may be shown.
+    *sent* and *whole* are the raw tokens of what was sent and of the client's own history, *kinds*
+    what those sent are spent on, where that is known; *left* is what left the context in this turn.
+    *text* is what the user has said last; it is kept only where texts may be shown.
     """
 
     session: str
@@ -32,7 +43,8 @@ class Turn:
     what: What
     sent: int = 0
     whole: int = 0
-    left: Sequence[tuple[str, int]] = ()
+    kinds: Mapping[Kind, int] = field(default_factory=dict, repr=False)
+    left: Sequence[Leaving] = ()
     reason: str = ""
     status: int = 0
     seconds: float = 0.0
@@ -46,7 +58,7 @@ class Turn:
         parts = [f"turn {self.number}{whose}: {self.what}"]
         if self.whole:
             parts.append(f"{self.sent:,} tokens sent instead of {self.whole:,}")
-        parts += [f"{stage} took out {tokens:,}" for stage, tokens in self.left]
+        parts += [f"{leaving.stage} took out {leaving.tokens:,}" for leaving in self.left]
         if self.reason:
             parts.append(self.reason)
         if self.dollars is not None:

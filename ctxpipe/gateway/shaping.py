@@ -25,6 +25,7 @@ from .pipelines import Pipelines
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from ..lab.report import Kind
     from ..reports import Result
     from ..session.session import Session
     from ..storage import JournalStorage
@@ -245,6 +246,18 @@ class Shaper:
             shaping.history = history
             shaping.take(shorter)
         return True
+
+    async def kinds(self, shaping: Shaping) -> Mapping[Kind, int]:
+        """What the tokens of the context that *shaping* sends are spent on."""
+        conversation = shaping.conversation
+        arguments = shaping.history.arguments
+        async with conversation.lock:
+            return await conversation.content.read(
+                self._pipelines.of(None, "").counter,
+                shaping.result.messages,
+                system=arguments.get("system"),
+                tools=arguments.get("tools"),
+            )
 
     def learn(self, shaping: Shaping, event: Mapping[str, Any]) -> None:
         """Learn what the reply to *shaping*, of which *event* is a part, was billed."""

@@ -1,0 +1,60 @@
+"""What the tokens of a conversation's contexts are spent on, for the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..lab.pieces import Pieces
+from ..messages import common_prefix
+from ..workers.threads import in_thread
+
+if TYPE_CHECKING:
+    from ..lab.report import Kind
+    from ..messages import Message
+    from ..tokens import TokenCounter
+
+__all__ = ["Content"]
+
+
+class Content:
+    """Tells the tokens of one conversation's contexts apart by kind, as the replay page does.
+
+    What a context has in common with the one before it is not read again.
+    """
+
+    def __init__(self) -> None:
+        self._messages: Sequence[Message] = ()
+        self._sums: list[Counter[Kind]] = []  # up to and with each message
+
+    async def read(
+        self,
+        counter: TokenCounter,
+        messages: Sequence[Message],
+        *,
+        system: Any = None,
+        tools: Any = None,
+    ) -> Mapping[Kind, int]:
+        """The raw tokens of a context by kind, in a worker thread; one context at a time."""
+        return await in_thread(self._read, counter, messages, system, tools)
+
+    def _read(
+        self,
+        counter: TokenCounter,
+        messages: Sequence[Message],
+        system: Any,
+        tools: Any,
+    ) -> Mapping[Kind, int]:
+        pieces = Pieces(counter)  # a new one each time: it keeps the messages that it has read
+        del self._sums[common_prefix(self._messages, messages) :]
+        for message in messages[len(self._sums) :]:
+            found = Counter(self._sums[-1]) if self._sums else Counter()
+            for piece in pieces.of(message):
+                found[piece.kind] += piece.tokens
+            self._sums.append(found)
+        self._messages = list(messages)
+        whole: Counter[Kind] = Counter(self._sums[-1]) if self._sums else Counter()
+        whole["system"] += counter.total([], system=system)
+        whole["tools"] += counter.total([], tools=tools)
+        return {kind: tokens for kind, tokens in whole.items() if tokens}
