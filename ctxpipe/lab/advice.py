@@ -134,8 +134,8 @@ def lead(subject: str, ours: Run, baseline: Run, unit: str) -> str:
         of_what = "" if is_dollars else f" {unit}"
         ratio = _difference(ours.cost / baseline.cost)
         parts.append(
-            f"{ours.policy} cost {amounts[0]}{of_what} instead of {amounts[1]} with "
-            f"{baseline.policy}, {ratio}"
+            f"{ours.policy} cost {amounts[0]}{of_what} instead of {amounts[1]} "
+            f"({baseline.policy}), {ratio}"
         )
     if ours.figures:
         parts.append(

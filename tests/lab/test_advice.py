@@ -88,7 +88,7 @@ def test_the_sentence_names_the_cost_and_what_stayed_in_sight():
     ours, theirs = Run("coding", (), CODING), Run("no management", (), NONE)
 
     assert lead("9 turns", ours, theirs, "dollars") == (
-        "9 turns: coding cost $3.00 instead of $4.00 with no management, 25.0% less, and 95.0% of "
+        "9 turns: coding cost $3.00 instead of $4.00 (no management), 25.0% less, and 95.0% of "
         "what the replies used stayed in sight (100.0% with what could be read back). "
         "The largest context was 120,000 tokens in both."
     )
@@ -99,6 +99,6 @@ def test_without_figures_the_sentence_tells_what_the_turns_do():
     theirs = Run("without", (PageTurn({"user": 80.0}, 200.0),))
 
     assert lead("1 turn", ours, theirs, "input tokens") == (
-        "1 turn: with cost 300 input tokens instead of 200 with without, 50.0% more. "
+        "1 turn: with cost 300 input tokens instead of 200 (without), 50.0% more. "
         "The largest context was 50 tokens instead of 80."
     )

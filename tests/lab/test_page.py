@@ -213,7 +213,7 @@ def test_three_policies_are_a_table_and_can_be_chosen():
 
     written = page([Report("", runs, ("",))])
 
-    assert "a cost 2 input tokens instead of 4 with none, 50.0% less" in html.unescape(written)
+    assert "a cost 2 input tokens instead of 4 (none), 50.0% less" in html.unescape(written)
     assert "<strong>Use a.</strong>" in written
     assert data_of(written)["chosen"] == [1, 0]
     for name in ("ours", "theirs"):
@@ -230,7 +230,7 @@ def test_several_conversations_are_on_one_page_with_their_sums():
 
     written = page(reports, rows(("none", 8.0, 1.0), ("ours", 6.0, 0.95)))
 
-    assert "2 conversations, 6 turns: ours cost $6.00 instead of $8.00 with none" in written
+    assert "2 conversations, 6 turns: ours cost $6.00 instead of $8.00 (none)" in written
     for number, name in enumerate(["x.jsonl", "y.jsonl"]):
         assert f'<a href="#conversation-{number}">{name}</a>' in written
     # each tool's share over both: 3 turns of 3 dollars, twice

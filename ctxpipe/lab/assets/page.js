@@ -27,6 +27,9 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
+// A long name may be broken behind the parts of a path, not within them.
+const breakable = (text) => element("span", {}, ...text.split(/(?<=[/_.])/).flatMap((part) => [part, element("wbr")]));
+
 // What is chosen --------------------------------------------------------------------------------------------
 
 const conversation = () => report.conversations[chosen.conversation];
@@ -215,7 +218,7 @@ function actionTable() {
   const rows = actions.map((action, index) => [action.turn, actionButton(index, `${action.stage}: ${action.outcome}`), action.told, action.saved === null ? "" : number(action.saved)]);
   const details = element("details", { open: actions.length <= 12 }, element("summary", { textContent: `Table: ${plural(actions.length, "action")}` }),
     table("What each stage did", ["#turn", "action", "what", "#tokens saved"], rows));
-  section("actions", `Actions of ${name("ours")}`, `${text}.`, details);
+  section("actions", `Actions: ${name("ours")}`, `${text}.`, details);
 }
 
 function shareTable() {
@@ -250,9 +253,9 @@ function cacheTable() {
 function blockTable() {
   const { blocks } = run("ours");
   if (!blocks.length) return section("blocks");
-  const rows = blocks.map((block) => [block.name, block.kind, number(block.tokens), block.since, block.until ?? "",
+  const rows = blocks.map((block) => [breakable(block.name), block.kind, number(block.tokens), block.since, block.until ?? "",
     block.action === null ? block.now : actionButton(block.action, block.now)]);
-  section("blocks", `The biggest blocks, and where ${name("ours")} left them`, "", table("The biggest blocks", ["block", "kind", "#tokens", "#since turn", "#until turn", "now"], rows));
+  section("blocks", `The biggest blocks, and where they went: ${name("ours")}`, "", table("The biggest blocks", ["block", "kind", "#tokens", "#since turn", "#until turn", "now"], rows));
 }
 
 // A turn ----------------------------------------------------------------------------------------------------
