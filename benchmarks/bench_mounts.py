@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from benchmarks.figures import add_figure, recording
 from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Reply, answer, tool_use
@@ -72,6 +73,8 @@ async def compare(name: str, agent: Agent) -> str:
             f"{tokens:>13,}{f'{kept}/{pairs}':>9}  {end}",
             flush=True,
         )
+        add_figure(f"{name}, {what}: requests refused", len(server.refused))
+        add_figure(f"{name}, {what}: tokens sent", tokens)
     return end
 
 
@@ -238,4 +241,5 @@ AGENTS: dict[str, tuple[str, Agent]] = {
 }
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    with recording(__file__):
+        raise SystemExit(main(sys.argv[1:]))
