@@ -18,6 +18,7 @@ __all__ = [
     "COMMON_WRITING_TOOLS",
     "EDITOR_COMMANDS",
     "FOLDER_KEYS",
+    "FOLDER_VIEW",
     "GUTTER",
     "LINES_KEY",
     "NOTE",
@@ -235,6 +236,10 @@ VIEW_FRAMES = (
 
 Where the head says so, *line* is the number of the first line shown.
 """
+
+
+FOLDER_VIEW = re.compile(r"<path>[^\n]*</path>\n<type>directory</type>\n")
+"""How a result begins that shows a folder instead of a file; so opencode's reading tool does it."""
 
 
 class View(NamedTuple):

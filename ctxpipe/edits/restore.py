@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..activity import is_failure, possible_reads, says_failure
 from ..agent_tools import (
+    FOLDER_VIEW,
     NOTE,
     READING_TOOLS,
     SHELL_TOOLS,
@@ -73,7 +74,9 @@ def working_set(
     folder_changed = False
     for call, result in _calls_with_results(messages):
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
-        read_path = viewed_path(call, tools, True)
+        read_path = None
+        if not _shows_folder(result):
+            read_path = viewed_path(call, tools, True)
         path = read_path
         if path is None:
             path = _path_to_write(call, writing_tools or {})
@@ -197,9 +200,10 @@ def _files_of_calls(
     writing_tools: ReadingTools,
 ) -> Iterator[WorkingFile]:
     for call in tool_calls(messages):
+        result = results.get(call.id)
         path = viewed_path(call, tools, shell)
-        if path is not None:
-            yield WorkingFile(path, _view_text(results.get(call.id)))
+        if path is not None and not _shows_folder(result):
+            yield WorkingFile(path, _view_text(result))
             continue
         path = _path_to_write(call, writing_tools)
         if path is not None:
@@ -210,6 +214,10 @@ def _path_to_write(call: ToolCall, tools: ReadingTools) -> str | None:
     if call.input.get("command") == VIEW_COMMAND:  # an editor's tool both views and writes
         return None
     return path_argument(call.input, tools.get(call.name, ()))
+
+
+def _shows_folder(result: object) -> bool:
+    return FOLDER_VIEW.match(result_text(result)) is not None
 
 
 def _view_text(result: object) -> str | None:

@@ -7,7 +7,13 @@ from histories import assistant, conversation, histories, step, tool_result, too
 from hypothesis import given
 
 from ctxpipe.agent_tools import COMMON_READING_TOOLS, COMMON_WRITING_TOOLS
-from ctxpipe.edits.restore import WorkingFile, restored_message, trusting_working_set, was_changed
+from ctxpipe.edits.restore import (
+    WorkingFile,
+    restored_message,
+    trusting_working_set,
+    was_changed,
+    working_set,
+)
 from ctxpipe.markers.placeholders import DIRECT, Preview, placeholder
 from ctxpipe.markers.summaries import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.messages import Message
@@ -92,6 +98,14 @@ def test_the_tools_of_codex_opencode_and_deepagents_are_known() -> None:
 
     known = paths(history, tools=COMMON_READING_TOOLS, shell=True)
     assert known == ["/one.py", "/shell.py", "/work/codex.py", "/open.py", "/deep.py"]
+
+
+def test_a_folder_that_a_reading_tool_shows_is_no_file() -> None:
+    shown = "<path>/work</path>\n<type>directory</type>\n<entries>\na.py\n</entries>"
+    history = step("1", "read", {"filePath": "/work"}, shown)
+
+    assert working_set(history, tools=COMMON_READING_TOOLS) == []
+    assert trusting_working_set(history, tools=COMMON_READING_TOOLS) == []
 
 
 def test_files_written_last_are_in_work_too_when_asked_for() -> None:
