@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from ..messages import Block, Message, blocks, kind
+from ..messages import Message, as_blocks, blocks, kind
 from .records import Entry, Record, Recording, as_message, entry
 
 __all__ = ["is_session_line", "read"]
@@ -80,7 +80,7 @@ def _uuid(line: Mapping[str, Any]) -> str:
 
 def _join(first: Entry, second: Entry) -> Entry:
     """Both as one message, tool results in front; of a reply's bills the last one is complete."""
-    content = [*_content(first.message), *_content(second.message)]
+    content = [*as_blocks(first.message), *as_blocks(second.message)]
     content.sort(key=lambda block: kind(block) != "tool_result")
     message = cast("Message", {"role": first.message["role"], "content": content})
     usage = second.usage or first.usage
@@ -91,13 +91,6 @@ def _join(first: Entry, second: Entry) -> Entry:
         usage=usage,
         model=model,
     )
-
-
-def _content(message: Message) -> list[Block]:
-    content = message["content"]
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return list(blocks(message))
 
 
 def _is_results(message: Message) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from ..messages.values import SURROGATE, encoding_fault
 from . import claude_code, codex, openai_chat, openai_responses, opencode
+from .json_files import FORMATS, decode, json_records, message_records
 from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation
 
 __all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "read_transcript"]
@@ -78,7 +78,7 @@ def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> T
     if raw is None:
         raw = read_bytes(path)
     name = _name(path)
-    return parse_transcript(_decode(raw, name), name)
+    return parse_transcript(decode(raw, name), name)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -132,7 +132,7 @@ def _details(
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     """The conversation in *text*; errors begin with *name*. Raises TranscriptError."""
-    recording = _recording(_records(text, name), name)
+    recording = _recording(json_records(text, name), name)
     entries, request = recording.entries, recording.request
     messages = [entry.message for entry in entries]
     problems = tuple(check(messages))
@@ -200,105 +200,6 @@ def _are_objects(values: object) -> bool:
     return all(isinstance(value, Mapping) for value in values)
 
 
-# From bytes to records ----------------------------------------------------------------------------
-
-
-OTHER_FILES = {
-    b"SQLite format 3\0": "is a database; for a session of opencode give the file that "
-    "`opencode export SESSION > session.json` writes",
-    b"\x1f\x8b": "is compressed by gzip; unpack it first",
-    b"(\xb5/\xfd": "is compressed by zstd; unpack it first",
-    b"PK\x03\x04": "is a ZIP archive; unpack it first",
-}
-"""How files begin that are taken for recordings, and what to do about it."""
-FORMATS = "'The laboratory' in the docs lists the formats that can be read"
-
-
-def _decode(raw: bytes, name: str) -> str:
-    for beginning, advice in OTHER_FILES.items():
-        if raw.startswith(beginning):
-            raise TranscriptError(f"{name} {advice}")
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        encoding, label = "utf-16", "UTF-16"
-    else:
-        encoding, label = "utf-8-sig", "UTF-8"
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise TranscriptError(
-            f"{name}, line {line}: this is not {label} text ({error.reason}); {FORMATS}"
-        ) from error
-
-
-def _records(text: str, name: str) -> list[Record]:
-    """The file's JSON objects, each with its place.
-
-    They are the lines of a JSONL file, or the one value of a JSON file.
-    """
-    if not text.strip():
-        raise TranscriptError(f"{name} is empty")
-    numbered = enumerate(text.split("\n"), 1)
-    lines = [(number, line) for number, line in numbered if line.strip()]
-    first_number, first_line = lines[0]
-    if len(lines) > 1 and _is_whole(first_line):
-        records = []
-        last_number, _ = lines[-1]
-        for number, line in lines:
-            value = _parse(line, name, number, is_last=number == last_number)
-            records.append(Record(f"line {number}", value))
-        return records
-    value = _parse(text, name, 1)
-    if isinstance(value, list):
-        return _message_records(value)
-    return [Record(f"line {first_number}", value)]
-
-
-def _message_records(values: Sequence[object]) -> list[Record]:
-    return [Record(f"message {index}", value) for index, value in enumerate(values)]
-
-
-def _is_whole(line: str) -> bool:
-    """Whether the first line is a JSON value of its own, or looks like one: the file is JSONL."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return line.rstrip().endswith("}") and line.lstrip().startswith("{")
-    return True
-
-
-def _parse(text: str, name: str, line: int, *, is_last: bool = False) -> object:
-    """The value that *text* is, which begins in *line* of the file *name*.
-
-    *is_last* says that it is the last of several lines.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        error_line = line + error.lineno - 1
-        where = f"line {error_line}, column {error.colno}"
-        fault = f"{name}, {where}: this is not JSON ({error.msg})"
-        raise TranscriptError(f"{fault}{_advice(text, is_last=is_last)}") from error
-    except RecursionError as error:
-        raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
-    except ValueError as error:  # Python refuses numbers that would take too long to read
-        raise TranscriptError(
-            f"{name}, line {line}: a number has more digits than can be read"
-        ) from error
-
-
-def _advice(text: str, *, is_last: bool) -> str:
-    """What to do about *text* that is no JSON; "" where nothing is known."""
-    stripped = text.strip()
-    if not stripped.startswith(("{", "[")):
-        return f"; {FORMATS}"
-    if stripped.endswith(("}", "]")):
-        return ""
-    if is_last:
-        return "; the file was cut off here, and without this line the rest can be read"
-    return "; the text was cut off, so write it again"
-
-
 # From records to messages -------------------------------------------------------------------------
 
 
@@ -327,7 +228,7 @@ def _messages(records: Sequence[Record]) -> Recording:
             raise InvalidHistory(f"{records[0].place}: has no role, and is no message; {FORMATS}")
         request = {}
     elif len(records) == 1:
-        records = _message_records(messages)
+        records = message_records(messages)
     else:
         raise second_conversation(records[1])
     entries = [_entry(record) for record in records]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
@@ -18,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.json_files import FORMATS as FORMATS_THAT_ARE_READ
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.messages import Message, check, tool_calls, tool_results
 from ctxpipe.tokens import TokenCounter
@@ -149,7 +149,7 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (lines(WORK[0]), " holds no reply of a model"),
         (lines({"type": "header"}), " holds no reply of a model"),
         ("[" * 100_000, ", line 1: the JSON is nested too deeply"),
-        ('{"a": 1}', ", line 1: has no role"),
+        ('{"a": 1}', f", line 1: has no role, and is no message; {FORMATS_THAT_ARE_READ}"),
         (
             lines(WORK[0], {"role": "user", "content": [7]}),
             ", line 2: block 0 is int, not a mapping",
@@ -182,32 +182,6 @@ def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
     raw: bytes | str, told: str, tmp_path: Path
 ) -> None:
     assert told in error(raw, tmp_path)
-
-
-FORMATS_READ = "'The laboratory' in the docs lists the formats that can be read"
-
-
-@pytest.mark.parametrize(
-    ("raw", "advice"),
-    [
-        (
-            lines(*WORK)[:-30],
-            "; the file was cut off here, and without this line the rest can be read",
-        ),
-        (json.dumps(WORK)[:-30], "; the text was cut off, so write it again"),
-        ("Hello.", f"; {FORMATS_READ}"),
-        (b"\x89PNG\r\n\x1a\n", f"; {FORMATS_READ}"),
-        (lines({"ts": 1, "text": "Hi."}), f" has no role, and is no message; {FORMATS_READ}"),
-        (b"SQLite format 3\0\x10", "`opencode export SESSION > session.json` writes"),
-        (gzip.compress(lines(*WORK).encode()), " is compressed by gzip; unpack it first"),
-        (b"(\xb5/\xfd\x24", " is compressed by zstd; unpack it first"),
-        (b"PK\x03\x04\x14", " is a ZIP archive; unpack it first"),
-    ],
-)
-def test_the_error_says_what_to_do_about_the_file(
-    raw: bytes | str, advice: str, tmp_path: Path
-) -> None:
-    assert error(raw, tmp_path).endswith(advice)
 
 
 def nodes(value: Any) -> Iterator[tuple[Any, Any]]:

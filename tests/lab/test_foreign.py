@@ -1,0 +1,67 @@
+"""The items of another API's conversation, and what is known of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ctxpipe.errors import InvalidHistory
+from ctxpipe.lab.foreign import Items, ensure_types
+from ctxpipe.wire import ChatCodec
+
+ASKED: dict[str, Any] = {"role": "user", "content": "Go."}
+REPLY: dict[str, Any] = {"role": "assistant", "content": "Done."}
+USAGE = {"prompt_tokens": 100, "completion_tokens": 2}
+
+
+def items(*values: dict[str, Any]) -> Items:
+    found = Items(ChatCodec())
+    for value in values:
+        found.add(value)
+    return found
+
+
+def test_what_is_cut_is_forgotten_with_its_bill() -> None:
+    found = items(ASKED, REPLY, ASKED, REPLY)
+    for index in (1, 3):
+        found.bill(index, USAGE, "m-1")
+    found.cut(2)
+
+    entries = found.recording("OpenAI chat", {}).entries
+    assert [entry.message["role"] for entry in entries] == ["user", "assistant"]
+    assert list(found.usages) == list(found.models) == [1]
+
+
+def test_bills_stay_when_the_whole_history_is_sent_again() -> None:
+    found = items()
+    found.begin([ASKED], "line 1")
+    found.add(ASKED)
+    found.bill(1, USAGE, "m-1")
+    found.begin([ASKED, REPLY, ASKED], "line 2")
+    for value in (ASKED, REPLY, ASKED):
+        found.add(value)
+
+    [_, reply, _] = found.recording("OpenAI chat", {}).entries
+    assert reply.usage == {
+        "input_tokens": 100,
+        "cache_read_input_tokens": 0,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 2,
+    }
+
+
+def test_the_instructions_come_before_what_leading_items_say() -> None:
+    found = items({"role": "system", "content": "Be brief."}, ASKED, REPLY)
+
+    request = found.recording("OpenAI chat", {"instructions": "You code."}).request
+    assert request["system"] == [
+        {"type": "text", "text": "You code."},
+        {"type": "text", "text": "Be brief."},
+    ]
+
+
+def test_a_field_of_another_type_is_refused_with_its_place() -> None:
+    ensure_types({"id": None}, ("id", "name"), str, "line 1")
+    with pytest.raises(InvalidHistory, match="line 1: int as name, not text"):
+        ensure_types({"name": 7}, ("id", "name"), str, "line 1")

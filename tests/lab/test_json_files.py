@@ -1,0 +1,55 @@
+"""From the bytes of a file to its JSON values, and what is said where that fails."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.json_files import FORMATS, decode, json_records
+from ctxpipe.lab.records import Record
+
+LINES = '{"a": 1}\n\n{"b": "two"}\n'
+
+
+def test_each_line_of_a_jsonl_file_is_a_value_with_its_place() -> None:
+    assert json_records(LINES, "x") == [Record("line 1", {"a": 1}), Record("line 3", {"b": "two"})]
+
+
+def test_each_element_of_an_array_is_a_value_with_its_place() -> None:
+    assert json_records("[7,\n8]", "x") == [Record("message 0", 7), Record("message 1", 8)]
+
+
+def test_an_object_over_several_lines_is_one_value() -> None:
+    assert json_records(json.dumps({"a": [1, 2]}, indent=1), "x") == [
+        Record("line 1", {"a": [1, 2]})
+    ]
+
+
+def test_the_error_says_where_the_file_is_broken() -> None:
+    with pytest.raises(TranscriptError, match=r"^x, line 3, column 7: this is not JSON"):
+        json_records(LINES[:-4], "x")
+
+
+@pytest.mark.parametrize(
+    ("raw", "advice"),
+    [
+        (LINES[:-4], "; the file was cut off here, and without this line the rest can be read"),
+        ('{"a":', "; the text was cut off, so write it again"),
+        ("Hello.", f"; {FORMATS}"),
+        (b"\x89PNG\r\n\x1a\n", f"; {FORMATS}"),
+        (b"SQLite format 3\0\x10", "`opencode export SESSION > session.json` writes"),
+        (gzip.compress(b"{}"), " is compressed by gzip; unpack it first"),
+        (b"(\xb5/\xfd\x24", " is compressed by zstd; unpack it first"),
+        (b"PK\x03\x04\x14", " is a ZIP archive; unpack it first"),
+    ],
+)
+def test_the_error_says_what_to_do_about_the_file(raw: bytes | str, advice: str) -> None:
+    content = raw if isinstance(raw, bytes) else raw.encode()
+    with pytest.raises(TranscriptError) as caught:
+        json_records(decode(content, "x.jsonl"), "x.jsonl")
+
+    assert str(caught.value).startswith("x.jsonl")
+    assert str(caught.value).endswith(advice)
