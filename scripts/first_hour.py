@@ -25,7 +25,7 @@ from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
 
 sys.path.append(str(Path(__file__).parents[1]))  # last: ctxpipe is that of the wheel
 
-from scripts.pages import Block, Deviation, Prompt, blocks_of, ensure_promised, start_pages
+from scripts.pages import Block, Deviation, Prompt, blocks_of, ensure_promised, first_hour_pages
 
 COMMAND_SECONDS = 1800  # `make test` in a clone installs everything first
 
@@ -190,7 +190,7 @@ async def first_hour(options: argparse.Namespace) -> None:
         variables = variables_of(options, servers)
         hour = Hour(python, options.folder, options.clone, variables, options.without)
         try:
-            for page in options.pages or start_pages():
+            for page in options.pages or first_hour_pages():
                 print(page.name, flush=True)
                 await hour.read(page)
             ensure_from_wheel(options.wheel, python)

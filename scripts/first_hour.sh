@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The first hour of a new user, on the built wheel: every command and block of the README and of the
-# pages of "Start", in their order. Fails where one fails or prints something else than the page says.
+# pages of "Start", in their order, then of pages with blocks that only this can run. Fails where one fails or prints something else than the page says.
 #
 #     scripts/first_hour.sh [--without 'make test']... [PAGE]...
 #

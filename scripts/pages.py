@@ -92,6 +92,16 @@ def with_promise(block: Block, later: Sequence[Block]) -> Block:
     return block
 
 
+def first_hour_pages() -> list[Path]:
+    """The README, the pages of "Start" in mkdocs.yml, and others with blocks for the first hour."""
+    pages = start_pages()
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        marks = {block.mark for block in blocks_of(page)}
+        if "make first-hour" in marks and page not in pages:
+            pages.append(page)
+    return pages
+
+
 def start_pages() -> list[Path]:
     """The README and the pages of "Start" in mkdocs.yml, in order."""
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8")

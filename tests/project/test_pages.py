@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from scripts.pages import Deviation, Prompt, blocks_of, ensure_promised, start_pages
+from scripts.pages import (
+    Deviation,
+    Prompt,
+    blocks_of,
+    ensure_promised,
+    first_hour_pages,
+    start_pages,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +109,12 @@ def test_the_first_hour_reads_the_readme_then_every_page_of_start():
     assert names[:3] == ["README.md", "docs/index.md", "docs/middleware.md"]
     assert {f"docs/mounts/{page.name}" for page in (ROOT / "docs/mounts").glob("*.md")} <= {*names}
     assert names[-1] == "docs/gateway.md"
+
+
+def test_every_block_for_the_first_hour_is_on_a_page_that_it_reads():
+    pages = [
+        page for page in (ROOT / "docs").rglob("*.md") if "<!-- make first-hour" in page.read_text()
+    ]
+
+    assert ROOT / "docs/moving.md" in pages
+    assert set(pages) <= set(first_hour_pages())
