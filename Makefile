@@ -117,6 +117,7 @@ $(PEERS)/.venvs/%/.installed: $(PEERS)/requirements/%.txt
 
 bench-peers: $(STAMP) $(PEER_STAMPS)  ## ctxpipe beside its peers, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers.run $(if $(TRANSCRIPTS),--transcripts $(TRANSCRIPTS)) --write
+	$(BIN)/python benchmarks/figures.py
 
 clean:  ## remove the virtual environment and what the tools left behind
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
