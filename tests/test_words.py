@@ -27,6 +27,10 @@ from ctxpipe import (
     Truncated,
     Truncation,
 )
+from ctxpipe.lab.batch import FileReplay
+from ctxpipe.lab.replay import Replay
+from ctxpipe.lab.report import PageTurn, Replaced, Report, Run
+from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 from ctxpipe.words import as_dollars, as_percent, as_ratio, count_phrase, one_line, short_repr
 
@@ -85,6 +89,10 @@ SHOWN: list[object] = [
     OffloadResult([user(LONG)] * 300, files=("/srv/app/a.md",) * 300),
     CompactResult([user(LONG)]),
     Truncation([user(LONG)], Truncated(9, 5)),
+    Transcript("talk.jsonl", [user(LONG)] * 300, "Anthropic messages", system=LONG[: len(CANARY)]),
+    FileReplay("talk.jsonl", {CANARY: Replay("talk.jsonl", ())}),
+    Report("talk.jsonl", (Run("coding", (PageTurn({"user": 9.0}),)),)),
+    Replaced("a result", original=LONG, placeholder=LONG),
 ]
 
 

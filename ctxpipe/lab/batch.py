@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from ..atoms import AtomIndex
 from ..errors import CtxpipeError
+from ..words import short_repr
 from .calibration import Calibration, calibration
 from .explain import Expensive, Explained
 from .policies import NONE
@@ -39,7 +40,7 @@ _Makers: TypeAlias = Mapping[str, PipelineMaker]
 _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FileReplay:
     """The result for one file: a replay for each policy, by its name, or the *error* to report.
 
@@ -58,6 +59,8 @@ class FileReplay:
     report: Report | None = None
     explained: Explained | None = None
     calibration: Calibration | None = None
+
+    __repr__ = short_repr
 
 
 def replay_file(

@@ -14,6 +14,7 @@ from ..pipeline import ContextPipeline
 from ..reports import Collapsed, Compacted, Outcome, StageReport
 from ..session import Session
 from ..tokens import Ledger
+from ..words import short_repr
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
 from .references import Context, Past, Source, Store, Use, location_in, sources_to_fetch, use_of
 from .story import Moment
@@ -67,7 +68,7 @@ class Settings:
     judge: Judge | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Step:
     """One call of a replay.
 
@@ -81,13 +82,17 @@ class Step:
     reports: tuple[StageReport, ...]
     use: Use
 
+    __repr__ = short_repr
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Replay:
     """A conversation's way through a pipeline."""
 
     transcript: str
     steps: tuple[Step, ...]
+
+    __repr__ = short_repr
 
     @property
     def requests(self) -> tuple[Request, ...]:

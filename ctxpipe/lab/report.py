@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ..cache_doctor import Tally
+from ..words import short_repr
 
 __all__ = [
     "KINDS",
@@ -50,7 +51,7 @@ KINDS: Mapping[Kind, str] = {
 """Each kind's name for a reader, from the bottom of the stack to its top."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Replaced:
     """What was in the context (*original*) and what is there now (*placeholder*), in tokens.
 
@@ -58,14 +59,16 @@ class Replaced:
     """
 
     name: str
-    original: str
-    placeholder: str
+    original: str = field(repr=False)
+    placeholder: str = field(repr=False)
     where: str = ""
     tokens_before: float = 0.0
     tokens_after: float = 0.0
 
+    __repr__ = short_repr
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Action:
     """What a stage did in a turn, or tried to: *outcome* in one word, *told* in a sentence."""
 
@@ -75,14 +78,18 @@ class Action:
     tokens_saved: float | None = None
     replaced: tuple[Replaced, ...] = ()
 
+    __repr__ = short_repr
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class PageTurn:
     """One model call: the tokens of its prompt by kind, its cost, and what the stages did."""
 
     tokens: Mapping[Kind, float]
     cost: float = 0.0
     actions: tuple[Action, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def total(self) -> float:
@@ -168,7 +175,7 @@ class Figures:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """One conversation's way through one policy; *figures* are known of a replay only."""
 
@@ -177,6 +184,8 @@ class Run:
     figures: Figures | None = None
     shares: tuple[CostShare, ...] = ()
     blocks: tuple[BlockFate, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def cost(self) -> float:
@@ -193,7 +202,7 @@ class Run:
         return max((turn.total for turn in self.turns), default=0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """One conversation's way through some policies; the first is the baseline of the others.
 
@@ -210,3 +219,5 @@ class Report:
     facts: tuple[Fact, ...] = ()
     recall: tuple[RecallPoint, ...] = ()
     cache: tuple[Tally, ...] | None = None
+
+    __repr__ = short_repr

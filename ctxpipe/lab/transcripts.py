@@ -12,6 +12,7 @@ from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from ..messages.values import SURROGATE, encoding_fault
+from ..words import short_repr
 from . import claude_code, codex, openai_chat, openai_responses, opencode
 from .json_files import FORMATS, decode, json_records, message_records
 from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation
@@ -33,7 +34,7 @@ READERS: Sequence[tuple[_Question, _Reader]] = (
 """What tells a form by one of its records, and who reads them all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Transcript:
     """A recorded conversation: *messages* that the Messages API would accept, and their details.
 
@@ -48,13 +49,15 @@ class Transcript:
     messages: list[Message]
     format: Format
     model: str = ""
-    system: object = None
+    system: object = field(default=None, repr=False)
     tools: Sequence[object] | None = None
     seconds: Mapping[int, float] = field(default_factory=dict)
     usages: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     models: Mapping[int, str] = field(default_factory=dict)
     repaired: tuple[Problem, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
     @property
     def replies(self) -> list[int]:
