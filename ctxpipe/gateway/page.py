@@ -268,11 +268,11 @@ def _stack(turns: Sequence[Turn], most: float) -> Iterator[str]:
             middle = x + width / 2
             end = 100 - 100 * turn.sent / most
             yield f"<line x1={middle:.2f} x2={middle:.2f} y1={end - 7:.2f} y2={end - 1:.2f} />"
-        title = f"<title>{_told(turn)}</title>"
+        title = f"<title>{_description(turn)}</title>"
         yield f"<rect x={x:.2f} y=0 width={width:.2f} height=100>{title}</rect>"
 
 
-def _told(turn: Turn) -> str:
+def _description(turn: Turn) -> str:
     """A turn, for who points at it."""
     lines = [f"turn {turn.number}: {turn.sent:,} of {turn.whole:,} tokens"]
     lines += [f"{KINDS[kind]}: {tokens:,}" for kind, tokens in turn.kinds.items()]
