@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -131,6 +132,32 @@ def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path:
 
     assert len(lines) > 10
     assert [line for line in lines if not any(licence in line for licence in PERMISSIVE)] == []
+
+
+WEIGHT = runpy.run_path(str(ROOT / "scripts" / "list_weight.py"))
+ROW = re.compile(r"^\| ([\w-]+) \| [\d.]+ \| .+ \|$", re.MULTILINE)
+TOTAL = re.compile(r"^\| (\d+) packages \| ([\d.]+) \|", re.MULTILINE)
+newest_only = pytest.mark.parametrize("installed", ["newest"], indirect=True)
+
+
+@newest_only
+def test_the_page_of_settings_has_the_reason_for_each_package(installed: Path):
+    page = (ROOT / "docs" / "settings.md").read_text("utf-8")
+    found = WEIGHT["packages"](str(installed))
+    megabytes = sum(one["bytes"] for one in found.values()) / 1e6
+    [(count, told_megabytes)] = TOTAL.findall(page)
+
+    assert set(ROW.findall(page)) == set(found)
+    assert int(count) == len(found)
+    assert megabytes == pytest.approx(float(told_megabytes), rel=0.1)
+
+
+@newest_only
+def test_each_package_is_needed_by_another(installed: Path):
+    found = WEIGHT["packages"](str(installed))
+    unneeded = [name for name in found if not WEIGHT["needed_by"](name, found)]
+
+    assert unneeded == ["ctxpipe"]
 
 
 # It works -----------------------------------------------------------------------------------------
