@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Format: TypeAlias = Literal[
-    "normal form",
+    "messages under a header",
     "Anthropic messages",
     "Claude Code session",
     "codex rollout",

@@ -183,7 +183,7 @@ def _system(request: Mapping[str, object], name: str) -> object:
 def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
     tools = request.get("tools")
     if not isinstance(tools, list):
-        return None  # in the normal form this is their number
+        return None  # under a header this is their number
     if not _are_objects(tools):
         raise TranscriptError(f"{name}: the tools are not a list of objects")
     _ensure_encodable(tools, f"{name}: the definition of a tool holds")
@@ -224,7 +224,7 @@ def _messages(records: Sequence[Record]) -> Recording:
     request = records[0].fields
     if _is_header(request):
         entries = [_entry(record) for record in records[1:]]
-        return Recording("normal form", entries, request)
+        return Recording("messages under a header", entries, request)
     messages = request.get("messages")
     if not isinstance(messages, list):
         if not any("role" in record.fields for record in records):

@@ -34,13 +34,13 @@ WORK: list[Message] = conversation(
 # The kinds ----------------------------------------------------------------------------------------
 
 
-def test_the_normal_form_is_a_header_and_one_message_per_line() -> None:
+def test_messages_may_stand_under_a_header_one_per_line() -> None:
     found = parse_transcript(
         lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK)
     )
 
     assert (found.format, found.model, found.messages, found.calls) == (
-        "normal form",
+        "messages under a header",
         "m-1",
         WORK,
         2,
@@ -306,7 +306,7 @@ SOUND: list[list[dict[str, Any]]] = [
 
 
 FORMATS = [
-    "normal form",
+    "messages under a header",
     "Anthropic messages",
     "Claude Code session",
     "OpenAI chat",
@@ -397,7 +397,7 @@ def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
 
     assert found.keys() == index.keys()
     for name, transcript in found.items():
-        assert transcript.format == "normal form"
+        assert transcript.format == "messages under a header"
         assert sum(1 for _ in tool_calls(transcript.messages)) == index[name]["n_tool_uses"]
         assert transcript.repaired or len(transcript.messages) == index[name]["n_messages"]
         assert not check(transcript.messages)

@@ -68,7 +68,7 @@ print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 def test_a_reader_is_a_module_and_a_question(copy: Path):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
     (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
-    insert(copy / "ctxpipe/lab/records.py", '    "normal form",', '    "protocol",\n')
+    insert(copy / "ctxpipe/lab/records.py", '    "messages under a header",', '    "protocol",\n')
     insert(
         copy / "ctxpipe/lab/transcripts.py",
         "    (claude_code.is_session_line",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,16 @@ def test_the_reference_holds_every_public_name(site: Path):
 
     # these are names for types of others
     assert set(ctxpipe.__all__) - described == {"Detail", "Message"}
+
+
+def test_a_signature_has_a_line_for_each_parameter(site: Path):
+    page = (site / "api" / "pipeline" / "index.html").read_text("utf-8")
+    start = page.index('id="ctxpipe.ContextPipeline"')
+    shown = unescape(re.sub(r"<[^>]+>", "", page[start : start + 8_000]))
+    parameters = inspect.signature(ctxpipe.ContextPipeline).parameters
+
+    for name in parameters:
+        assert re.search(rf"^    {name}: .*,$", shown, re.MULTILINE)
 
 
 def test_a_page_asks_no_other_machine_for_anything(site: Path):
