@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
+import sys
 import time
 from contextlib import closing
 
@@ -27,6 +28,8 @@ COLLECTION_SECONDS = 1.0
 LONGEST_WAIT = 600.0
 """Seconds after which it is collected while replies are under way, too."""
 NEVER = 1 << 30
+SWITCH_SECONDS = 0.001
+"""How long a worker thread may keep the interpreter from the event loop."""
 
 
 class Serving:
@@ -92,9 +95,11 @@ class Serving:
         """As `run`, in a process that does nothing else: garbage is collected between requests.
 
         A full collection goes through all that is remembered, and every stream waits for its end.
+        And threads that work on large bodies give way to the event loop sooner than is usual.
         """
-        threshold = gc.get_threshold()
+        threshold, interval = gc.get_threshold(), sys.getswitchinterval()
         gc.set_threshold(*threshold[:2], NEVER)
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._collect_garbage)
@@ -103,6 +108,7 @@ class Serving:
         finally:
             gc.unfreeze()
             gc.set_threshold(*threshold)
+            sys.setswitchinterval(interval)
 
     async def _collect_garbage(self) -> None:
         # uvicorn says it in no other way.
