@@ -101,38 +101,45 @@ def replayed() -> Report:
     return anyio.run(lambda: replay_and_report(transcript(), makers, recall=recall))
 
 
-def long_run(turns: int, tokens: float, price: float, actions: tuple[Action, ...] = ()) -> Run:
-    """Turns that grow by *tokens* of each kind."""
-    made = [
-        PageTurn(dict.fromkeys(KINDS, tokens * turn), price, actions)
-        for turn in range(1, turns + 1)
-    ]
+def long_run(
+    policy: str,
+    turns: int,
+    tokens: float,
+    price: float,
+    action: Callable[[int], Action] | None = None,
+) -> Run:
+    """Turns that grow by *tokens* of each kind, each with an *action* where that is given."""
+    made = []
+    for turn in range(1, turns + 1):
+        actions = (action(turn),) if action else ()
+        made.append(PageTurn(dict.fromkeys(KINDS, tokens * turn), price, actions))
     shares = (CostShare("Read", turns, 10.0 * turns, 100.0 * turns, price * turns),)
-    return Run("with" if actions else "without", tuple(made), shares=shares)
+    return Run(policy, tuple(made), shares=shares)
+
+
+def offload(turn: int) -> Action:
+    """A long text that is like no other left the context."""
+    original = "".join(
+        f"line {n} of {turn}: something that a tool has printed, more or less\n" for n in range(300)
+    )
+    swap = Replaced(
+        "result of Read",
+        original,
+        "[Content offloaded to: /there/t.md]",
+        "/there/t.md",
+        4000.0,
+        12.0,
+    )
+    return Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,))
 
 
 def long_report(turns: int = 500) -> Report:
     """As many turns as the page must bear, each with an action on a long text."""
-    actions = []
-    for number in range(5):
-        original = "".join(
-            f"line {n} of {number}: something that a tool has printed, more or less\n"
-            for n in range(300)
-        )
-        swap = Replaced(
-            "result of Read",
-            original,
-            "[Content offloaded to: /there/t.md]",
-            "/there/t.md",
-            4000.0,
-            12.0,
-        )
-        actions.append(Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,)))
     blocks = tuple(
         BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16)
     )
-    ours = dataclasses.replace(long_run(turns, 100.0, 0.01, (actions[0],)), blocks=blocks)
-    theirs = long_run(turns, 450.0, 0.05)
+    ours = dataclasses.replace(long_run("with", turns, 100.0, 0.01, offload), blocks=blocks)
+    theirs = long_run("without", turns, 450.0, 0.05)
     return Report("A long conversation", (theirs, ours), ("Read",) * turns, unit="dollars")
 
 
@@ -223,7 +230,7 @@ def test_three_policies_are_a_table_and_can_be_chosen():
 
 def test_several_conversations_are_on_one_page_with_their_sums():
     runs = tuple(
-        dataclasses.replace(long_run(3, 100.0, row.cost), policy=row.policy, figures=row)
+        dataclasses.replace(long_run(row.policy, 3, 100.0, row.cost), figures=row)
         for row in rows(("none", 4.0, 1.0), ("ours", 3.0, 0.95))
     )
     reports = [Report(f"{name}.jsonl", runs, ("",) * 3, unit="dollars") for name in "xy"]
@@ -241,7 +248,7 @@ def test_several_conversations_are_on_one_page_with_their_sums():
 def test_a_text_that_occurs_twice_is_on_the_page_once():
     texts = data_of(page([long_report(3)]))["texts"]
 
-    assert len(texts) == len(set(texts)) == 2
+    assert len(texts) == len(set(texts)) == 4  # three results, one placeholder
 
 
 def test_a_page_of_500_turns_stays_below_3_megabytes():
@@ -518,7 +525,9 @@ def test_any_two_policies_stand_side_by_side(show: Show, replayed: Report):
 
 
 def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Report):
-    short = dataclasses.replace(long_report(3), runs=(*long_report(3).runs, long_run(3, 1.0, 1.0)))
+    short = dataclasses.replace(
+        long_report(3), runs=(*long_report(3).runs, long_run("other", 3, 1.0, 1.0))
+    )
     totals = [run.figures for run in replayed.runs if run.figures]
     chrome = show(replayed, short, totals=totals, at="#conversation-1")
 
