@@ -31,22 +31,30 @@ MAX_ROWS = 12
 
 
 def _style() -> str:
-    """The style of the replay page, and what is special here."""
-    replay_page = (files(report.__package__) / "assets" / "page.css").read_text(encoding="utf-8")
+    """The colours of the replay page, and what is drawn in them here."""
+    palette = (files(report.__package__) / "assets" / "palette.css").read_text(encoding="utf-8")
     kinds = "".join(f".{kind} {{ --of: var(--{kind}); }}\n" for kind in KINDS)
-    return f"{replay_page}{kinds}{_OWN_STYLE}"
+    return f"{palette}{kinds}{_OWN_STYLE}"
 
 
 _OWN_STYLE = """
-h2 { overflow-wrap: anywhere; }
-p { max-width: none; }
-.kinds { gap: .1rem 1rem; }
-.swatch { background: var(--of); }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 70rem; background: var(--paper);
+  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; line-height: 1.2; margin: .5rem 0; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .25rem; overflow-wrap: anywhere; }
+p { margin: .25rem 0 .75rem; }
+.soft { color: var(--soft); }
+.lead { font-size: 1.1rem; }
+.all { margin-top: .75rem; }
+.bad { color: var(--series-1); }
+.kinds { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .5rem 0; padding: 0;
+  list-style: none; }
+.swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em;
+  border-radius: .15em; background: var(--of); }
 .mark { display: inline-block; height: .8em; margin: 0 .6em 0 .3em;
   border-left: 2px solid var(--ink); }
 .left { --of: var(--line); }
-.all { margin-top: .75rem; }
-.bad { color: var(--series-1); }
 .caption { display: flex; flex-wrap: wrap; justify-content: space-between; margin: .5rem 0 .1rem;
   font-size: .85rem; color: var(--soft); }
 svg { display: block; width: 100%; border-bottom: 1px solid var(--soft); overflow: visible; }
@@ -56,13 +64,20 @@ path.sent { --of: var(--accent); }
 line { stroke: var(--ink); stroke-width: 2px; vector-effect: non-scaling-stroke; }
 rect { fill: transparent; }
 rect:hover { fill: var(--ink); fill-opacity: .15; }
-.scroll { margin: .75rem 0 .25rem; }
-th, td, td:not(.number) { min-width: 0; }
-td:not(.number):last-child { min-width: 12rem; }
+.scroll { overflow: auto; margin: .75rem 0 .25rem; border: 1px solid var(--line);
+  border-radius: .4rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: start;
+  vertical-align: top; }
+th { font-weight: 600; background: var(--raised); }
+td:last-child { overflow-wrap: anywhere; min-width: 12rem; }
+.number { text-align: end; white-space: nowrap; }
 @media (max-width: 40rem) {
+  body { padding: .75rem; }
   .rare { display: none; }
-  td:not(.number):last-child { min-width: 8rem; }
   th, td { padding: .3rem .35rem; }
+  td:last-child { min-width: 8rem; }
 }
 """
 

@@ -54,7 +54,7 @@ def page(reports: Sequence[Report], totals: Sequence[Figures] = ()) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(book.title)}</title>\n"
-        f"<style>\n{_asset('page.css')}</style>\n"
+        f"<style>\n{_asset('palette.css')}{_asset('page.css')}</style>\n"
         "</head>\n<body>\n"
         f"<main>\n{''.join(_body(book))}</main>\n"
         f"{_asset('dialog.html')}"

@@ -127,3 +127,9 @@ async def test_with_tokens_the_page_asks_for_one(tmp_path):
     assert refused.status_code == 401
     assert refused.headers["www-authenticate"] == "Basic"
     assert shown.status_code == 200
+
+
+def test_its_table_needs_nothing_of_the_replay_page_but_its_colours():
+    page = write_page(record(shaped("s", 1, 2)))
+    assert "--results: #cc6677" in page
+    assert "attr(data-label)" not in page
