@@ -100,6 +100,7 @@ MOUNTS = (
 
 
 EXAMPLES = {
+    "anthropic": "anthropic_runner",
     "openai": "openai_chat",
     "mcp": "mcp_reader",
     "langchain": "langchain_agent",
