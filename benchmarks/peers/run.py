@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 def main() -> None:
     asked = _arguments()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt="%H:%M:%S")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     wanted = asked.only.split(",") if asked.only else PEERS
     absent: dict[str, str] = {}
     rows: list[Row] = []
