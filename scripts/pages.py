@@ -12,6 +12,7 @@ what the command prints. "â€¦" stands for any text of a line; a line that is "â€
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -191,22 +192,23 @@ class Prompt:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        process = self._process
-        if process is None:
-            self._errors.close()
-            return
+        with self._errors:
+            if self._process is None:
+                return
+            if error is None:
+                await self._end(self._process)
+            elif self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None  # noqa: S101  a pipe
-        if error is not None:
-            process.kill()
-            await process.wait()
-            self._errors.close()
-            return
         process.stdin.close()
         uncalled = (await self._answer("the last block"))["uncalled"]
         await process.wait()
-        said = self._said_in_errors()
-        self._errors.close()
         if uncalled:
             raise Deviation(f"defined, and never called: {', '.join(uncalled)}")
+        said = self._said_in_errors()
         if "was never awaited" in said:
             raise Deviation(f"something was never awaited\n{said}")
