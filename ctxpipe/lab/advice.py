@@ -109,8 +109,8 @@ def _notes(best: Figures, baseline: Figures, window: float) -> Iterator[str]:
         )
     if baseline.peak > window:
         yield (
-            f"{baseline.policy} is no choice: its largest prompt, {as_number(baseline.peak)} "
-            f"tokens, does not fit {as_number(window)}."
+            f"The largest prompt of {baseline.policy}, {as_number(baseline.peak)} tokens, does not "
+            f"fit {as_number(window)}."
         )
 
 

@@ -64,7 +64,7 @@ def test_a_baseline_that_does_not_fit_the_window_is_no_choice():
 
     assert (advice.verb, advice.policy) == ("Use", "coding")
     assert advice.reason.endswith(
-        "none is no choice: its largest prompt, 250,000 tokens, does not fit 200,000."
+        "The largest prompt of none, 250,000 tokens, does not fit 200,000."
     )
 
 
