@@ -1,0 +1,162 @@
+"""Whatever pydantic-ai's messages are: they come back, paired, with their prefix."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from foreign_histories import ARGUMENTS, NAMES, SAID, TEXT, call_ids
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from translations import PIPELINES, check_life, check_untouched, sent_items
+
+from ctxpipe import ContextPipeline
+
+pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
+
+from pydantic_ai.messages import (
+    BinaryContent,
+    ImageUrl,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from ctxpipe.adapters.pydantic_ai import MessageCodec
+
+PICTURES: list[Any] = [
+    BinaryContent(b"\x89PNG" * 900, media_type="image/png"),
+    ImageUrl("https://a.example/b.png"),
+]
+# pydantic encodes no lone surrogate, in arguments and results.
+GIVEN = TEXT.filter(lambda text: "\ud800" not in text)
+every_pipeline = pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda make: make.__name__)
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+@st.composite
+def prompts(draw: Any) -> UserPromptPart:
+    if draw(st.booleans()):
+        return UserPromptPart(draw(SAID))
+    return UserPromptPart([draw(SAID), *draw(st.lists(st.sampled_from(PICTURES), max_size=2))])
+
+
+@st.composite
+def replies(draw: Any, names: Sequence[str]) -> ModelResponse:
+    """A reply with calls of these *names*, after some thinking and words."""
+    parts: list[Any] = []
+    if draw(st.booleans()):
+        parts.append(ThinkingPart(draw(SAID), signature="S", provider_name="anthropic"))
+    if not names or draw(st.booleans()):
+        parts.append(TextPart(draw(SAID), id=draw(st.sampled_from([None, "msg_1"]))))
+    for name in names:
+        objects = GIVEN.map(lambda text: {"path": "a.py", "text": text})
+        given: Any = draw(st.one_of(st.none(), ARGUMENTS, objects))
+        parts.append(ToolCallPart(draw(NAMES), given, name, id=draw(st.sampled_from([None, "f"]))))
+    return ModelResponse(parts=parts)
+
+
+@st.composite
+def results(draw: Any, name: str) -> Any:
+    text = draw(GIVEN)
+    content: Any = draw(st.sampled_from([text, {"out": text}, [text, 1]]))
+    outcome: Any = draw(st.sampled_from(["success", "failed", "retried"]))
+    return ToolReturnPart("bash", content, name, metadata={"a": 1}, outcome=outcome)
+
+
+@st.composite
+def histories(draw: Any, most: int = 8) -> list[Any]:
+    """Messages that end with a request."""
+    first: list[Any] = [draw(prompts())]
+    if draw(st.booleans()):
+        first.insert(0, SystemPromptPart(draw(SAID)))
+    messages: list[Any] = [ModelRequest(parts=first)]
+    for at in range(draw(st.integers(1, most))):
+        names = call_ids(draw(st.integers(0, 3)), at)
+        messages.append(draw(replies(names)))
+        parts = [draw(results(name)) for name in draw(st.permutations(names))]
+        if not parts or draw(st.integers(0, 3)) == 0:
+            parts.append(draw(prompts()))
+        messages.append(ModelRequest(parts=parts))
+    return messages
+
+
+def problems(messages: Sequence[Any]) -> list[str]:
+    """What a provider would refuse: calls and results that are not side by side."""
+    found: list[str] = []
+    calls: list[str] = []
+    for message in messages:
+        if isinstance(message, ModelResponse):
+            found += [f"{name} has no result" for name in calls]
+            parts = [part for part in message.parts if isinstance(part, ToolCallPart)]
+            calls = [part.tool_call_id for part in parts]
+            continue
+        for part in message.parts:
+            if not isinstance(part, ToolReturnPart):
+                continue
+            if part.tool_call_id in calls:
+                calls.remove(part.tool_call_id)
+            else:
+                found.append(f"{part.tool_call_id} has no call before it")
+    return found + [f"{name} has no result" for name in calls]
+
+
+def ends(messages: Sequence[Any]) -> list[int]:
+    """Where the history may end when a model is asked."""
+    return [
+        end for end in range(1, len(messages) + 1) if isinstance(messages[end - 1], ModelRequest)
+    ]
+
+
+# Properties ---------------------------------------------------------------------------------------
+
+
+@given(histories())
+def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[Any]):
+    assert not problems(items)
+    check_untouched(MessageCodec(), items)
+
+
+@every_pipeline
+@settings(max_examples=25)
+@given(data=st.data())
+def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
+    pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory: Any
+):
+    items = data.draw(histories(12))
+    forced = data.draw(st.sets(st.integers(0, len(items))))
+    before = copy.deepcopy(items)
+    session = pipeline(tmp_path_factory.mktemp("store")).session("s")
+
+    anyio.run(check_life, MessageCodec(), session, items, ends(items), forced, problems)
+
+    assert items == before
+
+
+@settings(max_examples=10)
+@given(items=histories())
+def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory: Any):
+    folder = tmp_path_factory.mktemp("store")
+
+    first, second = [anyio.run(sent_items, folder, MessageCodec(), items) for _ in range(2)]
+
+    assert json.dumps(said(first)) == json.dumps(said(second))
+
+
+def said(messages: Sequence[Any]) -> list[str]:
+    """What of *messages* reaches a provider; when one was made does not."""
+    parts = [part for message in messages for part in message.parts]
+    names = ("content", "args", "tool_call_id", "signature", "id")
+    return [repr([type(part), *(getattr(part, name, "") for name in names)]) for part in parts]
