@@ -40,6 +40,7 @@ def load(path: str) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # what is saved names its classes by it
     spec.loader.exec_module(module)
     return module
 

@@ -70,6 +70,7 @@ class Peer:
         driver: Path | None = None,
     ) -> None:
         self.name = name
+        self.given = driver
         self.driver = driver or HERE / "drivers" / f"{name}.py"
         self.python = python_of(name) if driver is None else Path(sys.executable)
         self.folder = folder

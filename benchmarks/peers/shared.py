@@ -207,7 +207,7 @@ def _both(peer: Peer, playing: Sequence[list[Message]], folder: Path) -> tuple[f
     for name in ("alone", "shared"):
         (folder / name).mkdir()
     alone = _alone(peer, playing, str(folder / "alone"))
-    with Peer(peer.name, folder=peer.folder, seconds=peer.seconds, driver=peer.driver) as other:
+    with Peer(peer.name, folder=peer.folder, seconds=peer.seconds, driver=peer.given) as other:
         both = (peer, other)
         for one in both:
             settings: dict[str, Any] = {**SETTINGS, "journal": True}
@@ -251,7 +251,7 @@ def chat_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: bool
 
 def _accepted(peer: Peer, histories: Sequence[Sequence[Message]], shortened: bool) -> float | str:
     if not peer.about["chat"]:
-        return "no adapter of its own for chat completions"
+        return "its driver has no adapter for chat completions"
     accepted = 0
     for history in histories:
         open_odd(peer, shortened, form="chat")
