@@ -499,16 +499,24 @@ class Day:
 
     async def run(self, shaped: ContextPipeline, journal: LocalStorage) -> None:
         """Have each agent do its turns, and read its history back from the journal."""
+        sessions = [
+            shaped.session(f"day-{number}", journal=journal, clock=self.clock)
+            for number in range(self.sessions)
+        ]
         teller = asyncio.create_task(self._tell())
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(self.sessions):
-                    session = shaped.session(f"day-{number}", journal=journal, clock=self.clock)
+                tasks = [
                     group.create_task(self._agent(session, number))
+                    for number, session in enumerate(sessions)
+                ]
         finally:
             teller.cancel()
+        # Only now: a whole history in memory is no part of what a day leaves there.
+        for session, task in zip(sessions, tasks, strict=True):
+            await self._read_back(session, task.result())
 
-    async def _agent(self, session: Session, number: int) -> None:
+    async def _agent(self, session: Session, number: int) -> str:
         source = random.Random(number)
         said = hashlib.sha256()
         context: list[Message] = []
@@ -522,7 +530,7 @@ class Day:
             context = result.messages
             new = step(number, turn, source)
             self._count(result.messages)
-        await self._read_back(session, said.hexdigest())
+        return said.hexdigest()
 
     def _count(self, context: Sequence[Message]) -> None:
         total = self.sessions * self.turns

@@ -181,4 +181,4 @@ async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path: P
 
     report = (await session.run([*history, assistant("a"), user("b")])).reports[0]
     assert seen == ["message_start", "content_block_start", "message_delta"]
-    assert report.reason.startswith("6500")  # 65,000, and the two new messages
+    assert report.reason.startswith("65,00")  # 65,000, and the two new messages
