@@ -20,6 +20,7 @@ import anyio
 import pytest
 from places import ROOT
 from readme import program_with_key
+from recorded import NIGHTLY
 
 from ctxpipe.testing import MessagesServer
 
@@ -50,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module", params=["newest", "oldest"])
+@pytest.fixture(scope="module", params=["newest", *(["oldest"] if NIGHTLY else [])])
 def installed(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

@@ -79,7 +79,7 @@ def thoughts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield json.dumps(block)
 
 
-@pytest.mark.parametrize("file", sample(9), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(15), ids=lambda file: file.stem)
 async def test_every_context_is_accepted_and_begins_as_the_one_before(
     shared: Path, tmp_path: Path, file: Path
 ) -> None:
@@ -103,7 +103,7 @@ async def test_every_context_is_accepted_and_begins_as_the_one_before(
         assert set(thoughts(messages)) <= known
 
 
-@pytest.mark.parametrize("file", sample(9, 4), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(15, 4), ids=lambda file: file.stem)
 async def test_nothing_that_leaves_is_lost(shared: Path, tmp_path: Path, file: Path) -> None:
     history = recorded(file)
     storage = LocalStorage(tmp_path)
@@ -126,7 +126,7 @@ async def test_nothing_that_leaves_is_lost(shared: Path, tmp_path: Path, file: P
             assert Path(note.path(number)).stat().st_size  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("file", sample(9, 8), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sample(15, 8), ids=lambda file: file.stem)
 async def test_another_process_sends_the_same_bytes(
     shared: Path, tmp_path: Path, file: Path
 ) -> None:

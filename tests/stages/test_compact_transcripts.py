@@ -154,7 +154,7 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(
 ) -> None:
     budget = Budget(window=100_000, trigger=60_000)
     table, sums = [], [0, 0, 0]
-    for path in longest(shared / "transcripts", 12 if NIGHTLY else 5):
+    for path in longest(shared / "transcripts", 12 if NIGHTLY else 3):
         run = await compacted(path.stem, transcript(path), 5, tmp_path / path.stem, budget)
         total, here, listed = run.shares()
         sums = [one + another for one, another in zip(sums, (total, here, listed), strict=True)]
@@ -175,7 +175,7 @@ async def test_paths_survive_on_recorded_conversations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget, sums = Budget(), [0, 0, 0]
-    for path in sample(3):
+    for path in sample(6):
         run = await compacted(path.stem, transcript(path), 1, tmp_path / path.stem, budget)
         sums = (
             [one + another for one, another in zip(sums, run.shares(), strict=True)]

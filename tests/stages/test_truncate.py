@@ -702,8 +702,9 @@ async def test_a_huge_request_that_nothing_can_shrink_is_reported_and_not_tried_
 @pytest.mark.usefixtures("shared")
 async def test_real_transcripts_cut_to_half_a_quarter_and_a_tenth_stay_valid() -> None:
     counter = TokenCounter()
+    await counter.warm()
     reached = dict.fromkeys((2, 4, 10), 0)
-    files = sample(3)
+    files = sample(6)
     for file, share in itertools.product(files, reached):
         history = repair([json.loads(line) for line in file.read_text().splitlines()[1:]])
         tokens = count_tokens(history, counter=counter)
@@ -733,7 +734,8 @@ async def test_real_transcripts_cut_to_half_a_quarter_and_a_tenth_stay_valid() -
 @pytest.mark.usefixtures("shared")
 async def test_the_stage_keeps_real_transcripts_valid_and_their_ends_untouched() -> None:
     counter = TokenCounter()
-    for file in sample(3, 1):
+    await counter.warm()
+    for file in sample(6, 1):
         history = repair([json.loads(line) for line in file.read_text().splitlines()[1:]])
         tokens = count_tokens(history, counter=counter)
         pipeline = ContextPipeline(
