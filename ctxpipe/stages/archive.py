@@ -8,7 +8,6 @@ import logging
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CtxpipeError, InvalidHistory, StorageError
@@ -33,6 +32,8 @@ __all__ = [
     "last_part",
     "load_archive",
     "parse_archive",
+    "read_verified",
+    "records_by_name",
     "verified_archive",
 ]
 
@@ -185,17 +186,35 @@ async def verified_archive(
     because the model may see another form of the path, and its text must have the *digest*. Nothing
     else is ever opened.
     """
-    if archive is None or not isinstance(archive, TextReader):
-        return None
     if not isinstance(path, str) or not isinstance(digest, str):
         return None
-    wanted = last_part(path)
+    records = await records_by_name(archive, session_id)
+    record = records.get(last_part(path))
+    if record is None:
+        return None
+    return await read_verified(archive, record, digest)
+
+
+async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[str, str]:
+    """The records of the session *session_id*, by the last part of their paths.
+
+    None where they cannot be listed.
+    """
+    if archive is None:
+        return {}
     try:
         records = await archive.records(session_id)
-        found = [record for record in records if PurePath(record).name == wanted]
-        if not found:
-            return None
-        record = found[0]
+    except CtxpipeError as error:
+        logger.debug("the archives of a session cannot be listed: %s", error)
+        return {}
+    return {last_part(record): record for record in records}
+
+
+async def read_verified(archive: Archive | None, record: str, digest: str) -> Archived | None:
+    """What *record*, one of `records_by_name`, holds; None where it has not this *digest*."""
+    if archive is None or not isinstance(archive, TextReader):
+        return None
+    try:
         page = await archive.read(record, 0, MAX_CHARACTERS)
         if page.next_offset is not None:
             return None

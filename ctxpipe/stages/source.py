@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..edits.compact import Source, after_summary, partition
-from ..errors import StorageError
 from ..markers.evidence import archive_references
 from ..markers.summaries import acknowledged_count, leading_count, summary_body, text_of
 from ..storage.records import message_redactor_of, redactor_of
 from ..workers.threads import in_thread
-from .archive import Archived, last_part, verified_archive
+from .archive import Archived, last_part, read_verified, records_by_name
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -67,8 +65,10 @@ async def _expand(
     candidates: Sequence[tuple[str, str]] = []
     if messages and summary_body(messages[0]) is not None:
         candidates = archive_references(text_of(messages[0]))
+    # Listed once: a long session has many archives, and thousands of files beside them.
+    records = await records_by_name(archive, session_id) if candidates else {}
     while len(names) < most and candidates:
-        name, found = await _first_verified(candidates, session_id, archive)
+        name, found = await _first_verified(candidates, records, archive)
         if found is None or name in names:
             break
         later.append(await in_thread(after_summary, messages, found.messages, redact))
@@ -83,25 +83,18 @@ async def _expand(
 
 async def _first_verified(
     candidates: Sequence[tuple[str, str]],
-    session_id: str,
+    records: Mapping[str, str],
     archive: Archive | None,
 ) -> tuple[str, Archived | None]:
     """The first of the archives *candidates*, by path and digest, that is verified.
 
-    Its record, and what it holds.
+    Its record, one of the session's *records* by their names, and what it holds.
     """
-    if archive is None:
-        return "", None
-    try:
-        records = await archive.records(session_id)
-    except StorageError:
-        return "", None
-    by_name = {PurePath(record).name: record for record in records}
     for path, digest in candidates:
-        record = by_name.get(last_part(path))
+        record = records.get(last_part(path))
         if record is None:
             continue
-        found = await verified_archive(archive, session_id, path, digest)
+        found = await read_verified(archive, record, digest)
         if found is not None:
             return record, found
     return "", None
