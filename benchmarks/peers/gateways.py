@@ -54,7 +54,7 @@ NOTE = (
     "share of what the bare client pays; a client of the Anthropic SDK reads {} files of {:,} "
     "characters (code, JSON and logs in turns) with the cache marks of an agent, all requests that "
     "the API saw are billed, a cached token at {:g} and one that is written at {:g} of the input "
-    "price. Nothing can be downloaded here, so headroom works without its text model"
+    "price. Nothing is downloaded, so headroom works without its text model"
 )
 REMARK = "cache share / refused / words in sight or one reference away / ms more a turn"
 

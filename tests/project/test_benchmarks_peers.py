@@ -468,7 +468,7 @@ def test_another_process_goes_on_with_our_session_and_pays_no_summary_twice(
     one, other, *at_once = row.remarks[OURS].split(" / ")
     assert row.cells == {OURS: 1.0}
     assert int(other) <= int(one) + bool(at_once)  # paths of another length move a compaction
-    # Whether the requests are equal is chance: what each process knows of the bill moves a compaction.
+    # Whether the requests are equal is chance: what each knows of the bill moves a compaction.
     assert [paid.partition(";")[0] for paid in at_once] in ([], ["1"])
 
 
