@@ -271,17 +271,26 @@ def _reader_options(program: str, url: str | None) -> Sequence[str]:
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run *command* at this terminal; its exit status, as a shell tells it."""
-    try:
-        child = subprocess.Popen(command, env=environment)  # noqa: S603  what the user has typed
-    except OSError as error:
-        raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def pass_on(number: int) -> None:
         # Ctrl-C reaches the agent from the terminal itself; whether it ends is its own business.
-        if number != signal.SIGINT:
+        if number == signal.SIGINT:
+            return
+        if child is None:
+            early.append(number)
+        else:
             child.send_signal(number)
 
+    # First the handlers: a signal must find them as soon as the agent is there.
     with _signals(pass_on):
+        try:
+            child = subprocess.Popen(command, env=environment)  # noqa: S603  what the user has typed
+        except OSError as error:
+            raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
+        for number in early:
+            child.send_signal(number)
         status = child.wait()
     if status < 0:
         return 128 - status
