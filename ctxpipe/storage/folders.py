@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from ..errors import SettingsError, StorageError
@@ -156,9 +156,12 @@ def is_file(folder: int, name: str) -> bool:
     return False
 
 
-def regular_files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
-    """The regular files in an open *folder*, links left out."""
-    for name in os.listdir(folder):
+def regular_files(
+    folder: int,
+    is_wanted: Callable[[str], bool] = bool,
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The regular files in an open *folder*, links left out, whose names *is_wanted*."""
+    for name in filter(is_wanted, os.listdir(folder)):
         with suppress(FileNotFoundError):  # removed meanwhile
             info = file_info(folder, name)
             if stat.S_ISREG(info.st_mode):

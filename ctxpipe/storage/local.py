@@ -384,20 +384,13 @@ class LocalStorage:
     def _records(self, folder: str) -> list[str]:
         try:
             with self._folders.folder(folder) as fd:
-                infos = list(regular_files(fd))
+                infos = list(regular_files(fd, _is_record))
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
             return []
         oldest_first = sorted((info.st_mtime_ns, name) for name, info in infos)
-        paths: list[str] = []
-        for _, name in oldest_first:
-            is_hidden = name.startswith(".")
-            is_record = file_kind(name) == "record"
-            if is_record and not is_hidden:
-                path = os.path.join(self.root, folder, name)
-                paths.append(path)
-        return paths
+        return [os.path.join(self.root, folder, name) for _, name in oldest_first]
 
     # Journals ------------------------------------------------------------------------------------
 
@@ -621,6 +614,11 @@ def _keys(path: str, root: str) -> Iterator[str]:
     with suppress(StorageError):
         parts = _parts(key)
         yield "/".join(parts)
+
+
+def _is_record(name: str) -> bool:
+    """Whether a file of this *name* is a record: a long session has thousands that are not."""
+    return not name.startswith(".") and file_kind(name) == "record"
 
 
 def _record_names(
