@@ -1,7 +1,8 @@
 """Keep the context of an LLM agent small, cheap and useful: history in, context out."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from .lazy import import_on_use
 
 if TYPE_CHECKING:
     from .edits.repair import repair
@@ -191,15 +192,7 @@ _NAMES = {
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
     ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

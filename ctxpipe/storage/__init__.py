@@ -1,7 +1,8 @@
 """Where text goes when it leaves the context."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..lazy import import_on_use
 
 if TYPE_CHECKING:
     from .files import FileReader, FileText, LocalFiles
@@ -45,15 +46,7 @@ _NAMES = {
     ".secrets": "is_secret",
     ".sqlite": "SQLiteJournal",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

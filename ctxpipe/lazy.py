@@ -1,0 +1,27 @@
+"""Names of a package that are imported when they are first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+__all__ = ["import_on_use"]
+
+
+def import_on_use(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of *package*, by which each module in *names* is imported on first use.
+
+    *names* are the modules' names in the package, beginning with a dot, each with the names that it
+    gives to the package, divided by blanks.
+    """
+    homes = {name: module for module, given in names.items() for name in given.split()}
+
+    def __getattr__(name: str) -> object:  # noqa: N807  it becomes that of the package
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, value)  # the next time nobody asks
+        return value
+
+    return __getattr__
