@@ -94,6 +94,7 @@ def plain_proxy(url: str) -> Starlette:
 def serve(kind: str, url: str) -> None:
     """Serve until killed; the address is the first line of the output."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the gateway
     app = plain_proxy(url)
     if kind == "upstream":
         app = Starlette(routes=[Route("/{path:path}", upstream, methods=["POST"])])
@@ -163,6 +164,15 @@ async def running(*command: str) -> AsyncIterator[Server]:
     finally:
         process.kill()
         await process.wait()
+
+
+@asynccontextmanager
+async def observed(url: str) -> AsyncIterator[Server]:
+    """A gateway of its own that reports, before the API at *url*."""
+    with tempfile.TemporaryDirectory() as root:
+        command = (__file__, "--serve", "gateway", "--url", url, "--root", root)
+        async with running(*command) as gateway:
+            yield gateway
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -319,6 +329,8 @@ async def print_turns(
             flush=True,
         )
         add_figure(f"more at {messages:,} messages", more * 1e3, "ms")
+        add_figure(f"processor time at {messages:,} messages", other.cpu_of_turn * 1e3, "ms")
+        add_figure(f"the plain proxy's at {messages:,}", one.cpu_of_turn * 1e3, "ms")
 
 
 async def print_streams(client: httpx2.AsyncClient, plain: Server, gateway: Server) -> None:
@@ -340,11 +352,14 @@ async def print_streams(client: httpx2.AsyncClient, plain: Server, gateway: Serv
             beside.setdefault(name, []).append(late)
             longest = max(longest, (await gateway.report())["longest"])
     print(f"latest chunk beside bodies of 8 MB (target {LATE * 1e3:.0f} ms): {_best(beside)}")
+    add_figure("latest chunk beside large bodies", min(beside["gateway"]) * 1e3, "ms")
+    add_figure("the same of the plain proxy", min(beside["plain"]) * 1e3, "ms")
     print(f"processor time between two turns of the gateway's loop: {longest * 1e3:.0f} ms at most")
     add_figure("between two turns of the loop", longest * 1e3, "ms")
     for _ in range(ROUNDS):
         for name, server, headers in servers:
             many.setdefault(name, []).append(await latest_of_many(client, server, headers))
+    add_figure(f"latest chunk of {STREAMS} streams", min(many["gateway"]) * 1e3, "ms")
     print(f"{STREAMS} streams at once, no chunk missing; the latest: {_best(many)}", flush=True)
 
 
@@ -358,6 +373,8 @@ async def print_memory(client: httpx2.AsyncClient, gateway: Server, count: int) 
     once = await remember(client, gateway, "a", count)
     twice = await remember(client, gateway, "b", count)
     held = (await gateway.report())["held"]
+    add_figure(f"memory after {count} conversations", once / 1e6, "MB")
+    add_figure(f"memory after {2 * count} conversations", twice / 1e6, "MB")
     print(
         f"memory with a limit of {MAX_BYTES / 1e6:.0f} MB: {before / 1e6:.0f} MB, after {count} "
         f"conversations of 1 MB {once / 1e6:.0f}, after {2 * count} {twice / 1e6:.0f}; "
@@ -378,13 +395,12 @@ async def main(turns: int, only: str) -> None:
             async with running(*command, "--listen", "127.0.0.1:0") as gateway:
                 if only in {"", "turns"}:
                     await print_turns(client, plain, gateway, turns)
-        with tempfile.TemporaryDirectory() as root:
-            own = ("--serve", "gateway", "--url", api.url, "--root", root)
-            async with running(here, *own) as gateway:
-                if only in {"", "streams"}:
-                    await print_streams(client, plain, gateway)
-                if only in {"", "memory"}:
-                    await print_memory(client, gateway, CONVERSATIONS)
+        if only in {"", "streams"}:
+            async with observed(api.url) as gateway:
+                await print_streams(client, plain, gateway)
+        if only in {"", "memory"}:
+            async with observed(api.url) as gateway:
+                await print_memory(client, gateway, CONVERSATIONS)
 
 
 if __name__ == "__main__":

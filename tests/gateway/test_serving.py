@@ -1,5 +1,7 @@
 import asyncio
 import gc
+import socket
+import sys
 
 import pytest
 from gateways import post
@@ -57,3 +59,37 @@ async def test_garbage_is_collected_between_requests_and_not_while_one_is_answer
         gateway.stop()
         await running
     assert gc.get_threshold() == threshold
+
+
+async def test_small_chunks_are_sent_at_once(tmp_path):
+    gateway = await asyncio.to_thread(Serving, Settings({"": "http://127.0.0.1:1"}, tmp_path))
+    running = asyncio.create_task(gateway.run())
+    while not gateway.is_running:  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE)
+    host, port = gateway.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    connections = gateway._server.server_state.connections
+    while not connections:
+        await asyncio.sleep(PAUSE)
+    [connection] = connections
+    accepted = connection.transport.get_extra_info("socket")
+
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    writer.close()
+    gateway.stop()
+    await running
+
+
+async def test_threads_give_way_sooner_only_while_it_serves_alone(tmp_path):
+    interval = sys.getswitchinterval()
+    gateway = await asyncio.to_thread(Serving, Settings({"": "http://127.0.0.1:1"}, tmp_path))
+    running = asyncio.create_task(gateway.run_alone())
+    while not gateway.is_running:  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE)
+
+    assert sys.getswitchinterval() < interval / 100
+
+    gateway.stop()
+    await running
+    assert sys.getswitchinterval() == pytest.approx(interval)
