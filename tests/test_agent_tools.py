@@ -160,7 +160,7 @@ Original token count: 6
 Output:
 {}"""
 OPENCODE = """\
-<path>/work/a.py</path>
+<path>/project/a.py</path>
 <type>file</type>
 <content>
 {}
@@ -173,7 +173,7 @@ FRAMES = [
     ("Exit code: 0\nWall time: 0.1 seconds\nTotal output lines: 2\nOutput:\n{}", None),
     ("<file>\n{}\n\n(File has more lines. Use 'offset' to read beyond line 2)\n</file>", None),
     ("@@ lines 41-42 of 99 @@\n{}", 41),
-    ("Here's the result of running `cat -n` on /work/a.py:\n{}", None),
+    ("Here's the result of running `cat -n` on /project/a.py:\n{}", None),
 ]
 
 

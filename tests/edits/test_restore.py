@@ -90,19 +90,19 @@ def test_the_tools_of_codex_opencode_and_deepagents_are_known() -> None:
     history = conversation(
         step("1", "read_file", {"file_path": "/deep.py"}),
         step("2", "read", {"filePath": "/open.py"}),
-        step("3", "exec_command", {"cmd": "cat codex.py", "workdir": "/work"}),
+        step("3", "exec_command", {"cmd": "cat codex.py", "workdir": "/project"}),
         step("4", "execute", {"command": "sed -n 1,9p /shell.py"}),
         step("5", "shell_call", {"commands": ["cat /one.py"]}),
         step("6", "shell_call", {"commands": ["cat /two.py", "cat /three.py"]}),
     )
 
     known = paths(history, tools=COMMON_READING_TOOLS, shell=True)
-    assert known == ["/one.py", "/shell.py", "/work/codex.py", "/open.py", "/deep.py"]
+    assert known == ["/one.py", "/shell.py", "/project/codex.py", "/open.py", "/deep.py"]
 
 
 def test_a_folder_that_a_reading_tool_shows_is_no_file() -> None:
-    shown = "<path>/work</path>\n<type>directory</type>\n<entries>\na.py\n</entries>"
-    history = step("1", "read", {"filePath": "/work"}, shown)
+    shown = "<path>/project</path>\n<type>directory</type>\n<entries>\na.py\n</entries>"
+    history = step("1", "read", {"filePath": "/project"}, shown)
 
     assert working_set(history, tools=COMMON_READING_TOOLS) == []
     assert trusting_working_set(history, tools=COMMON_READING_TOOLS) == []

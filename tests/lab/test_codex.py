@@ -62,7 +62,7 @@ def counted(**changes: int) -> dict[str, Any]:
 
 
 START = line("session_meta", {"id": "1", "base_instructions": {"text": "You code."}})
-CONTEXT = line("turn_context", {"model": "gpt-5.2", "cwd": "/work"})
+CONTEXT = line("turn_context", {"model": "gpt-5.2", "cwd": "/project"})
 
 
 def rollout() -> list[dict[str, Any]]:
