@@ -7,7 +7,7 @@ mean; a wrong guess costs a line in a list, never a message.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -337,12 +337,17 @@ def _is_short(text: str) -> bool:
 # Identifiers --------------------------------------------------------------------------------------
 
 
-def identifiers(messages: Sequence[Message], redact: Callable[[str], str] = str) -> list[str]:
+def identifiers(
+    messages: Sequence[Message],
+    redact: Callable[[str], str] = str,
+    *,
+    known: Iterable[str] = (),
+) -> list[str]:
     """Ids, hashes and ticket numbers that the assistant used again, the latest used last.
 
-    *redact* is applied to each text before it is searched.
+    *redact* is applied to each text before it is searched. Those *known* were there before.
     """
-    seen: set[str] = set()
+    seen = set(known)
     used: dict[str, None] = {}
     for message in messages:
         mentioned: set[str] = set()

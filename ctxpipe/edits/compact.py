@@ -8,7 +8,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -50,6 +50,7 @@ __all__ = [
     "assemble",
     "evidence_block",
     "extract_commands",
+    "facts_to_keep",
     "gather_facts",
     "obstacle",
     "open_tail",
@@ -125,9 +126,34 @@ def _commands_in(texts: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known about a history without a model; each collection ends with the most recent.
+
+    *paths* tells for each path whether it was written, *commands* for each command line whether it
+    failed last. *requests* are the user's own words, *orders* the ``<command>`` blocks in them.
+    *archives* are the files with the raw messages, *digest* that of the last one, *index* the file
+    with further paths, *notes* remarks about restored files. *last_stands* says that the last
+    request is nowhere else in the context. A request that must be cut is cut after *redact*.
+    """
+
+    paths: Mapping[str, bool] = field(default_factory=dict)
+    commands: Mapping[str, bool] = field(default_factory=dict)
+    identifiers: Sequence[str] = ()
+    requests: Sequence[str] = ()
+    archives: Sequence[str] = ()
+    digest: str = ""
+    index: str = ""
+    notes: Sequence[str] = ()
+    last_stands: bool = False
+    redact: Callable[[str], str] = str
+    orders: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """The *messages* that evidence is taken from, and the *archives* of those before them.
 
+    *earlier* is what is known of the conversation before the messages, without them.
     With *is_raw* they are the caller's own history: every text of the user in it is the user's,
     whatever it looks like. Otherwise they may hold texts of ours, and what looks like one is
     nobody's words. Texts are redacted before they are cut, since *redact* would not recognize half
@@ -138,9 +164,10 @@ class Source:
     archives: Sequence[str] = ()
     is_raw: bool = False
     redact: Callable[[str], str] = str  # as it is
+    earlier: Facts = Facts()
 
     def words(self) -> list[str]:
-        """What the user wrote, message by message, oldest first."""
+        """What the user wrote in the messages, one by one, oldest first."""
         return [words for words in map(self.words_of, self.messages) if words]
 
     def words_of(self, message: Message) -> str:
@@ -155,7 +182,7 @@ class Source:
 
 def user_commands(source: Source) -> list[str]:
     """The ``<command>`` blocks that the user wrote, each once, oldest first."""
-    return _commands_in(source.words())
+    return _commands_in([*source.earlier.orders, *source.words()])
 
 
 def after_summary(
@@ -191,29 +218,6 @@ def after_summary(
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known about a history without a model; each collection ends with the most recent.
-
-    *paths* tells for each path whether it was written, *commands* for each command line whether it
-    failed last. *requests* are the user's own words, *archives* the files with the raw messages,
-    *digest* that of the last one, *index* the file with further paths, *notes* remarks about
-    restored files. *last_stands* says that the last request is nowhere else in the context. A
-    request that must be cut is cut after *redact*.
-    """
-
-    paths: Mapping[str, bool]
-    commands: Mapping[str, bool]
-    identifiers: Sequence[str] = ()
-    requests: Sequence[str] = ()
-    archives: Sequence[str] = ()
-    digest: str = ""
-    index: str = ""
-    notes: Sequence[str] = ()
-    last_stands: bool = False
-    redact: Callable[[str], str] = str
-
-
-@dataclass(frozen=True, slots=True)
 class EvidenceBudget:
     """How many tokens each part of the evidence may take.
 
@@ -238,23 +242,52 @@ class EvidenceBudget:
 
 
 def gather_facts(source: Source) -> Facts:
-    """The facts in *source*."""
+    """The facts in *source*, with those of its *earlier* conversation before them."""
     messages = source.messages
     redact = source.redact
-    paths: dict[str, bool] = {}
+    earlier = source.earlier
+    paths = dict(earlier.paths)
     for path, written in touched_paths(messages).items():
-        _put_last(paths, redact(path), written)
-    lines: dict[str, bool] = {}
+        shown = redact(path)
+        _put_last(paths, shown, written or earlier.paths.get(shown, False))
+    lines = dict(earlier.commands)
     for command in commands(messages):
         line = _shorten_line(redact(command.text))
         _put_last(lines, line, command.failed)
+    used = dict.fromkeys(earlier.identifiers)
+    for name in identifiers(messages, redact, known=earlier.identifiers):
+        used.pop(name, None)
+        used[name] = None
     return Facts(
         paths=paths,
         commands=lines,
-        identifiers=identifiers(messages, redact),
-        requests=source.words(),
+        identifiers=list(used),
+        requests=[*earlier.requests, *source.words()],
         archives=source.archives,
         redact=redact,
+        orders=user_commands(source),
+    )
+
+
+_MOST_PATHS = 5_000
+_MOST_LINES = 500
+_MOST_REQUEST_CHARS = 200_000
+
+
+def facts_to_keep(facts: Facts) -> Facts:
+    """What of *facts* an archive keeps for later compactions: some hundred times the evidence.
+
+    The first request, and every order, stay.
+    """
+    requests = list(facts.requests)
+    sizes = accumulate(len(request) for request in reversed(requests[1:]))
+    number = sum(size <= _MOST_REQUEST_CHARS for size in sizes)
+    return Facts(
+        paths=dict(list(facts.paths.items())[-_MOST_PATHS:]),
+        commands=dict(list(facts.commands.items())[-_MOST_LINES:]),
+        identifiers=facts.identifiers[-_MOST_LINES:],
+        requests=requests[:1] + requests[max(1, len(requests) - number) :],
+        orders=facts.orders,
     )
 
 
@@ -582,10 +615,9 @@ def replacements(
     rest: Sequence[Message],
     summary: str,
     source: Source,
+    facts: Facts,
     *,
     archive: str = "",
-    archive_digest: str = "",
-    notes: Sequence[str] = (),
     pin: Callable[[Message], bool] | None = None,
     max_request_chars: int = 20_000,
     whole: bool = True,
@@ -594,26 +626,17 @@ def replacements(
 
     The first one keeps the messages that the model has not answered as they are. The second, where
     that makes a difference, cuts long words to *max_request_chars*, and leaves pictures and results
-    out. Not *whole*: only the second. Evidence is taken from *source*. A request is there once: at
-    the end, or in the evidence.
+    out. Not *whole*: only the second. The evidence is *facts*, those of *source*; what is left out
+    is in *archive*. A request is there once: at the end, or in the evidence.
     """
     tail = open_tail(rest)
     unanswered = rest[tail:]
     systems, left_out = _in_force(rest[:tail], max_request_chars)
-    archives = [*source.archives]
-    if archive:
-        archives.append(archive)
-    evidence = replace(
-        gather_facts(source),
-        archives=archives,
-        digest=archive_digest,
-        notes=notes,
-        last_stands=not unanswered,
-    )
+    evidence = replace(facts, last_stands=not unanswered)
     cuts: list[str] = []
     if left_out:
         cuts.append(f"{left_out} older system messages are in the archive only")
-    commands_kept = reminder(user_commands(source))
+    commands_kept = reminder(facts.orders)
     replacement = Replacement(
         head=head,
         summary=safe_summary(summary) + commands_kept,

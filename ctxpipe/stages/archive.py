@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError
 from ..markers.evidence import archive_references
 from ..markers.summaries import text_of
@@ -52,13 +53,19 @@ _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
-def archive_record(messages: Sequence[Message], covered: Sequence[range] = ()) -> Record:
+def archive_record(
+    messages: Sequence[Message],
+    covered: Sequence[range] = (),
+    facts: Facts | None = None,
+) -> Record:
     """The record that keeps *messages*, for `Archive.save`.
 
     Plain messages come back equal from `load_archive`; model objects of the SDK are written as they
     would be sent and come back as plain dicts, tuples as lists. The archives that a summary at the
     beginning names, with their digests, are kept as ``before``. *covered* are the places that the
-    messages had in the context, kept as pairs of the first and the one after the last.
+    messages had in the context, kept as pairs of the first and the one after the last. *facts* are
+    those of the whole conversation up to their end, so that a later compaction need not open the
+    archives before.
     """
     first = next(texts(messages[0]), "") if messages else ""
     named = archive_references(first) if isinstance(first, str) else []
@@ -74,7 +81,32 @@ def archive_record(messages: Sequence[Message], covered: Sequence[range] = ()) -
         record["before"] = before
     if covered:
         record["covered"] = [[places.start, places.stop] for places in covered]
+    if facts is not None:
+        record["facts"] = _encode_facts(facts_to_keep(facts))
     return {**record, "messages": messages}
+
+
+def _encode_facts(facts: Facts) -> dict[str, object]:
+    # Pairs: as keys two paths could become one when they are redacted.
+    return {
+        "paths": [[path, written] for path, written in facts.paths.items()],
+        "commands": [[line, failed] for line, failed in facts.commands.items()],
+        "identifiers": list(facts.identifiers),
+        "requests": list(facts.requests),
+        "orders": list(facts.orders),
+    }
+
+
+def _decode_facts(value: Any) -> Facts | None:
+    if not isinstance(value, Mapping):
+        return None
+    return Facts(
+        paths={str(path): bool(written) for path, written in value["paths"]},
+        commands={str(line): bool(failed) for line, failed in value["commands"]},
+        identifiers=[str(name) for name in value["identifiers"]],
+        requests=[str(request) for request in value["requests"]],
+        orders=[str(order) for order in value["orders"]],
+    )
 
 
 async def load_archive(
@@ -109,11 +141,13 @@ async def _read(path: str | os.PathLike[str]) -> str:
 class Archived(NamedTuple):
     """What an archive holds: its *messages*, and the archives *before* it.
 
-    The latter are named, with their digests, by the summary that the messages begin with.
+    The latter are named, with their digests, by the summary that the messages begin with. *facts*
+    are those of the whole conversation up to the end of the messages, where they were kept.
     """
 
     messages: list[Message]
     before: list[tuple[str, str]]
+    facts: Facts | None = None
 
 
 def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
@@ -126,23 +160,25 @@ def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
 
 def _parse(text: str, path: str | os.PathLike[str]) -> Archived:
     names: Any = ()
+    facts: Facts | None = None
     try:
         record: Any = json.loads(text)
         if isinstance(record, Mapping):
             ensure_known_form(record.get("form"), path)
             names = record.get("before", ())
+            facts = _decode_facts(record.get("facts"))
             record = record.get("messages")
         messages: list[Message] = record
         ensure_messages(messages)
         before: list[tuple[str, str]] = []
         for name, digest in names:
             before.append((str(name), str(digest)))
-    except (TypeError, ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
+    except (TypeError, ValueError, KeyError, RecursionError) as error:  # InvalidHistory, too
         reason = textwrap.shorten(str(error), 200)
         raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
     if messages and not before:
         before = archive_references(text_of(messages[0]))
-    return Archived(messages, before)
+    return Archived(messages, before, facts)
 
 
 def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:

@@ -450,17 +450,19 @@ class Compact:
 
     async def _compact(self, turn: Turn) -> Change | Skip:
         _, rest = compact.partition(turn.messages)
-        path = await self._archive(turn.session_id, rest)
+        shown = partial(visible_path, self.reference, session_folder(turn.session_id))
+        source = await source_of(turn, self.archive, shown)
+        facts = await in_thread(compact.gather_facts, source)
+        path = await self._archive(turn.session_id, rest, facts)
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
         summary = await self._summarize(turn, writer, rest)
-        shown = partial(visible_path, self.reference, session_folder(turn.session_id))
-        source = await source_of(turn, self.archive, shown)
         restored, fold = RestoredFiles(warnings=(_NOT_RESTORED,)), None
         if self.restore is not None:
             restored = await self.restore.read_again(source.messages, turn.counter)
             fold = self.restore.fold(turn.counter)
-        found = await self._replacements(turn, summary, source, path, _notes(restored))
+        facts = replace(facts, notes=_notes(restored))
+        found = await self._replacements(turn, summary, source, facts, path)
         replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens, fold)
         layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)
         warnings = [*replacement.cuts, *restored.warnings]
@@ -482,10 +484,15 @@ class Compact:
         )
         return await self._judge(turn, replacement, layout, detail)
 
-    async def _archive(self, session_id: str, rest: Sequence[Message]) -> str | None:
+    async def _archive(
+        self,
+        session_id: str,
+        rest: Sequence[Message],
+        facts: compact.Facts,
+    ) -> str | None:
         if self.archive is None:
             return None
-        record = archive_record(rest)
+        record = archive_record(rest, facts=facts)
         return await _save(self.archive, session_id, record, required=self.require_archive)
 
     async def _summarize(
@@ -504,24 +511,24 @@ class Compact:
         turn: Turn,
         summary: Summary,
         source: compact.Source,
+        facts: compact.Facts,
         archive: str | None,
-        notes: Sequence[str],
     ) -> list[compact.Replacement]:
         """What may replace the history, which is kept in the file *archive*."""
         head, rest = compact.partition(turn.messages)
-        path, digest = "", ""
+        path = ""
         if self.archive is not None and archive:
             path = visible_path(self.reference, session_folder(turn.session_id), archive)
             digest = await archive_digest(self.archive, archive) or ""
+            facts = replace(facts, archives=[*facts.archives, path], digest=digest)
         make_replacements = partial(
             compact.replacements,
             head,
             rest,
             summary.text,
             source,
+            facts,
             archive=path,
-            archive_digest=digest,
-            notes=notes,
             pin=self.evidence.pin,
             max_request_chars=self.evidence.max_request_chars,
             whole=not _has_protected_thinking(turn, rest),

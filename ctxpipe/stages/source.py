@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..edits.compact import Source, after_summary, partition
+from ..edits.compact import Facts, Source, after_summary, partition
 from ..markers.evidence import archive_references
 from ..markers.summaries import acknowledged_count, leading_count, summary_body, text_of
 from ..storage.records import message_redactor_of, redactor_of
@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["source_of"]
 
+RECENT = 3
+"""How many earlier compactions are opened; what was before them is known from the last one."""
 MOST_ARCHIVES = 100
-"""How many compactions of one conversation are searched.
-
-What is further back is not in the evidence.
-"""
-NAMED = 3
-"""How many earlier archives are named where the raw history is available."""
+"""How many are opened where they have kept no facts: as an earlier version wrote them."""
 
 
 async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:
@@ -34,7 +31,8 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
     The archives are named by the paths that the model sees. In a session the messages are the
     caller's history, to the letter. Otherwise the context is all there is, and a summary at its
     beginning is believed only as far as it names archives of this very session, with the right
-    digest: the messages in them take its place. What cannot be verified contributes nothing.
+    digest: the messages in them take its place, and before those the facts that they have kept.
+    What cannot be verified contributes nothing.
     """
     _, rest = partition(turn.messages)
     redact = redactor_of(archive)
@@ -42,22 +40,34 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
         _, history = partition(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not acknowledged_count(history):
-            _, archives = await _expand(rest, turn.session_id, archive, shown, NAMED)
+            expanded = await _expand(rest, turn.session_id, archive)
+            archives = list(map(shown, expanded.archives))
             return Source(history, archives, is_raw=True, redact=redact)
-    messages, archives = await _expand(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
-    return Source(messages, archives, redact=redact)
+    expanded = await _expand(rest, turn.session_id, archive)
+    return Source(
+        expanded.messages,
+        list(map(shown, expanded.archives)),
+        redact=redact,
+        earlier=expanded.earlier,
+    )
+
+
+class _Expanded(NamedTuple):
+    """Raw *messages*, the *archives* that some of them come from, and what is known before them."""
+
+    messages: list[Message]
+    archives: list[str]
+    earlier: Facts
 
 
 async def _expand(
     messages: Sequence[Message],
     session_id: str,
     archive: Archive | None,
-    shown: Callable[[str], str],
-    most: int,
-) -> tuple[list[Message], list[str]]:
+) -> _Expanded:
     """*messages* with what archives hold in place of the summary at the beginning.
 
-    Beside them the archives, the oldest first.
+    The archives are told oldest first.
     """
     later: list[list[Message]] = []
     names: list[str] = []
@@ -67,18 +77,21 @@ async def _expand(
         candidates = archive_references(text_of(messages[0]))
     # Listed once: a long session has many archives, and thousands of files beside them.
     records = await records_by_name(archive, session_id) if candidates else {}
-    while len(names) < most and candidates:
+    facts: Facts | None = None
+    while candidates and len(names) < (RECENT if facts else MOST_ARCHIVES):
         name, found = await _first_verified(candidates, records, archive)
         if found is None or name in names:
             break
         later.append(await in_thread(after_summary, messages, found.messages, redact))
         names.append(name)
         messages = found.messages
+        facts = found.facts
         candidates = found.before
-    raw = list(messages[leading_count(messages) :])
+    # The facts are those of the messages in the last archive, too.
+    raw = [] if facts else list(messages[leading_count(messages) :])
     for part in reversed(later):
         raw += part
-    return raw, [shown(name) for name in reversed(names)]
+    return _Expanded(raw, names[::-1], facts or Facts())
 
 
 async def _first_verified(

@@ -35,6 +35,7 @@ from ctxpipe.edits.compact import (
     assemble,
     evidence_block,
     extract_commands,
+    facts_to_keep,
     gather_facts,
     obstacle,
     open_tail,
@@ -61,11 +62,20 @@ from ctxpipe.tokens import TokenCounter
 count = TokenCounter().text
 
 
+def replacements_of(
+    head: list[Message], rest: list[Message], summary: str = "S", archive: str = "", **settings: Any
+) -> list[Replacement]:
+    """The replacements of a history that is the caller's own."""
+    source = Source(rest, [archive] if archive else [], is_raw=True)
+    facts = gather_facts(source)
+    return replacements(head, rest, summary, source, facts, archive=archive, **settings)
+
+
 def replacement_of(
     head: list[Message], rest: list[Message], summary: str = "S", **settings: Any
 ) -> Replacement:
-    """The first of the replacements of a history that is the caller's own."""
-    return replacements(head, rest, summary, Source(rest, is_raw=True), **settings)[0]
+    """The first of them."""
+    return replacements_of(head, rest, summary, **settings)[0]
 
 
 # Partition and assembly ---------------------------------------------------------------------------
@@ -322,6 +332,69 @@ def test_evidence_is_gathered_from_the_messages_alone() -> None:
     assert (found.requests, found.archives) == (["First.", "Second."], ["/1.json"])
 
 
+EARLIER = conversation(
+    user("First. <command>Be kind.</command>"),
+    step("t1", "write_file", {"path": "a.py"}, "ok"),
+    step("t2", "bash", {"command": "make"}, "exit code 2, see ID-77"),
+    assistant("ID-77 it is."),
+)
+LATER = conversation(
+    user("Second."),
+    view("t3", "a.py", "x"),
+    view("t4", "b.py", "x"),
+    step("t5", "bash", {"command": "make"}, "ok"),
+    assistant("ID-77 is done."),
+)
+
+
+def test_facts_of_what_came_before_are_as_good_as_its_messages() -> None:
+    earlier = gather_facts(Source(EARLIER, is_raw=True))
+
+    found = gather_facts(Source(LATER, is_raw=True, earlier=earlier))
+
+    assert found == gather_facts(Source([*EARLIER, *LATER], is_raw=True))
+    assert list(found.paths.items()) == [("a.py", True), ("b.py", False)]
+    assert found.orders == ["<command>Be kind.</command>"]
+    assert found.identifiers == ["ID-77"]
+
+
+@given(histories(), histories())
+def test_so_they_are_for_every_history(before: list[Message], after: list[Message]) -> None:
+    earlier = gather_facts(Source(before, is_raw=True))
+
+    found = gather_facts(Source(after, is_raw=True, earlier=earlier))
+    whole = gather_facts(Source([*before, *after], is_raw=True))
+
+    assert list(found.paths.items()) == list(whole.paths.items())
+    assert found.requests == whole.requests
+    assert found.orders == whole.orders
+    assert list(found.commands) == list(whole.commands)
+
+
+def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_every_order() -> None:
+    facts = Facts(
+        {f"{number}.py": False for number in range(9_000)},
+        {f"make {number}": False for number in range(900)},
+        [f"ID-{number}" for number in range(900)],
+        [f"Request {number}. " + "x" * 5_000 for number in range(100)],
+        orders=["<command>x</command>"],
+    )
+
+    kept = facts_to_keep(facts)
+
+    assert (len(kept.paths), [*kept.paths][-1]) == (5_000, "8999.py")
+    assert (len(kept.commands), [*kept.commands][-1]) == (500, "make 899")
+    assert (len(kept.identifiers), kept.identifiers[-1]) == (500, "ID-899")
+    assert kept.requests == [facts.requests[0], *facts.requests[-39:]]
+    assert kept.orders == facts.orders
+
+
+def test_few_facts_are_all_kept() -> None:
+    facts = gather_facts(Source([*EARLIER, *LATER], is_raw=True))
+
+    assert facts_to_keep(facts) == facts
+
+
 LOOK_ALIKES = [
     f"{SUMMARY}S{evidence_block(LINES, EvidenceBudget(), count)[0]}",
     f"{SUMMARY}S{reminder(['<command>x</command>'])}",
@@ -334,7 +407,8 @@ LOOK_ALIKES = [
 def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else(text: str) -> None:
     source = Source([user(text), assistant("What?")], is_raw=True)
 
-    assert gather_facts(source) == Facts({}, {}, [], [text])
+    orders = ["<command>x</command>"] if "<command>" in text else []
+    assert gather_facts(source) == Facts({}, {}, [], [text], orders=orders)
     assert user_commands(source) == (["<command>x</command>"] if "<command>" in text else [])
 
 
@@ -342,7 +416,7 @@ def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else
 def test_elsewhere_it_is_nobodys_words(text: str) -> None:
     source = Source([user(text), assistant("What?")])
 
-    assert gather_facts(source) == Facts({}, {}, [], [])
+    assert gather_facts(source) == Facts({}, {}, [], [], orders=[])
     assert user_commands(source) == []
 
 
@@ -418,9 +492,7 @@ PICTURE = {
 
 def closings(*parts: Any, max_chars: int = 1000, archive: str = "/a.json") -> list[list[Message]]:
     history = conversation(*parts)
-    found = replacements(
-        [], history, "S", Source(history, is_raw=True), archive=archive, max_request_chars=max_chars
-    )
+    found = replacements_of([], history, archive=archive, max_request_chars=max_chars)
     return [list(replacement.closing) for replacement in found]
 
 
@@ -508,9 +580,7 @@ def test_what_was_cut_is_told() -> None:
         user(tool_result("t", [PICTURE]), "x" * 5000),
     )
 
-    whole, shorter = replacements(
-        [], found, "S", Source(found, is_raw=True), max_request_chars=1000
-    )
+    whole, shorter = replacements_of([], found, max_request_chars=1000)
 
     assert whole.cuts == []
     assert shorter.cuts == [
@@ -770,9 +840,7 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     head, rest = partition(history)
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
-    replacement = replacements(
-        head, rest, "S", Source(rest, is_raw=True), archive="/a.json", pin=pin, whole=whole
-    )[0]
+    replacement = replacement_of(head, rest, archive="/a.json", pin=pin, whole=whole)
     block, _ = evidence_block(replacement.evidence, EvidenceBudget(), count)
 
     context = replacement.messages(block, [user(restored_text("a.py", "x"))])

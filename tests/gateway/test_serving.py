@@ -69,7 +69,7 @@ async def test_small_chunks_are_sent_at_once(tmp_path):
     host, port = gateway.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     connections = gateway._server.server_state.connections
-    while not connections:
+    while not connections:  # noqa: ASYNC110
         await asyncio.sleep(PAUSE)
     [connection] = connections
     accepted = connection.transport.get_extra_info("socket")

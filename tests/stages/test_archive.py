@@ -14,6 +14,7 @@ from histories import assistant, histories, system, user
 from hypothesis import given
 
 from ctxpipe import Budget, Compact, ContextPipeline, compact_messages
+from ctxpipe.edits.compact import Facts
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import (
@@ -22,6 +23,7 @@ from ctxpipe.stages.archive import (
     archive_digest,
     archive_record,
     load_archive,
+    read_verified,
     verified_archive,
 )
 from ctxpipe.storage import LocalStorage
@@ -81,7 +83,44 @@ async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_req
 
     assert json.loads(Path(done.original_messages_path or "").read_text()) == hidden
     archive = cast("Any", result.reports[0].detail).archive
-    assert json.loads(Path(archive).read_text()) == {"form": 1, "messages": hidden}
+    record = json.loads(Path(archive).read_text())
+    facts = record.pop("facts")
+    assert record == {"form": 1, "messages": hidden}
+    assert facts["requests"] == ["go " * 900, "on"]
+
+
+async def test_the_facts_in_an_archive_come_back_redacted(tmp_path: Path) -> None:
+    facts = Facts(
+        {"a.py": True, "secret.py": False},
+        {"make secret": True},
+        ["ID-1"],
+        ["Keep the secret."],
+        orders=["<command>Never tell.</command>"],
+    )
+    storage = LocalStorage(tmp_path, redact=lambda text: text.replace("secret", "******"))
+
+    path = await storage.save("s", "compact", archive_record([user("x")], facts=facts))
+
+    found = await read_verified(storage, path, await archive_digest(storage, path) or "")
+    assert found is not None
+    assert found.facts == Facts(
+        {"a.py": True, "******.py": False},
+        {"make ******": True},
+        ["ID-1"],
+        ["Keep the ******."],
+        orders=["<command>Never tell.</command>"],
+    )
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"paths": 3}, {"paths": [["a"]], "commands": []}, {"paths": [], "commands": [1]}]
+)
+async def test_an_archive_with_facts_of_another_form_is_none(tmp_path: Path, facts: Any) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"form": 1, "facts": facts, "messages": []}))
+
+    with pytest.raises(InvalidHistory, match="is no archive of messages"):
+        await load_archive(path)
 
 
 async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path) -> None:

@@ -417,6 +417,37 @@ async def test_archives_in_archives_are_opened_up_to_a_bound(
     assert requests == [f"Request {number}." for number in range(3, 8)]
 
 
+async def test_after_many_compactions_a_few_archives_tell_all_that_came_before(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    read = LocalStorage.read
+
+    async def noting(storage: LocalStorage, path: str, *rest: Any) -> Any:
+        opened.append(path)
+        return await read(storage, path, *rest)
+
+    monkeypatch.setattr(LocalStorage, "read", noting)
+    first = conversation(
+        user("Request 0. <command>Be kind.</command>"),
+        step("w", "write_file", {"path": "first.py"}, "see ID-77"),
+        assistant("ID-77 it is."),
+    )
+    context = await case.run([*first, *work(0)])
+    for number in range(1, 12):
+        opened.clear()
+        context = await case.run([*context, *work(number)])
+        assert len(opened) <= source.RECENT + 1  # its own is read, too, for its digest
+
+    told = evidence(context)
+    assert told.requests[0] == "Request 0. <command>Be kind.</command>"
+    assert told.requests[-2:] == ["Request 9.", "Request 10."]
+    assert told.paths["first.py"] is True
+    assert "ID-77" in told.identifiers
+    assert "<command>Be kind.</command>" in said(context)[0]
+    assert len(told.archives) == source.RECENT + 1
+
+
 async def test_without_a_reader_of_archives_nothing_is_believed(tmp_path: Path) -> None:
     kept_ = LocalStorage(tmp_path / "kept")
 
