@@ -608,6 +608,12 @@ def report_day(run: Day) -> int:
     held = "within" if last <= DAY_GROWTH * second else "OVER"
     print(f"  contexts that the API would refuse: {len(run.invalid)} of {run.checked:,}")
     print(f"  histories not in the journal as they were: {len(run.lost)} of {run.sessions}")
+    add_figure("day: turns", run.done)
+    add_figure("day: contexts refused", len(run.invalid))
+    add_figure("day: histories lost", len(run.lost))
+    add_figure("day: memory of the second tenth", second, "MB")
+    add_figure("day: memory of the last tenth", last, "MB")
+    add_figure("day: growth", last / second, "x")
     tenths = ", ".join(f"{run.tenth(number):.1f}" for number in range(1, 11))
     print(f"  resident memory by tenths of the turns: {tenths} MB")
     print(
