@@ -6,7 +6,7 @@
     python benchmarks/bench_load.py --day     # 30 sessions x 17,280 turns: what stays in memory
     python benchmarks/bench_load.py --day --turns 2000
 
-Results are offloaded and histories compacted on the way.
+Results are offloaded and histories compacted on the way, and each session writes its journal.
 
 The API is a process of its own. Each agent calls the model, runs a tool, and adds the result to its
 history, as often as *turns* says; the model takes *latency* seconds to answer, so that all sessions
@@ -32,6 +32,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import logging
 import os
 import random
 import subprocess
@@ -78,11 +79,13 @@ HOUR_SECONDS = 3600.0
 DAY_TURNS = 17_280  # one every five seconds
 DAY_GROWTH = 1.05  # the last tenth's memory, of the second tenth's
 CHECKED = 50
-SELDOM = (50_000, 20, 100)
-"""Thresholds of the garbage collector, for a process with millions of objects that live long.
+THRESHOLDS = (10_000, 10, 1_000_000_000)
+"""Of the garbage collector, for a process with millions of objects that live long.
 
 By default it stops everything to look through them all whenever a quarter has come in addition.
 """
+SWITCH_SECONDS = 0.00001
+"""How long a thread may keep the interpreter from the event loop."""
 # The SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that.
 SESSIONS_PER_CLIENT = 25
 
@@ -438,13 +441,15 @@ async def measured(
     arguments: argparse.Namespace, url: str, root: Path
 ) -> tuple[Lag, list[str], list[str]]:
     clock, told, number = Clock(), Told(), arguments.sessions
+    logging.getLogger("ctxpipe").setLevel(logging.ERROR)  # a warning each of what they do not cache
     modules(root)
     async with clients(-(-number // SESSIONS_PER_CLIENT), url) as sdk:
         of = [sdk[i // SESSIONS_PER_CLIENT] for i in range(number)]
         # What the first call loads and compiles is no lag of a loop at work.
         await plain(sdk[0])([{"role": "user", "content": "Hello."}])
-        if not arguments.often:
-            gc.set_threshold(*SELDOM)
+        if not arguments.defaults:
+            gc.set_threshold(*THRESHOLDS)
+            sys.setswitchinterval(SWITCH_SECONDS)
         gc.collect()
         gc.freeze()  # as servers do once they are up
         print(f"\nwithout ctxpipe: {number:,} sessions x {arguments.baseline_turns} turns")
@@ -454,7 +459,8 @@ async def measured(
 
         shaped = pipeline(root, AnthropicSummarizer(sdk[-1], model=SUMMARY), clock, told)
         await shaped.counter.warm()
-        sessions = [shaped.session(f"s{i}", clock=clock) for i in range(number)]
+        journal = LocalStorage(root / "store", clock=clock)
+        sessions = [shaped.session(f"s{i}", journal=journal, clock=clock) for i in range(number)]
         print(f"\nwith ctxpipe: {number:,} sessions x {arguments.turns} turns")
         load = Load(number, arguments.turns, arguments.latency, clock, arguments.step_seconds)
         collected = Collections()
@@ -637,7 +643,9 @@ def main() -> int:
         "--step-seconds", type=float, default=36.0, help="what a turn takes on the injected clock"
     )
     parser.add_argument(
-        "--often", action="store_true", help="collect garbage as often as CPython does by default"
+        "--defaults",
+        action="store_true",
+        help="collect garbage and switch threads as often as CPython does by default",
     )
     parser.add_argument(
         "--hour", action="store_true", help="30 sessions x 720 turns of five seconds"

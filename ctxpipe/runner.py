@@ -275,7 +275,8 @@ class Runner:
         if not stages:
             stages = dict(enumerate(self.stages))
         turn, reports, after = await self._ask_stages(act, stages, turn, before, step, record)
-        is_bulk = is_bulk or (step.touched.first is not None and is_bulky(turn.messages))
+        if step.touched.first is not None:
+            is_bulk = is_bulky(turn.messages)  # what was bulky may have left
         messages = _as_list(turn.messages)
         options, context = await in_thread_if(
             is_bulk, self._finish, messages, step, record, request, bool(problems)
