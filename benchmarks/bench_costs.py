@@ -252,6 +252,7 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
             add_figure(f"{name}: seen", row.use.recall)
             add_figure(f"{name}: found", row.use.with_reread)
             add_figure(f"{name}: fetched", 100 * row.total.refetches / calls)
+            add_figure(f"{name}: more expensive", len(worse))
     means = mean(found.hit_rate for found in rows[0].paid.values())
     print(
         f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
