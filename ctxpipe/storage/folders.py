@@ -161,6 +161,7 @@ def regular_files(
     is_wanted: Callable[[str], bool] = bool,
 ) -> Iterator[tuple[str, os.stat_result]]:
     """The regular files in an open *folder*, links left out, whose names *is_wanted*."""
+    # Not entry by entry: whoever else lists this descriptor would set it back to the first one.
     for name in filter(is_wanted, os.listdir(folder)):
         with suppress(FileNotFoundError):  # removed meanwhile
             info = file_info(folder, name)

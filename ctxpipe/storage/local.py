@@ -384,12 +384,12 @@ class LocalStorage:
     def _records(self, folder: str) -> list[str]:
         try:
             with self._folders.folder(folder) as fd:
-                infos = list(regular_files(fd, _is_record))
+                files = regular_files(fd, _is_record)
+                oldest_first = sorted((info.st_mtime_ns, name) for name, info in files)
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
             return []
-        oldest_first = sorted((info.st_mtime_ns, name) for name, info in infos)
         return [os.path.join(self.root, folder, name) for _, name in oldest_first]
 
     # Journals ------------------------------------------------------------------------------------
