@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from .lazy import import_on_use
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .edits.repair import repair
     from .edits.truncate import truncate_conversation
     from .errors import (
@@ -192,7 +194,7 @@ _NAMES = {
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
     ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }
-__getattr__ = import_on_use(__name__, _NAMES)
+__getattr__: "Callable[[str], object]" = import_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from ..lazy import import_on_use
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .files import FileReader, FileText, LocalFiles
     from .local import Cleaned, LocalStorage
     from .memory import MemoryStorage
@@ -46,7 +48,7 @@ _NAMES = {
     ".secrets": "is_secret",
     ".sqlite": "SQLiteJournal",
 }
-__getattr__ = import_on_use(__name__, _NAMES)
+__getattr__: "Callable[[str], object]" = import_on_use(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

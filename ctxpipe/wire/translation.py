@@ -16,6 +16,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from ..messages import (
+    CALLS,
     as_blocks,
     as_dict,
     common_prefix,
@@ -26,6 +27,7 @@ from ..messages.values import canonical_json
 from .codec import (
     Codec,
     Item,
+    Reading,
     Unit,
     head_blocks,
     make_units,
@@ -498,7 +500,17 @@ class _Search:
         own = [_with_own_id(block, names) for block in blocks]
         if own == reading.blocks:
             return None
+        if _has_lost_its_half(reading, own):
+            role = "user" if reading.side == "result" else "assistant"
+            return self.codec.new(role, own)[0]
         return self.codec.rebuild(item, own)
+
+
+def _has_lost_its_half(reading: Reading, blocks: Sequence[_Block]) -> bool:
+    """Whether *reading* is a call without a result, or the reverse, which *blocks* say as text."""
+    pair = {*CALLS, "tool_result"}
+    own = kind(reading.blocks[0])
+    return len(reading.blocks) == 1 and own in pair and kind(blocks[0]) not in pair
 
 
 def _with_own_id(block: _Block, names: Mapping[str, object]) -> _Block:

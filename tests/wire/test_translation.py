@@ -265,6 +265,61 @@ def test_a_message_that_says_what_an_earlier_one_said_is_not_taken_for_it():
     assert [id(item) for item in sent[1:]] == [id(item) for item in messages[-3:]]
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+ORPHANS: dict[str, tuple[Form, list[Any]]] = {
+    "a result in a chat": (
+        CHAT,
+        [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "a", "content": "what was asked for"},
+            {"role": "tool", "tool_call_id": "b", "content": "what nobody asked for"},
+        ],
+    ),
+    "a call in a chat": (
+        CHAT,
+        [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "user", "content": "what nobody asked for"},
+        ],
+    ),
+    "a result in responses": (
+        RESPONSES,
+        [
+            {"role": "user", "content": "go"},
+            {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "what was asked for"},
+            {"type": "function_call_output", "call_id": "b", "output": "what nobody asked for"},
+        ],
+    ),
+    "a call in responses": (
+        RESPONSES,
+        [
+            {"role": "user", "content": "go"},
+            {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"},
+            {"role": "user", "content": "what nobody asked for"},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORPHANS)
+def test_half_a_pair_that_is_all_that_stays_is_said_as_a_text(name: str):
+    form, items = ORPHANS[name]
+    translation = Translation(form.codec)
+    units = translation.read(items)
+    summary: Any = {"role": "user", "content": "A summary."}
+    taken: Any = {"role": "assistant", "content": "I have it."}
+    last: Any = units.messages[-1]["content"]
+    words: Any = {"role": "user", "content": last if isinstance(last, str) else last[-1]["text"]}
+
+    sent = translation.items(units, [summary, taken, words])
+
+    assert form.refused(sent) == []
+    assert "what nobody asked for" in json.dumps(sent)
+
+
 def test_an_item_that_was_edited_in_place_is_read_again():
     messages = chat_turns(30)
     translation = Translation(ChatCodec())
