@@ -43,7 +43,7 @@ from ctxpipe.prices import prices_of
 from ctxpipe.testing import MessagesServer, Model, answer
 from ctxpipe.testing.billing import as_blocks
 
-MODEL = "claude-opus-4-5"
+MODEL = "claude-opus-5"
 WINDOW = 200_000
 UNLIMITED = 100_000_000
 LIMIT = 1.01

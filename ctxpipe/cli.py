@@ -116,7 +116,7 @@ Config = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(help="Whose prices to take, such as claude-opus-4-5; default: in input tokens."),
+    typer.Option(help="Whose prices to take, such as claude-opus-5; default: in input tokens."),
 ]
 ReadPrice = Annotated[
     float | None,

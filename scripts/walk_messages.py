@@ -47,7 +47,7 @@ from ctxpipe.testing import MessagesServer, answer
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 PACKAGE = Path(ctxpipe.__file__).parent
-MODEL = "claude-sonnet-4-5"
+MODEL = "claude-sonnet-5"
 LONG_RESULT = "a line of a log\n" * 2_000
 
 

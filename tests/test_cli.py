@@ -73,8 +73,8 @@ def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Pa
 
 
 def test_with_a_model_costs_are_in_dollars(sound: Path):
-    done = run("replay", sound, "--model", "claude-opus-4-5")
-    assert "cost in dollars, claude-opus-4-5" in done.stdout
+    done = run("replay", sound, "--model", "claude-opus-5")
+    assert "cost in dollars, claude-opus-5" in done.stdout
     assert re.search(r"^none +5 +\$\d+\.\d{2,} ", done.stdout, re.MULTILINE)
 
 
@@ -88,7 +88,7 @@ def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
     def cost(*options: object) -> float:
         told = json.loads(
             run(
-                "replay", path, "--json", "--preset", "none", "--model", "claude-opus-4-5", *options
+                "replay", path, "--json", "--preset", "none", "--model", "claude-opus-5", *options
             ).stdout
         )
         return float(told["all"][0]["cost"])

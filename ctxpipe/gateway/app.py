@@ -43,7 +43,7 @@ READING = "/mcp"
 """Where the tools that read back are, by the Model Context Protocol."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
-MODEL = "claude-opus-4-5"  # any that is listed: its price is asked for so that the list is read
+MODEL = "claude-opus-5"  # any that is listed: its price is asked for so that the list is read
 
 
 class Gateway:

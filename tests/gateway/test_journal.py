@@ -178,7 +178,7 @@ def test_where_the_client_of_a_database_is_missing_its_extra_is_named(
 
 async def ask(port: int, messages: list[Any], headers: dict[str, str]) -> Any:
     """A request on a connection of its own, asked again where it breaks."""
-    body = {"model": "claude-opus-4-5", "max_tokens": 9, "messages": messages}
+    body = {"model": "claude-opus-5", "max_tokens": 9, "messages": messages}
     given = {"anthropic-version": "2023-06-01", "x-api-key": key(), **headers}
     url = f"http://127.0.0.1:{port}/v1/messages"
     async with http() as client:

@@ -59,7 +59,7 @@ class Agents:
     async def _stream(self, client: anthropic.AsyncAnthropic, number: int, turn: int) -> str:
         messages: Any = conversation(turn)
         stream = client.messages.stream(
-            model="claude-opus-4-5",
+            model="claude-opus-5",
             max_tokens=2_000,
             messages=messages,
             metadata={"user_id": f"agent-{number}"},

@@ -187,7 +187,7 @@ async def main():
     for n in range(30):
         history += turn(n, "bash", {"command": f"step {n}"}, f"line of {n}\\n" * 60)
     history += turn(30, "read_file", {"path": "basket.py"}, SOURCE)
-    print(count_tokens(history) > 1000, round(prices_of("claude-opus-4-5").read_ratio, 3))
+    print(count_tokens(history) > 1000, round(prices_of("claude-opus-5").read_ratio, 3))
     print("add" in fold_files([("basket.py", SOURCE)]).content)
 
     offloading = ContextPipeline([DirectOffload(storage, min_chars=500), BatchOffload(storage)])

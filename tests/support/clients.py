@@ -139,7 +139,7 @@ CLIENTS: Mapping[str, Client] = {
     ),
     "opencode": Client(
         PACKAGES / "opencode-linux-x64/bin/opencode",
-        ("run", "-m", "anthropic/claude-opus-4-5", TASK),
+        ("run", "-m", "anthropic/claude-opus-5", TASK),
         _opencode,
         _bash("bash"),
         16_000,

@@ -587,7 +587,7 @@ async def test_the_beta_of_a_client_takes_betas() -> None:
         reply = await session.create(
             beta,
             messages=HISTORY,
-            model="claude-opus-4-5",
+            model="claude-opus-5",
             max_tokens=50,
             betas=["context-1m-2025-08-07"],
         )

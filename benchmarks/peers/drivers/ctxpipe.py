@@ -89,7 +89,7 @@ def inline() -> AnthropicSummarizer:
 
     http = httpx2.AsyncClient(transport=httpx2.MockTransport(answered))
     client = anthropic.AsyncAnthropic(api_key="none", http_client=http)
-    return AnthropicSummarizer(client, model="claude-sonnet-4-5", mode="inline")
+    return AnthropicSummarizer(client, model="claude-sonnet-5", mode="inline")
 
 
 class Peer:

@@ -41,7 +41,7 @@ class Peer:
         self.messages += native
 
     async def shape(self) -> list[dict[str, Any]]:
-        return compress(self.messages, model="claude-sonnet-4-5", model_limit=self.window).messages
+        return compress(self.messages, model="claude-sonnet-5", model_limit=self.window).messages
 
     def wire(self, shaped: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return shaped

@@ -66,7 +66,7 @@ class Peer:
     ) -> None:
         del folder
         self.llm = FakeLLM(
-            model="anthropic/claude-sonnet-4-5", api_key="none", max_input_tokens=min(window, 10**6)
+            model="anthropic/claude-sonnet-5", api_key="none", max_input_tokens=min(window, 10**6)
         )
         limits: dict[str, Any] = {}
         if way == "quiet":
@@ -99,7 +99,7 @@ class Peer:
         system = [message for message in sent if message["role"] == "system"]
         rest = [message for message in sent if message["role"] != "system"]
         made = (
-            anthropic_messages_pt(rest, model="claude-sonnet-4-5", llm_provider="anthropic")
+            anthropic_messages_pt(rest, model="claude-sonnet-5", llm_provider="anthropic")
             if rest
             else []
         )

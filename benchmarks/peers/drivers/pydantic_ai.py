@@ -85,7 +85,7 @@ class Peer:
         self.folder = Path(folder)
         self.model = FunctionModel(answer)
         self.wire_model = AnthropicModel(
-            "claude-sonnet-4-5", provider=AnthropicProvider(api_key="none")
+            "claude-sonnet-5", provider=AnthropicProvider(api_key="none")
         )
         self.messages: list[ModelMessage] = []
         self.names: dict[str, str] = {}
@@ -131,7 +131,7 @@ class Peer:
                 ModelResponse(
                     parts=parts,
                     usage=RequestUsage(**usage),
-                    model_name="claude-sonnet-4-5",
+                    model_name="claude-sonnet-5",
                     provider_name="anthropic",
                 )
             ]

@@ -115,7 +115,7 @@ class Peer:
         )
         self.formatter = AnthropicModel(
             client_args={"api_key": "none"},
-            model_id="claude-sonnet-4-5",
+            model_id="claude-sonnet-5",
             max_tokens=1024,
             params={
                 "thinking": {"type": "adaptive"}
