@@ -27,7 +27,7 @@ from ctxpipe.tools import answer
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
-    from anthropic.types import Message, MessageParam, ToolResultBlockParam, ToolUseBlock
+    from anthropic.types import Message, MessageParam, ToolResultBlockParam
 
 SYSTEM = """\
 You explore a folder of source code with the tools you have, and answer the user's question \
@@ -84,7 +84,7 @@ async def run_agent(
             **result.request_options,
         )
         calls = [block for block in reply.content if block.type == "tool_use"]
-        answers = await asyncio.gather(*(run_tool(call, tools) for call in calls))
+        answers = await asyncio.gather(*(answer(call, tools) for call in calls))
         yield Turn(tuple(history), result, reply, answers)
         if not calls:
             return
@@ -93,17 +93,6 @@ async def run_agent(
             {"role": "assistant", "content": reply.content},
             {"role": "user", "content": answers},
         ]
-
-
-async def run_tool(call: ToolUseBlock, tools: Sequence[Tool]) -> ToolResultBlockParam:
-    """The result of one call, an error result where it fails."""
-    unknown = f"there is no tool {call.name!r}"
-    return await answer(call, tools) or {
-        "type": "tool_result",
-        "tool_use_id": call.id,
-        "content": unknown,
-        "is_error": True,
-    }
 
 
 if __name__ == "__main__":

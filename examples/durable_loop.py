@@ -30,7 +30,7 @@ from ctxpipe.tools import Tool, answer
 from examples.tools import folder_tools
 
 if TYPE_CHECKING:
-    from anthropic.types import ToolResultBlockParam
+    from anthropic.types import ToolResultBlockParam, ToolUseBlockParam
 
 MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5")
 
@@ -61,14 +61,13 @@ async def run_tool(call: ToolCall, tools: list[Tool]) -> ToolResultBlockParam:
 
     Its process may die before the result is written down.
     """
-    block = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}
-    result = await answer(block, tools)
-    return result or {
-        "type": "tool_result",
-        "tool_use_id": call.id,
-        "content": "no such tool",
-        "is_error": True,
+    block: ToolUseBlockParam = {
+        "type": "tool_use",
+        "id": call.id,
+        "name": call.name,
+        "input": dict(call.input),
     }
+    return await answer(block, tools)
 
 
 async def main(task: str, folder: str, state: str) -> None:

@@ -472,8 +472,49 @@ async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage)
         }
 
 
-async def test_a_call_of_another_tool_is_not_ours(storage: LocalStorage) -> None:
-    assert await answer(tool_use("t1", "bash"), tools(storage)) is None
+@pytest.mark.parametrize("name", ["read_offload", "READ_OFFLOADED", "", "a\ud800\n" * 500, None, 7])
+async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are(
+    storage: LocalStorage, name: Any
+) -> None:
+    call = {**tool_use("t1", "bash"), "name": name}
+
+    result = await answer(call, tools(storage), others=["bash"])
+
+    assert result is not None
+    text = str(result["content"])
+    assert (result["tool_use_id"], result["is_error"]) == ("t1", True)
+    assert text.endswith("there are: read_offloaded, search_offloaded, bash")
+    assert len(text) < 250
+    assert text.isprintable()
+
+
+async def test_no_name_ends_the_loop_of_an_agent_without_tools() -> None:
+    result = await answer(tool_use("t1", "bash"), [])
+
+    assert result is not None
+    assert result["content"] == "there is no tool 'bash'; there are: none"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text", "text": "hi"},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        tool_use("t1", "bash"),
+    ],
+    ids=lambda block: block["type"],
+)
+async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(
+    storage: LocalStorage, block: Any
+) -> None:
+    for others in (["bash"], ("edit", "bash"), {"bash": 1}, iter(["bash"])):
+        assert await answer(block, tools(storage), others=others) is None
+
+
+async def test_names_given_as_one_text_are_refused(storage: LocalStorage) -> None:
+    with pytest.raises(SettingsError, match="others is 'bash'; give a list of names"):
+        await answer(tool_use("t1", "bash"), tools(storage), others="bash")
 
 
 @pytest.mark.parametrize("given", [{}, {"path": "gone.md"}, None, ["s/a.md"], "s/a.md"])

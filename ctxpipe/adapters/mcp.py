@@ -17,6 +17,7 @@ from ..errors import CtxpipeError
 from ..messages import without_surrogates
 from ..storage.local import LocalStorage
 from ..tools import Tool, offload_tools
+from ..tools.tool import unknown_tool
 from ..wire.versions import Versions, ensure_hook, load
 
 VERSIONS = Versions("mcp", "mcp", "2.0.0", "2.3.0")
@@ -57,7 +58,7 @@ def offload_server(storage: TextReader, *, session_id: str | None = None) -> Ser
     ) -> types.CallToolResult:
         tool = tools.get(params.name)
         if tool is None:
-            return _result(f"there is no tool {params.name!r}", is_error=True)
+            return _result(unknown_tool(params.name, tools), is_error=True)
         block = {"type": "tool_use", "id": params.name, "input": params.arguments or {}}
         answer = await tool.result(block)
         return _result(str(answer["content"]), is_error=bool(answer.get("is_error")))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
-from ..errors import CtxpipeError, StorageError
-from ..messages import field, without_surrogates
+from ..errors import CtxpipeError, SettingsError, StorageError
+from ..messages import field, kind, without_surrogates
+from ..settings import excerpt
 
 if TYPE_CHECKING:
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool
-    from anthropic.types import ToolParam, ToolResultBlockParam
+    from anthropic.types import ToolParam, ToolResultBlockParam, ToolUseBlock, ToolUseBlockParam
 
     from ..messages import Block
 
@@ -84,13 +85,49 @@ def _error_text(name: str, error: Exception) -> str:
     return f"the tool failed ({type(error).__name__}); try something else"
 
 
-async def answer(block: Block, tools: Iterable[Tool]) -> ToolResultBlockParam | None:
-    """The `Tool.result` of the one of *tools* that *block* calls; None when it calls none."""
+@overload
+async def answer(
+    block: ToolUseBlock | ToolUseBlockParam, tools: Iterable[Tool]
+) -> ToolResultBlockParam: ...
+
+
+@overload
+async def answer(
+    block: Block, tools: Iterable[Tool], *, others: Iterable[str] = ()
+) -> ToolResultBlockParam | None: ...
+
+
+async def answer(
+    block: Block, tools: Iterable[Tool], *, others: Iterable[str] = ()
+) -> ToolResultBlockParam | None:
+    """The `Tool.result` of the one of *tools* that *block* calls.
+
+    None for a block that is no ``tool_use``, and for a call of one of the *others*, which the
+    caller runs itself. A call of any other name, which the model has made up, is answered with an
+    error result that names the tools there are. Raises SettingsError when *others* is one text.
+    """
+    if isinstance(others, str):
+        raise SettingsError(f"others is {excerpt(others)}; give a list of names")
     name = field(block, "name")
-    for tool in tools:
-        if tool.name == name:
-            return await tool.result(block)
-    return None
+    names = list(others)
+    if kind(block) != "tool_use" or name in names:
+        return None
+    by_name = {tool.name: tool for tool in tools}
+    if isinstance(name, str) and name in by_name:
+        return await by_name[name].result(block)
+    result = {
+        "type": "tool_result",
+        "tool_use_id": field(block, "id"),
+        "content": unknown_tool(name, [*by_name, *names]),
+        "is_error": True,
+    }
+    return cast("ToolResultBlockParam", result)
+
+
+def unknown_tool(name: object, names: Iterable[str]) -> str:
+    """What the model reads that has called the tool *name*, where there are only *names*."""
+    known = ", ".join(names) or "none"
+    return without_surrogates(f"there is no tool {excerpt(name)}; there are: {known}")
 
 
 def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:

@@ -6,14 +6,13 @@ python -m examples.mounts.litellm_calls
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from typing import Any
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.adapters.litellm import ctxpipe_logger
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import read_log, script
+from examples.mounts.scripted import script, tool_message
 
 import litellm  # isort: skip  after ctxpipe, which keeps it from asking the network for prices
 
@@ -39,9 +38,7 @@ async def main() -> None:
             messages.append(said.model_dump(exclude_none=True))
             if not said.tool_calls:
                 break
-            for call in said.tool_calls:
-                result = read_log(**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            messages += [await tool_message(call) for call in said.tool_calls]
     kept = sum(len(str(message)) for message in messages)
     print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")
 

@@ -6,7 +6,6 @@ python -m examples.mounts.openai_chat
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from typing import Any
 
@@ -15,7 +14,7 @@ from openai import AsyncOpenAI
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import read_log, script
+from examples.mounts.scripted import script, tool_message
 
 TOOL: Any = {
     "type": "function",
@@ -40,9 +39,7 @@ async def main() -> None:
             messages.append(said)
             if not said.tool_calls:
                 break
-            for call in said.tool_calls:
-                result = read_log(**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            messages += [await tool_message(call) for call in said.tool_calls]
         await client.close()
     kept = sum(len(str(message)) for message in messages)
     print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ctxpipe.testing import Reply, answer, tool_use
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ctxpipe import Tool, answer
+from ctxpipe.testing import Reply, tool_use
+from ctxpipe.testing import answer as reply
 
 LOG = "2026-11-23 09:00:00 INFO request served in 12 ms\n" * 200
 
@@ -14,5 +20,26 @@ def read_log(day: int) -> str:
 
 def script() -> list[Reply]:
     """What the model answers, in order."""
-    calls = [answer(tool_use("read_log", {"day": day}, id=f"call_{day}")) for day in (1, 2, 3)]
+    calls = [reply(tool_use("read_log", {"day": day}, id=f"call_{day}")) for day in (1, 2, 3)]
     return [*calls, "All three days are quiet."]
+
+
+async def tool_message(call: Any) -> dict[str, Any]:
+    """The message that answers *call* of a chat completion.
+
+    Whatever name or arguments the model makes up, it reads an error and the loop goes on.
+    """
+
+    async def handle(arguments: Mapping[str, Any]) -> str:
+        return read_log(arguments["day"])
+
+    schema: dict[str, Any] = {"type": "object", "properties": {"day": {"type": "integer"}}}
+    tool = Tool({"name": "read_log", "input_schema": schema}, handle)
+    try:
+        arguments = json.loads(call.function.arguments)
+    except ValueError:
+        arguments = {}
+    result = await answer(
+        {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}, [tool]
+    )
+    return {"role": "tool", "tool_call_id": call.id, "content": result["content"]}

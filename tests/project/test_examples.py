@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -26,6 +27,7 @@ from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool
 from ctxpipe.tools import ToolInputError
 from examples import tools as example_tools
 from examples.agent_loop import Turn, build_pipeline, run_agent
+from examples.mounts.scripted import tool_message
 from examples.scripted_model import FAULTS, survey
 from examples.tools import folder_tools
 
@@ -218,11 +220,12 @@ async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path) -> None:
         answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
         "Done.",
     ]
+    names = ["list_dir", "read_file", "grep", "run_python", "read_offloaded", "search_offloaded"]
     first, _ = await turns_of(script, folder)
 
     assert [(result["content"], result["is_error"]) for result in first.answers] == [
         ("../outside.txt lies outside the folder", True),
-        ("there is no tool 'fly'", True),
+        (f"there is no tool 'fly'; there are: {', '.join(names)}", True),
     ]
 
 
@@ -403,6 +406,21 @@ def on_a_terminal(arguments: list[str]) -> Iterator[str]:
             except OSError:  # how Linux says that the other end is closed
                 pass
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("read_logs", '{"day": 1}'), ("read_log", "{"), ("read_log", "[1]"), ("read_log", "{}")],
+)
+async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(
+    name: str, arguments: str
+) -> None:
+    call = SimpleNamespace(id="c1", function=SimpleNamespace(name=name, arguments=arguments))
+
+    message = await tool_message(call)
+
+    assert (message["role"], message["tool_call_id"]) == ("tool", "c1")
+    assert message["content"].startswith(("there is no tool 'read_logs'", "the tool failed"))
 
 
 async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path) -> None:

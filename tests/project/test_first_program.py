@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from places import ROOT
 from readme import program_with_key
 
 from ctxpipe.testing import MessagesServer, Reply, answer, tool_use
@@ -152,3 +153,31 @@ async def test_with_a_key_it_is_the_same_program_but_for_one_line(tmp_path: Path
     sent = json.dumps(server.requests[-1].body)
     assert "test_price FAILED: 9.99 is not 10.00" in sent
     assert "test_7 passed" not in sent
+
+
+def page_program() -> str:
+    page = (ROOT / "docs" / "index.md").read_text("utf-8")
+    programs: list[str] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return programs[0]
+
+
+@pytest.mark.parametrize("code", [program_with_key(), page_program()], ids=["README", "index"])
+async def test_no_call_that_the_model_makes_up_ends_a_first_program(code: str, tmp_path: Path):
+    script: list[Reply] = [
+        answer(tool_use("run_test", {}), tool_use("", {}), tool_use("Bash", {"command": 1})),
+        answer(tool_use("run_tests", {"all": True}), tool_use("bash", {})),
+        "Done.",
+    ]
+    async with MessagesServer(script) as server:
+        environment = {
+            **os.environ,
+            "ANTHROPIC_BASE_URL": server.url,
+            "ANTHROPIC_API_KEY": "test",
+        }
+        done = await anyio.run_process(
+            [sys.executable, "-c", code], check=False, cwd=tmp_path, env=environment
+        )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert "Done." in done.stdout.decode()
+    assert not server.refused
