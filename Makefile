@@ -5,22 +5,41 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/demo
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
+.PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
 	clients test-clients docs bench bench-peers lint nightly first-hour fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
-$(STAMP): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+# The exact versions of a lock file, then the project itself, for which nothing else is fetched.
+define install-locked
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+endef
 
-demo: $(STAMP)  ## a real agent loop with real tools, run through ctxpipe
-	$(BIN)/python -m examples.agent_loop --demo
+$(STAMP): requirements/test.txt pyproject.toml
+	$(install-locked)
+
+$(VENV)/demo/.installed: requirements/demo.txt pyproject.toml
+	$(install-locked)
+
+demo: $(DEMO)/.installed  ## a real agent loop with real tools, run through ctxpipe
+	$(DEMO)/bin/python -m examples.agent_loop --demo
+
+# For every Python and system that the project supports. Neither file names an index.
+lock:  ## renew the exact versions in requirements/, which `make demo` and `make test` install
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@for name in demo test; do \
+		$(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+			--no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+			--extra $$name --output-file requirements/$$name.txt pyproject.toml requirements/build.in || exit 1; done
 
 lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -46,6 +65,11 @@ coverage: $(STAMP)  ## pytest with branch coverage; fails below fail_under of py
 
 test-wheel: $(STAMP)  ## pytest against the built wheel, on every Python that the classifiers name
 	$(BIN)/python scripts/test_wheel.py -- --numprocesses auto --dist worksteal
+
+test-newest:  ## pytest beside the newest version of each dependency, in an environment of its own
+	$(PYTHON) -m venv $(VENV)/newest
+	$(VENV)/newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]'
+	$(VENV)/newest/bin/python -m pytest --numprocesses auto --dist worksteal
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/oldest
