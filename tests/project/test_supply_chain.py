@@ -207,7 +207,9 @@ asyncio.run(main())
 
 
 def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path: Path):
-    said = told([str(installed), "-W", "error", "-c", WORK], tmp_path).splitlines()
+    said = told(
+        [str(installed), "-W", "error", "-W", "default::DeprecationWarning", "-c", WORK], tmp_path
+    ).splitlines()
 
     assert said[:4] == ["True 0.1", "True", "True", "class Basket:"]
     assert said[4].startswith("['changed', 'changed'] changed")

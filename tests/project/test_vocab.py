@@ -36,7 +36,7 @@ socket.getaddrinfo = refuse
 def python(script: str, *folders: Path, cwd: Path, **environment: str) -> str:
     """What *script* prints, run in a process of its own that imports from *folders* first."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [sys.executable, "-W", "error", "-W", "default::DeprecationWarning", "-c", script],
         cwd=cwd,
         env={
             "PATH": os.environ["PATH"],
