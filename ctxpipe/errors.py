@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .words import one_line
 
@@ -37,6 +40,24 @@ class StorageError(CtxpipeError, OSError):
     """
 
 
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Raise whatever a storage raises in the block as a StorageError.
+
+    One of a user's own may raise anything, and the code around it catches StorageError alone.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        cause = _first_leaf(error)
+        number = getattr(cause, "errno", None)
+        if not isinstance(number, int):
+            number = errno.EIO
+        raise StorageError(number, f"the storage raised {safe_text(cause)}") from error
+
+
 class SummaryFailed(CtxpipeError):
     """The summarizer gave up; the history stays as it was."""
 
@@ -65,6 +86,7 @@ def safe_text(error: BaseException) -> str:
     Any other may quote its input, so this is only its type, the operating system's name for it, and
     the line that raised it.
     """
+    error = _first_leaf(error)
     name = type(error).__name__
     if isinstance(error, OSError) and isinstance(error.errno, int):
         name += f": {os.strerror(error.errno)}"
@@ -80,3 +102,10 @@ def safe_text(error: BaseException) -> str:
         return one_line(_FOLDERS.sub("…/", text), MAX_ERROR_CHARS)
     file = os.path.basename(frame.tb_frame.f_code.co_filename)
     return f"{name} ({file}, line {frame.tb_lineno})"
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    """*error*, or the first one in a group: a group alone says nothing."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import StorageError
+from ..errors import StorageError, storage_errors
 from ..messages import as_json, is_encodable
 from ..workers.threads import in_thread, in_thread_if
 
@@ -71,7 +71,9 @@ class Journal:
         A thread encodes it if it *is_bulk*. Raises StorageError.
         """
         line = await in_thread_if(is_bulk, self._seal_entry, entry)
-        if not await self.storage.append(self._session_id, self.count, line):
+        with storage_errors():
+            is_written = await self.storage.append(self._session_id, self.count, line)
+        if not is_written:
             return False
         self.count, self.seal = self.count + 1, line.partition(" ")[0]
         return True
@@ -81,10 +83,11 @@ class Journal:
 
         The name, "" when somebody else has set it aside already. Raises StorageError.
         """
-        name = await self.storage.set_aside(self._session_id)
-        if name:
-            for number, entry in enumerate(entries):
-                await self.storage.append(self._session_id, number, entry.line)
+        with storage_errors():
+            name = await self.storage.set_aside(self._session_id)
+            if name:
+                for number, entry in enumerate(entries):
+                    await self.storage.append(self._session_id, number, entry.line)
         return name
 
     def restart(self) -> None:
@@ -101,7 +104,8 @@ class Journal:
 
     async def read_news(self) -> tuple[list[Entry], bool]:
         """As `read`, for the entries after the last one that is known."""
-        lines = await self.storage.entries(self._session_id, self.count)
+        with storage_errors():
+            lines = await self.storage.entries(self._session_id, self.count)
         if not lines:
             return [], False
         return await in_thread(self._verify, lines)

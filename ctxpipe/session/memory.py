@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import SettingsError, StorageError, safe_text
+from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
@@ -303,7 +304,8 @@ class Memory:
         if texts is None:
             return
         try:
-            restored, lost = await write_lost_files(self.timeline, texts)
+            with storage_errors():
+                restored, lost = await write_lost_files(self.timeline, texts)
         except StorageError as error:
             cause = safe_text(error)
             self.notify(f"the files that the context refers to cannot be checked: {cause}")
@@ -315,13 +317,38 @@ class Memory:
             files = count_phrase(lost, "file")
             self.notify(f"{files} that the context refers to: gone, and not in the history given")
 
+    @asynccontextmanager
+    async def lease(self, seconds: float | None) -> AsyncIterator[None]:
+        """The session for this process alone, where the storage has leases and *seconds* is given.
+
+        It saves money, nothing else: without one the turn goes on.
+        """
+        leased: AbstractAsyncContextManager[object] = nullcontext()
+        try:
+            with storage_errors():
+                acquire = getattr(self.storage, "lease", None)
+                if seconds is not None and acquire is not None:
+                    leased = acquire(self._session_id, seconds)
+                await leased.__aenter__()
+        except StorageError as error:
+            self.notify(f"the session cannot be leased: {safe_text(error)}")
+            leased = nullcontext()
+        try:
+            yield
+        finally:
+            try:
+                with storage_errors():
+                    await leased.__aexit__(None, None, None)
+            except StorageError as error:
+                self.notify(f"the lease cannot be given back: {safe_text(error)}")
+
     async def _touch(self, journal: JournalStorage) -> None:
         """Tell the storage of the texts that the session is in use, where it wants to know."""
-        touch = getattr(texts_of(journal), "touch", None)
-        if touch is None:
-            return
         try:
-            await touch(self._session_id)
+            with storage_errors():
+                touch = getattr(texts_of(journal), "touch", None)
+                if touch is not None:
+                    await touch(self._session_id)
         except StorageError as error:
             cause = safe_text(error)
             self.notify(f"the texts cannot be marked as used: {cause}")

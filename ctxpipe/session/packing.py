@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..edits.diff import Edit
-from ..errors import StorageError
+from ..errors import StorageError, storage_errors
 from ..messages import (
     as_json,
     ensure_messages,
@@ -329,7 +329,8 @@ class Packing:
         """The text in the file *where*. Raises StorageError unless it has the *digest*."""
         if self._text_reader is None:
             raise StorageError(f"{where} is in another storage: give it to the journal as texts=")
-        file = await self._text_reader.read(where)
+        with storage_errors():
+            file = await self._text_reader.read(where)
         text = file.text
         is_long = len(text) > _LONG
         actual = await in_thread_if(is_long, self._text_digest, text)

@@ -15,7 +15,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    nullcontext,
     suppress,
 )
 from dataclasses import replace
@@ -406,7 +405,7 @@ class Session:
         ensure_messages(history, sys.maxsize)  # only that it is a list
         memory = self._memory
         thorough = False
-        async with self._lease():
+        async with memory.lease(self._lease_seconds):
             while True:
                 await memory.catch_up(history)
                 step = await self._begin(history, thorough=thorough)
@@ -448,14 +447,6 @@ class Session:
                 watch.note_rewrite()
         for warning in watch.new_warnings():
             self._memory.notify(warning)
-
-    def _lease(self) -> AbstractAsyncContextManager[object]:
-        """The lease on the session, if one is wanted and the storage has them."""
-        acquire = getattr(self.journal, "lease", None)
-        if self._lease_seconds is None or acquire is None:
-            return nullcontext()
-        lease = acquire(self.session_id, self._lease_seconds)
-        return cast("AbstractAsyncContextManager[object]", lease)
 
     async def _begin(self, history: list[Message], *, thorough: bool) -> Step:
         memory = self._memory

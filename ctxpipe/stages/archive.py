@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..edits.compact import Facts, facts_to_keep
-from ..errors import CtxpipeError, InvalidHistory, StorageError
+from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
 from ..markers.evidence import archive_references
 from ..markers.summaries import text_of
 from ..messages import ensure_messages, texts
@@ -202,7 +202,8 @@ async def archive_digest(archive: Archive, path: str) -> str | None:
     if not isinstance(archive, TextReader):
         return None
     try:
-        page = await archive.read(path, 0, MAX_CHARACTERS)
+        with storage_errors():
+            page = await archive.read(path, 0, MAX_CHARACTERS)
     except StorageError:
         return None
     if page.next_offset is not None:
@@ -239,7 +240,8 @@ async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[s
     if archive is None:
         return {}
     try:
-        records = await archive.records(session_id)
+        with storage_errors():
+            records = await archive.records(session_id)
     except CtxpipeError as error:
         logger.debug("the archives of a session cannot be listed: %s", error)
         return {}
@@ -251,7 +253,8 @@ async def read_verified(archive: Archive | None, record: str, digest: str) -> Ar
     if archive is None or not isinstance(archive, TextReader):
         return None
     try:
-        page = await archive.read(record, 0, MAX_CHARACTERS)
+        with storage_errors():
+            page = await archive.read(record, 0, MAX_CHARACTERS)
         if page.next_offset is not None:
             return None
         return await in_thread(_verify, page.text, digest, record)

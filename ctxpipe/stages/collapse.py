@@ -10,7 +10,7 @@ from ..edits import collapse
 from ..edits.collapse import Layout
 from ..edits.exchanges import ExchangeIndex, Shape
 from ..edits.gates import Rates, best_eviction, evict_all
-from ..errors import SettingsError, StorageError
+from ..errors import SettingsError, StorageError, storage_errors
 from ..markers.notes import Note, note_of
 from ..messages import without_surrogates
 from ..names import content_hash, session_folder
@@ -241,7 +241,8 @@ class Collapse:
         folder = session_folder(turn.session_id)
         for pointer, name in files.items():
             try:
-                page = await reader.read(f"{folder}/{name}")
+                with storage_errors():
+                    page = await reader.read(f"{folder}/{name}")
             except StorageError:
                 continue  # then the placeholder is all that there is, and says where it was
             whole[pointer] = await in_thread_if(len(page.text) > 100_000, _plain, page.text)

@@ -14,7 +14,7 @@ import anyio
 from anyio import to_thread
 
 from ..edits import compact
-from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
+from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
 from ..markers.summaries import reminder, safe_summary
 from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
@@ -284,7 +284,8 @@ async def _save(
 ) -> str | None:
     """The place of the raw messages; None when they cannot be saved, unless that is *required*."""
     try:
-        return await archive.save(session_id, "compact", record)
+        with storage_errors():
+            return await archive.save(session_id, "compact", record)
     except StorageError as error:
         if required:
             raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..edits.compact import EvidenceBudget, Replacement, evidence_block
-from ..errors import SettingsError, StorageError, safe_text
+from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..names import session_folder
 from ..settings import excerpt
 from ..storage import TextWriter
@@ -189,7 +189,8 @@ async def list_paths(
     listed = [path for path in layout.left_out if path.isprintable()]
     text = "".join(f"{path}\n" for path in listed)
     try:
-        [index] = await archive.write([(key, text)])
+        with storage_errors():
+            [index] = await archive.write([(key, text)])
     except StorageError as error:
         reason = f"{number} paths are not listed: {safe_text(error)}"
         logger.warning("%s", reason)

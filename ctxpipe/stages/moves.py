@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
 from ..edits.offload_excerpts import placeholder_excerpts
-from ..errors import SettingsError, StorageError, safe_text
+from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..locations import SCHEME, is_url
 from ..markers.placeholders import MAX_SHOWN, Excerpt, Preview, placeholder, reference
 from ..messages import ToolResult, blocks, rebuilt, rewrite, without_surrogates
@@ -276,7 +276,8 @@ async def write_moves(turn: Turn, moves: Sequence[Move]) -> Change:
     storage = moves[0].pointers.storage
     try:
         texts = [(move.key, move.text) for move in moves]
-        files = await storage.write(texts)
+        with storage_errors():
+            files = await storage.write(texts)
     except StorageError:
         if len(moves) == 1:
             raise
@@ -296,7 +297,8 @@ async def _write_one_by_one(
     errors: list[StorageError] = []
     for move in moves:
         try:
-            [file] = await storage.write([(move.key, move.text)])
+            with storage_errors():
+                [file] = await storage.write([(move.key, move.text)])
         except StorageError as error:
             errors.append(error)
         else:

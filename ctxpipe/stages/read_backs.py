@@ -11,7 +11,7 @@ from pathlib import PurePath
 from ..agent_tools import READ_BACK_TOOLS
 from ..edits import offload
 from ..edits.offload import ReadBack, Selection
-from ..errors import StorageError
+from ..errors import StorageError, storage_errors
 from ..markers.placeholders import DIRECT, Preview, placeholder
 from ..messages import rewrite, tool_results
 from ..names import session_folder
@@ -140,7 +140,7 @@ class TrimReadBacks:
             return None
         in_session = f"{session_folder(turn.session_id)}/{PurePath(read_back.path).name}"
         for location in (read_back.path, in_session):
-            with suppress(StorageError):
+            with suppress(StorageError), storage_errors():
                 page = await self.storage.read(location, 0, limit + 1)
                 if await in_thread(offload.contains_excerpt, page.text, text, preview.head, end):
                     return placeholder(DIRECT, read_back.path, text, preview)

@@ -21,7 +21,7 @@ from ..edits.restore import (
     was_changed,
     working_set,
 )
-from ..errors import SettingsError, StorageError
+from ..errors import SettingsError, StorageError, storage_errors
 from ..messages import ensure_messages
 from ..settings import (
     FLAG,
@@ -375,7 +375,8 @@ class _Search:
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
         if reason := self.refusal(path):
             raise StorageError(errno.EACCES, reason)
-        now = await self.files.read(path, max_bytes)
+        with storage_errors():
+            now = await self.files.read(path, max_bytes)
         if reason := self.denial(path, now.real):
             raise StorageError(errno.EACCES, reason)
         return now

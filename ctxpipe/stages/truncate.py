@@ -16,7 +16,7 @@ from ..edits import truncate
 from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
-from ..errors import SettingsError, StorageError, safe_text
+from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
 from ..settings import (
@@ -171,7 +171,9 @@ class SmartTruncate:
         kept = {id(message) for message in proposal.messages}
         leaving = [message for message in turn.messages if id(message) not in kept]
         try:
-            location = await self.archive.save(turn.session_id, "truncate", archive_record(leaving))
+            record = archive_record(leaving)
+            with storage_errors():
+                location = await self.archive.save(turn.session_id, "truncate", record)
         except StorageError as error:
             if self.require_archive:
                 raise
