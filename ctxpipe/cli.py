@@ -25,7 +25,6 @@ from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .lab import tables
-from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .lab.cluster import cluster
@@ -35,7 +34,7 @@ from .lab.costs import CacheRules
 from .lab.explain import Expensive
 from .lab.figures import figures, total_figures
 from .lab.page import write_page
-from .lab.policies import NONE, POLICIES, WINDOW, policies
+from .lab.policies import NONE, POLICIES, policies
 from .lab.recordings import Recordings, find_recordings
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
 from .lab.replay_report import Pages, display_name
@@ -50,8 +49,6 @@ from .lab.terminal import (
     print_line,
     print_notice,
     print_table,
-    promise_text,
-    tuning_text,
     unit,
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
@@ -420,132 +417,6 @@ def _title(file: FileReplay, model: str) -> str:
     if file.repaired:
         notes = f"{notes}; {count_phrase(file.repaired, 'fault')} repaired"
     return f"{name} ({notes})"
-
-
-@app.command()
-def tune(
-    files: Files,
-    recall: Annotated[
-        float, typer.Option(help="The share of what replies use that the context must show.")
-    ] = 0.9,
-    budget: Annotated[
-        int, typer.Option(help="The most replays; each is one file through one pipeline.", min=1)
-    ] = 400,
-    folds: Annotated[
-        int, typer.Option(help="How many times to hold out some files and test on those.", min=2)
-    ] = 3,
-    seed: Annotated[int, typer.Option(help="Another seed draws other candidates.")] = 0,
-    window: Annotated[
-        int, typer.Option(help="The model's context window, in tokens.", min=1000)
-    ] = WINDOW,
-    model: Model = "",
-    read: ReadPrice = None,
-    refetch: Refetch = True,
-    rest: Rest = LAPSES_EVERY,
-    marks: Marks = USUAL_MARKS,
-    strict: Strict = False,
-    processes: Processes = None,
-    scheduler: Scheduler = "",
-    as_json: AsJson = False,
-) -> None:
-    """Find the settings that cost least on your conversations and still show the agent enough.
-
-    Prints TOML that --config reads, with the Pareto front and the test on held-out conversations
-    in its comments: ctxpipe tune FILES > pipeline.toml. If no settings show enough, those that show
-    most are printed, and the exit code is 1.
-    """
-    with _exit_on_error():
-        prices = _prices(model, read)
-        cache = CacheRules.with_marks(marks)
-        settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
-        found = _recordings(files)
-        with (
-            _executor(scheduler, processes, len(found.files)) as executor,
-            _progress() as progress,
-        ):
-            evaluate = _evaluator(settings, executor, progress, budget)
-            tuned = tuning.tune(
-                found.files,
-                evaluate,
-                prices=prices,
-                recall=recall,
-                folds=folds,
-                budget=budget,
-                seed=seed,
-                window=window,
-            )
-    options = _replay_options(model, read, marks, settings)
-    _print_tuned(tuned, model, recall, options, found, as_json=as_json)
-    if tuned.errors or not tuned.reached:
-        raise typer.Exit(FAILED)
-    raise typer.Exit(0)
-
-
-def _evaluator(
-    settings: Settings,
-    executor: Workers,
-    progress: Progress,
-    budget: int,
-) -> tuning.Evaluate:
-    """A function that replays files through makers, and shows how much of *budget* that took."""
-    task = progress.add_task("replaying", total=budget)
-
-    def evaluate(paths: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
-        def advance(_file: FileReplay) -> None:
-            progress.advance(task, len(makers))
-
-        return replay_files(
-            paths,
-            makers,
-            settings,
-            executor=executor,
-            progress=advance,
-        )
-
-    return evaluate
-
-
-def _print_tuned(
-    tuned: tuning.Tuned,
-    model: str,
-    recall: float,
-    options: Sequence[str],
-    found: Recordings,
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        json_form = tables.tuning_json(tuned)
-        print_json({**json_form, "replay_options": options, "skipped": found.unreadable})
-    else:
-        print_line(tuning_text(tuned, model, recall, options))
-    for error in tuned.errors:
-        print_error(error)
-    if not tuned.reached:
-        print_error(promise_text(tuned, recall))
-
-
-def _replay_options(
-    model: str,
-    read: float | None,
-    marks: int,
-    settings: Settings,
-) -> list[str]:
-    """The options with which a replay does what tuning did."""
-    options = []
-    if model:
-        options += ["--model", model]
-    if read is not None:
-        options += ["--read", f"{read:g}"]
-    if not settings.refetch:
-        options.append("--no-refetch")
-    if settings.rest_every != LAPSES_EVERY:
-        options += ["--rest", f"{settings.rest_every}"]
-    if marks != USUAL_MARKS:
-        options += ["--marks", f"{marks}"]
-    if settings.strict:
-        options.append("--strict")
-    return options
 
 
 @app.command()

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 import ctxpipe
 from ctxpipe.cli import app
 from ctxpipe.messages import Message
-from ctxpipe.words import as_number, as_percent, as_ratio
 
 PICTURE = {
     "type": "image",
@@ -490,7 +489,6 @@ def recordings(tmp_path: Path) -> Path:
     "command",
     [
         ("replay", "--processes", "1"),
-        ("tune", "--processes", "1", "--budget", "20"),
         ("inspect",),
         ("plan",),
     ],
@@ -562,77 +560,6 @@ def test_a_folder_without_a_recording_is_an_error(tmp_path: Path):
 def test_the_version_is_printed():
     done = run("--version")
     assert (done.exit_code, done.stdout) == (0, f"ctxpipe {ctxpipe.__version__}\n")
-
-
-# Tuning -------------------------------------------------------------------------------------------
-
-
-def test_what_tune_prints_is_a_config(sound: Path, tmp_path: Path):
-    done = run("tune", sound, "--budget", 10, "--processes", 1)
-    assert done.exit_code == 0
-    assert "# The Pareto front over 1 conversations (cost in input tokens)" in done.stdout
-    config = tmp_path / "tuned.toml"
-    config.write_text(done.stdout, "utf-8")
-    assert run("replay", sound, "--config", config).exit_code == 0
-
-
-@pytest.fixture
-def facts(tmp_path: Path) -> Path:
-    """A conversation whose last replies use what long results said."""
-    said = [f"the port of service_{n} is {4000 + n} on host_{n}" for n in range(12)]
-    rest = "\nnothing more to say" * 150
-    steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, said[n] + rest) for n in range(12))
-    uses = (step(f"u{n}", "bash", {"command": said[n]}, "ok") for n in range(0, 12, 3))
-    path = tmp_path / "facts.jsonl"
-    path.write_text(lines(conversation(user("Go."), *steps, *uses, assistant("Done."))), "utf-8")
-    return path
-
-
-def test_a_replay_of_what_tune_recommends_shows_what_it_promises(facts: Path, tmp_path: Path):
-    floor = 0.95
-    options = ("--rest", "3", "--marks", "4", "--read", "0.05", "--strict")
-    done = run("tune", facts, "--recall", floor, "--budget", 12, "--processes", 1, *options)
-    assert done.exit_code == 0, done.stderr
-    [command] = re.findall(r"^# ctxpipe (replay .*) prints the row", done.stdout, re.MULTILINE)
-    tuned = tmp_path / "tuned.toml"
-    tuned.write_text(done.stdout, "utf-8")
-    names = {"FILES": str(facts), "THIS_FILE": str(tuned)}
-    told = run(*(names.get(word, word) for word in command.split()), "--json")
-    none, row = json.loads(told.stdout)["all"]
-
-    assert row["seen"] >= floor
-    assert row["cost"] < none["cost"]
-    star = next(line.split() for line in done.stdout.splitlines() if line.startswith("# *  "))
-    shown = [as_number(row["cost"]), as_ratio(row["ratio"])]
-    shown += [as_percent(row[name]) for name in ("seen", "strict", "found")]
-    assert star[2:7] == shown
-
-
-def test_where_nothing_shows_enough_tune_says_so_and_what_comes_closest(facts: Path):
-    options = ("--recall", 1, "--budget", 8, "--processes", 1, "--window", 4000)
-    done = run("tune", facts, *options)
-    told = " ".join(done.stderr.split())
-    assert done.exit_code == 1
-    closest = json.loads(run("tune", facts, *options, "--json").stdout)["chosen"]["seen"]
-    sentence = "no settings that were tried show 100.0% of what is used; * come closest: "
-    assert f"{sentence}{as_percent(closest)}" in told
-    assert f"{sentence}{as_percent(closest)}" in done.stdout
-    assert closest < 1
-
-
-def test_tune_refuses_a_budget_that_is_too_small(sound: Path):
-    done = run("tune", sound, "--budget", 1)
-    assert done.exit_code == 2
-    assert "are the least" in done.stderr
-
-
-def test_tune_tells_a_broken_file_and_goes_on(sound: Path, tmp_path: Path):
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-    done = run("tune", sound, empty, "--budget", 40, "--processes", 1, "--json")
-    assert done.exit_code == 1
-    assert "is empty" in done.stderr
-    assert json.loads(done.stdout)["chosen"]["seen"] == 1.0
 
 
 # In a process of its own --------------------------------------------------------------------------
@@ -736,7 +663,7 @@ def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
 def test_help_names_every_command_and_the_exit_codes():
     done = run("--help")
     assert done.exit_code == 0
-    for name in ("replay", "tune", "inspect", "plan", "clean", "Exit codes"):
+    for name in ("replay", "inspect", "plan", "clean", "Exit codes"):
         assert name in done.stdout
 
 

@@ -13,7 +13,7 @@ from .words import cost
 __all__ = ["Advice", "advise", "lead"]
 
 LEAST_SEEN = 0.9
-"""What `ctxpipe tune` asks of a policy as well."""
+"""Below, an agent misses what it has read."""
 
 LEAST_FOUND = 0.95
 """What is out of sight must at least be found again."""
@@ -81,7 +81,7 @@ def _reservation(best: Figures) -> str:
     return (
         f"It is the cheapest that kept {as_percent(LEAST_FOUND)} or more within reach: "
         f"{as_percent(best.found)}. But none that saves left {as_percent(LEAST_SEEN)} in sight, "
-        f"this {as_percent(best.seen)}: look at your agent's answers, or let ctxpipe tune search."
+        f"this {as_percent(best.seen)}: look at your agent's answers, or keep more in sight."
     )
 
 

@@ -8,13 +8,11 @@ from typing import Any
 
 from .batch import FileReplay
 from .calibration import Calibration
-from .tune import HeldOut, Score, Scored, Tuned, front
 
 __all__ = [
     "calibration_json",
     "file_json",
     "total_calibration",
-    "tuning_json",
 ]
 
 
@@ -47,46 +45,4 @@ def file_json(file: FileReplay) -> dict[str, Any]:
         "repaired": file.repaired,
         "left_out": dict(file.dropped),
         "calibration": calibration,
-    }
-
-
-# Tuning -------------------------------------------------------------------------------------------
-
-
-def tuning_json(tuned: Tuned) -> dict[str, Any]:
-    """What tuning found, for JSON."""
-    chosen = tuned.chosen.candidate
-    return {
-        "chosen": _candidate_json(tuned.chosen),
-        "toml": chosen.toml() if chosen else "",
-        "reached": tuned.reached,
-        "front": [_candidate_json(one) for one in front(tuned.tried)],
-        "tried": [_candidate_json(one) for one in tuned.tried],
-        "held_out": [_fold_json(fold) for fold in tuned.folds],
-        "replays": tuned.replays,
-        "errors": list(tuned.errors),
-    }
-
-
-def _fold_json(fold: HeldOut) -> dict[str, Any]:
-    return {
-        "settings": asdict(fold.chosen),
-        **_score_json(fold.score),
-        "cost_without": fold.without.cost,
-    }
-
-
-def _candidate_json(one: Scored) -> dict[str, Any]:
-    settings = None
-    if one.candidate:
-        settings = asdict(one.candidate)
-    return {"settings": settings, **_score_json(one.score)}
-
-
-def _score_json(score: Score) -> dict[str, float]:
-    return {
-        "cost": score.cost,
-        "seen": score.recall,
-        "strict": score.strict_recall,
-        "found": score.reachable,
     }

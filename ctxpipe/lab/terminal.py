@@ -18,7 +18,6 @@ from ..words import as_number, as_percent, as_ratio, count_phrase
 from .calibration import Calibration
 from .explain import Explained
 from .report import Figures
-from .tune import Candidate, Score, Tuned, front
 from .words import FIGURES, cost, figure
 
 __all__ = [
@@ -33,8 +32,6 @@ __all__ = [
     "print_line",
     "print_notice",
     "print_table",
-    "promise_text",
-    "tuning_text",
     "unit",
 ]
 
@@ -219,113 +216,6 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
         as_number(row.calls),
         cost(row.cost, dollars=dollars),
         *(figure(row, name) for name in FIGURES),
-    )
-
-
-# Tuning -------------------------------------------------------------------------------------------
-
-SETTINGS = ("old", "direct", "alpha", "min_chars", "keep", "inputs", "lines", "words", "trigger")
-
-
-def tuning_text(
-    tuned: Tuned,
-    model: str,
-    recall: float,
-    options: Sequence[str] = (),
-) -> str:
-    """What tuning found as TOML: the front and the test in comments, then the chosen pipeline.
-
-    *options* are those with which ``ctxpipe replay`` does what tuning did.
-    """
-    text = StringIO()
-    console = Console(
-        file=text,
-        width=ENDLESS,
-        color_system=None,
-        highlight=False,
-    )
-    console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
-    console.print(f"after {tuned.replays} replays; {promise_text(tuned, recall)}.")
-    headings = ("", "cost", "ratio", "seen", "strict", "found", *SETTINGS)
-    rows = _front_rows(tuned, bool(model))
-    console.print(_table(headings, rows))
-    console.print(_test_text(tuned))
-    if tuned.chosen.score.cost > tuned.tried[0].score.cost:
-        console.print("No management costs less on these conversations.")
-    command = " ".join(["ctxpipe replay FILES --config THIS_FILE", *options])
-    console.print(f"{command} prints the row of * again.")
-    lines = text.getvalue().splitlines()
-    comments = "\n".join(f"# {line}".rstrip() for line in lines)
-    chosen = tuned.chosen.candidate
-    toml = chosen.toml() if chosen else ""
-    return f"{comments}\n\n{toml}"
-
-
-def promise_text(tuned: Tuned, recall: float) -> str:
-    """What the recommendation promises: that much in sight, or that nothing tried shows it."""
-    wanted = as_percent(recall)
-    if tuned.reached:
-        return f"* is the cheapest that shows {wanted} or more of what is used"
-    closest = as_percent(tuned.chosen.score.recall)
-    return f"no settings that were tried show {wanted} of what is used; * come closest: {closest}"
-
-
-def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
-    baseline = tuned.tried[0]
-    without = baseline.score.cost
-    points = {*front(tuned.tried), tuned.chosen, baseline}
-    rows = []
-    for one in sorted(points, key=lambda one: one.score.cost):
-        row = (
-            "*" if one == tuned.chosen else "",
-            cost(one.score.cost, dollars=dollars),
-            as_ratio(one.score.cost / without) if without else "",
-            as_percent(one.score.recall),
-            as_percent(one.score.strict_recall),
-            as_percent(one.score.reachable),
-            *_settings(one.candidate),
-        )
-        rows.append(row)
-    return rows
-
-
-def _settings(candidate: Candidate | None) -> tuple[str, ...]:
-    if candidate is None:
-        return ("no management", *[""] * (len(SETTINGS) - 1))
-    direct = "-"
-    if candidate.direct_min_chars is not None:
-        head, tail = candidate.preview
-        direct = f"{candidate.direct_min_chars} show {head}+{tail}"
-    lines = "no" if candidate.min_value is None else f"from {candidate.min_value:g}"
-    if candidate.collapse:
-        min_chars, inputs, words = "", "", f"{candidate.text_chars}"
-    else:
-        min_chars, words = f"{candidate.min_chars}", ""
-        inputs = "yes" if candidate.inputs else "no"
-    return (
-        "collapse" if candidate.collapse else "offload",
-        direct,
-        f"{candidate.alpha:g}",
-        min_chars,
-        f"{candidate.keep_recent}",
-        inputs,
-        lines,
-        words,
-        f"{candidate.trigger:g}",
-    )
-
-
-def _test_text(tuned: Tuned) -> str:
-    if not tuned.folds:
-        return "A single conversation: the choice could not be tested on others."
-    score = sum((fold.score for fold in tuned.folds), Score())
-    without = sum(fold.without.cost for fold in tuned.folds)
-    ratio = "as much as"
-    if without:
-        ratio = as_ratio(score.cost / without)
-    return (
-        f"Chosen in {len(tuned.folds)} folds and tested on the others: "
-        f"ratio {ratio}, seen {as_percent(score.recall)}."
     )
 
 

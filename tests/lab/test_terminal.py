@@ -6,8 +6,7 @@ import pytest
 
 from ctxpipe.lab.calibration import Calibration
 from ctxpipe.lab.report import Figures
-from ctxpipe.lab.terminal import LEGEND, calibration_text, figures_text, tuning_text
-from ctxpipe.lab.tune import Candidate, Score, Scored, Tuned
+from ctxpipe.lab.terminal import LEGEND, calibration_text, figures_text
 from ctxpipe.lab.words import FIGURES
 
 
@@ -61,33 +60,3 @@ def test_what_was_billed_is_told_in_a_sentence():
         "The bills of 1 call hold 1.300 times the prompt tokens that are simulated without "
         "management; from the cache came 92.0%, simulated 95.0%."
     )
-
-
-# Tuning -------------------------------------------------------------------------------------------
-
-
-def tuned(*, cost: float, shown: float, reached: bool) -> Tuned:
-    """A tuned pipeline beside no management, which costs 100."""
-    chosen = Scored(Candidate(), Score(cost, 1.0, shown, shown))
-    without = Scored(None, Score(100.0, 1.0, 1.0, 1.0))
-    return Tuned(chosen, (without, chosen), (), reached, replays=2, conversations=1)
-
-
-def test_the_star_is_explained_by_what_it_reaches():
-    reached = tuning_text(tuned(cost=50, shown=0.96, reached=True), "", 0.95)
-    assert "* is the cheapest that shows 95.0% or more of what is used" in reached
-
-    missed = tuning_text(tuned(cost=50, shown=0.866, reached=False), "", 0.9)
-    assert "no settings that were tried show 90.0% of what is used; * come closest: 86.6%" in missed
-    assert "cheapest" not in missed
-
-
-def test_a_recommendation_that_costs_more_than_nothing_done_says_so():
-    sentence = "No management costs less"
-    assert sentence in tuning_text(tuned(cost=120, shown=1.0, reached=True), "", 0.9)
-    assert sentence not in tuning_text(tuned(cost=80, shown=1.0, reached=True), "", 0.9)
-
-
-def test_the_command_that_replays_the_recommendation_has_the_same_options():
-    told = tuning_text(tuned(cost=80, shown=1.0, reached=True), "", 0.9, ["--read", "0.05"])
-    assert "ctxpipe replay FILES --config THIS_FILE --read 0.05 prints the row of * again" in told

@@ -13,7 +13,6 @@ COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
     "cli.replay": COMMAND,
-    "cli.tune": COMMAND,
     "gateway.commands.gateway": COMMAND,
     "stages.compact.compact_messages": REQUIRED,
     "stages.truncate.smart_truncate": REQUIRED,
