@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -16,6 +15,7 @@ from ..errors import StorageError
 from .atomic import exists, sync
 from .folders import file_info, open_file, open_to_append, translate_errors
 from .ownership import StorageRoot
+from .waiting import Locked
 
 try:
     import fcntl
@@ -24,10 +24,6 @@ except ImportError:  # Windows, where a LocalStorage refuses
 
 __all__ = ["JournalFile", "Position", "SessionLock"]
 
-LOCK_SECONDS = 10.0
-"""How long to wait for another process that is writing. Under the lock it does nothing else."""
-
-_POLL_SECONDS = 0.01
 _BLOCK = 1 << 20
 
 
@@ -61,7 +57,7 @@ class JournalFile:
     ) -> tuple[bool, Position]:
         """Write *line* as entry *number*, unless there is one.
 
-        Return whether it was written, and the journal's position now.
+        Return whether it was written, and the journal's position now. Raises Locked.
         """
         with translate_errors("cannot append to the journal", self.where), self._lock() as file:
             now, _ = _read(file, seen, wanted=False)
@@ -140,7 +136,10 @@ class JournalFile:
                 flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
                 file = open_to_append(self._name, flags, folder=folder)
                 try:
-                    _wait_for_lock(file)
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        raise Locked(self.where) from None
                     if self._is_current(folder, file):
                         yield file
                         return
@@ -199,23 +198,6 @@ class SessionLock:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
-
-
-def _wait_for_lock(file: int) -> None:
-    """Lock *file*.
-
-    Raises OSError when somebody else holds it for too long: a stopped process never releases it.
-    """
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise OSError(errno.EAGAIN, "another process holds its lock") from None
-            time.sleep(_POLL_SECONDS)
-        else:
-            return
 
 
 def _read_lines(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import io
 import os
 import re
@@ -12,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
@@ -34,6 +34,7 @@ from ..settings import (
 )
 from ..words import short_repr
 from ..workers.pieces import pieces
+from ..workers.threads import thread_limiter
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
     JOURNAL,
@@ -64,11 +65,9 @@ from .records import (
     redact_except_folder,
     redact_text,
 )
+from .waiting import LockWaits
 
 if TYPE_CHECKING:
-    from anyio import CapacityLimiter
-    from anyio.lowlevel import RunVar
-
     from ..messages import Message
 
 __all__ = ["Cleaned", "LocalStorage"]
@@ -121,6 +120,11 @@ class LocalStorage:
         repr=False,
         compare=False,
     )
+    _waits: LockWaits = field(
+        init=False,
+        repr=False,
+        compare=False,
+    )
 
     __repr__ = short_repr
 
@@ -144,6 +148,7 @@ class LocalStorage:
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
+        object.__setattr__(self, "_waits", LockWaits())
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -405,13 +410,14 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        return await _run_in_thread(self._append, session_id, number, entry)
-
-    def _append(self, session_id: str, number: int, entry: str) -> bool:
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        line = entry.encode()
         journal = self._journal(session_id)
+        append = partial(_run_in_thread, self._append, journal, number, entry)
+        return await self._waits.call(journal.where, append)
+
+    def _append(self, journal: JournalFile, number: int, entry: str) -> bool:
+        line = entry.encode()
         seen = self._last_position(journal)
         is_written, now = journal.append(
             number,
@@ -574,26 +580,8 @@ async def _run_in_thread(
     return await to_thread.run_sync(
         function,
         *arguments,
-        limiter=_limiter(),
+        limiter=thread_limiter("storage", _AT_ONCE),
     )
-
-
-def _limiter() -> CapacityLimiter:
-    from anyio import CapacityLimiter
-
-    limiter = _limiters().get(None)
-    if limiter is None:
-        limiter = CapacityLimiter(_AT_ONCE)
-        _limiters().set(limiter)
-    return limiter
-
-
-@functools.cache
-def _limiters() -> RunVar[CapacityLimiter | None]:
-    # Made late: a program that has no event loop needs no anyio.
-    from anyio.lowlevel import RunVar
-
-    return RunVar("ctxpipe_storage_writes")
 
 
 def _parts(key: str) -> tuple[str, ...]:

@@ -7,22 +7,25 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from anyio import to_thread
 
 from ..errors import StorageError
 from ..settings import FLAG, NUMBER, PATH
+from ..workers.threads import thread_limiter
 from .protocol import TextReader
 from .records import Redact
 from .shared_journals import SharedJournal
+from .waiting import Locked, LockWaits
 
 __all__ = ["SQLiteJournal"]
 
 T = TypeVar("T")
 
 FORM = 1
-_BUSY_SECONDS = 10.0
+_AT_ONCE = 4  # threads of an event loop, for all files
 _TABLE = """
 create table if not exists ctxpipe_journal (
     session text not null,
@@ -72,6 +75,7 @@ class SQLiteJournal(SharedJournal):
         self.path: str = os.path.abspath(path)
         self._fsync = fsync
         self._lock = threading.Lock()
+        self._waits = LockWaits()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
 
@@ -88,7 +92,8 @@ class SQLiteJournal(SharedJournal):
 
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
-        await to_thread.run_sync(self._close)
+        if self._pid == os.getpid():
+            await self._in_thread(self._close)
 
     # What a database does -------------------------------------------------------------------------
 
@@ -129,7 +134,16 @@ class SQLiteJournal(SharedJournal):
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """*work* as one transaction, in a worker thread. Raises StorageError."""
-        return await to_thread.run_sync(self._transaction, work)
+        if self._pid != os.getpid():
+            # SQLite's locks, and that of this object, may be held by a thread that is not here.
+            reason = f"{self.path} was opened by another process: make a new one after a fork"
+            raise StorageError(errno.ENOTSUP, reason)
+        return await self._waits.call(
+            self.path, partial(self._in_thread, partial(self._transaction, work))
+        )
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await to_thread.run_sync(work, limiter=thread_limiter("sqlite", _AT_ONCE))
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
@@ -139,14 +153,13 @@ class SQLiteJournal(SharedJournal):
                     database.execute("begin immediate")
                     return work(database)
             except sqlite3.Error as error:
+                if _errno(error) == errno.EAGAIN:
+                    raise Locked(self.path) from error
                 self._drop()
                 reason = f"cannot use the journal {self.path}: {error}"
                 raise StorageError(_errno(error), reason) from error
 
     def _open(self) -> sqlite3.Connection:
-        if self._pid != os.getpid():
-            # SQLite forbids to use a connection in a child, and even to close it there.
-            self._connection, self._pid = None, os.getpid()
         if self._connection is None:
             self._connection = self._connect()
         return self._connection
@@ -176,7 +189,7 @@ class SQLiteJournal(SharedJournal):
             self._drop()
 
     def _drop(self) -> None:
-        if self._connection is not None and self._pid == os.getpid():
+        if self._connection is not None:
             self._connection.close()
         self._connection = None
 
@@ -186,9 +199,8 @@ def _connect(path: str) -> sqlite3.Connection:
         # Made by us it is private, whatever the umask; SQLite gives its other files the same mode.
         with open(path, "ab", opener=_open_private):
             pass
-    return sqlite3.connect(
-        path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
+    # No thread waits for a lock.
+    return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -201,10 +213,11 @@ def _journal(database: sqlite3.Connection, session: str) -> str | None:
 
 
 def _errno(error: sqlite3.Error) -> int:
-    code = getattr(error, "sqlite_errorname", "")
+    code = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])  # the primary one
     known = {
         "SQLITE_FULL": errno.ENOSPC,
         "SQLITE_BUSY": errno.EAGAIN,
+        "SQLITE_LOCKED": errno.EAGAIN,
         "SQLITE_READONLY": errno.EROFS,
     }
     return known.get(code, errno.EIO)

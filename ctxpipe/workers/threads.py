@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from anyio import CapacityLimiter
     from anyio.lowlevel import RunVar
 
-__all__ = ["in_thread", "in_thread_if"]
+__all__ = ["in_thread", "in_thread_if", "thread_limiter"]
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -33,7 +33,7 @@ async def in_thread(
     from anyio import to_thread
 
     return await to_thread.run_sync(
-        work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=_limiter()
+        work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=thread_limiter("", AT_ONCE)
     )
 
 
@@ -48,18 +48,21 @@ async def in_thread_if(
     return await in_thread(work, *arguments)
 
 
-def _limiter() -> CapacityLimiter:
+def thread_limiter(purpose: str, at_once: int) -> CapacityLimiter:
+    """The limiter of this event loop for threads of one *purpose*, of which it has *at_once*."""
     from anyio import CapacityLimiter
 
-    limiter = _limiters().get(None)
+    limiters = _limiters(purpose)
+    limiter = limiters.get(None)
     if limiter is None:
-        limiter = CapacityLimiter(AT_ONCE)
-        _limiters().set(limiter)
+        limiter = CapacityLimiter(at_once)
+        limiters.set(limiter)
     return limiter
 
 
 @functools.cache
-def _limiters() -> RunVar[CapacityLimiter | None]:
+def _limiters(purpose: str) -> RunVar[CapacityLimiter | None]:
+    # Made late: a program that has no event loop needs no anyio.
     from anyio.lowlevel import RunVar
 
-    return RunVar("ctxpipe_threads")
+    return RunVar(f"ctxpipe_threads_{purpose}")

@@ -135,22 +135,6 @@ async def test_several_threads_share_one_file(tmp_path: Path) -> None:
     await journal.aclose()
 
 
-def test_a_process_that_is_forked_opens_the_file_anew(tmp_path: Path) -> None:
-    script = """
-import anyio, os, sys
-from ctxpipe.storage.sqlite import SQLiteJournal
-journal = SQLiteJournal(sys.argv[1])
-assert anyio.run(journal.append, "s", 0, "of the parent")
-child = os.fork()
-if child == 0:
-    os._exit(0 if anyio.run(journal.append, "s", 1, "of the child") else 1)
-_, status = os.waitpid(child, 0)
-print(os.waitstatus_to_exitcode(status), anyio.run(journal.entries, "s"))
-anyio.run(journal.aclose)
-"""
-    assert python(script, tmp_path / "j.sqlite") == "0 ['of the parent', 'of the child']"
-
-
 # PostgreSQL ---------------------------------------------------------------------------------------
 
 

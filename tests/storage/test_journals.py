@@ -25,7 +25,7 @@ from processes import python, small_disk
 
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.names import session_folder
-from ctxpipe.storage import JournalStorage, journals
+from ctxpipe.storage import JournalStorage, waiting
 from ctxpipe.storage.cleanup import JOURNAL
 from ctxpipe.storage.journals import JournalFile, Position, SessionLock
 from ctxpipe.storage.ownership import StorageRoot
@@ -143,7 +143,10 @@ def append_all(root: Path, name: str, count: int, *, spread: int = 400) -> int:
     journal, seen, ours = journal_file(root), Position(), 0
     while seen.number < count:
         line = f"{seen.number} {name} ".encode() + b"x" * (seen.number * 37 % spread)
-        written, seen = journal.append(seen.number, line, seen, synced=False)
+        try:
+            written, seen = journal.append(seen.number, line, seen, synced=False)
+        except waiting.Locked:
+            continue
         ours += written
     return ours
 
@@ -415,7 +418,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
 def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.3)
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process:
         os.kill(process.pid, signal.SIGSTOP)
@@ -442,7 +445,7 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path)
 async def test_while_one_session_is_locked_the_loop_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "LOCK_SECONDS", 5.0)
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 5.0)
     storage = LocalStorage(tmp_path)
     await filled(storage, 1)
     process = await anyio.to_thread.run_sync(holder, tmp_path / "s" / JOURNAL)

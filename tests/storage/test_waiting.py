@@ -1,0 +1,240 @@
+"""A locked journal holds up its own session alone, once, and holds no thread."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from histories import assistant, conversation, user
+
+from ctxpipe import ContextPipeline, LocalStorage, Session, StorageError
+from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
+from ctxpipe.storage.cleanup import JOURNAL
+
+FIRST = conversation(user("x"))
+SECOND = conversation(user("x"), assistant("y"), user("z"))
+SECONDS = 0.6
+LOCKED = "another process holds its lock"
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", SECONDS)
+
+
+@contextmanager
+def locked_database(path: Path) -> Iterator[None]:
+    """A backup tool, or a stopped process, in the middle of a transaction."""
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("begin immediate")
+    try:
+        yield
+    finally:
+        blocker.execute("rollback")
+        blocker.close()
+
+
+@contextmanager
+def locked_journals(folder: Path, names: list[str]) -> Iterator[None]:
+    with ExitStack() as files:
+        for name in names:
+            file = files.enter_context((folder / name / JOURNAL).open("r+"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+async def sessions(journal: JournalStorage, names: list[str]) -> list[Session]:
+    pipeline = ContextPipeline([])
+    opened = [pipeline.session(name, journal=journal) for name in names]
+    for session in opened:
+        await session.run(FIRST)
+    return opened
+
+
+async def seconds_of_turns(opened: list[Session]) -> list[float]:
+    """How long the second turn of each takes, all at once."""
+    taken: list[float] = []
+    began = time.monotonic()
+
+    async def turn(session: Session) -> None:
+        result = await session.run(SECOND)
+        taken.append(time.monotonic() - began)
+        assert any(LOCKED in notice for notice in result.notices)
+
+    async with anyio.create_task_group() as tasks:
+        for session in opened:
+            tasks.start_soon(turn, session)
+    return taken
+
+
+@pytest.mark.parametrize("number", [1, 4, 60])
+async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(
+    tmp_path: Path, number: int
+) -> None:
+    path = tmp_path / "j.sqlite"
+    journal = SQLiteJournal(path)
+    names = [f"s{n}" for n in range(number)]
+    opened = await sessions(journal, names)
+
+    with locked_database(path):
+        taken = await seconds_of_turns(opened)
+        [again] = await seconds_of_turns(opened[:1])
+
+    assert min(taken) >= SECONDS
+    assert max(taken) < 2 * SECONDS + 1
+    assert again < SECONDS
+    for session in opened:
+        assert (await session.run(SECOND)).notices == ()
+    for session, name in zip(opened, names, strict=True):
+        anew = ContextPipeline([]).session(name, journal=journal)
+        assert await anew.history() == await session.history() == SECOND
+    await journal.aclose()
+
+
+async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    journal = SQLiteJournal(path)
+    opened = await sessions(journal, [f"s{n}" for n in range(60)])
+
+    with locked_database(path):
+        async with anyio.create_task_group() as tasks:
+            for session in opened:
+                tasks.start_soon(session.run, SECOND)
+            await anyio.sleep(0.1)
+            with anyio.fail_after(SECONDS / 2):
+                await anyio.to_thread.run_sync(os.getpid)
+                other = SQLiteJournal(tmp_path / "another.sqlite")
+                assert await other.append("s", 0, "of another file")
+                assert await LocalStorage(tmp_path / "texts").append("s", 0, "of a folder")
+            await other.aclose()
+    await journal.aclose()
+
+
+async def test_journals_that_are_locked_hold_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 3.0)
+    storage = LocalStorage(tmp_path)
+    stuck = [f"stuck-{n}" for n in range(24)]
+    opened = await sessions(storage, stuck)
+    [other] = await sessions(storage, ["other"])
+
+    with locked_journals(tmp_path, stuck):
+        async with anyio.create_task_group() as tasks:
+            for session in opened:
+                tasks.start_soon(session.run, SECOND)
+            await anyio.sleep(0.2)
+            with anyio.fail_after(1.5):
+                result = await other.run(SECOND)
+                await storage.write([("other/a.md", "text")])
+            tasks.cancel_scope.cancel()
+
+    assert result.notices == ()
+
+
+@pytest.mark.parametrize("kind", ["local", "sqlite"])
+async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 30.0)
+    path = tmp_path / "j.sqlite"
+    journal = LocalStorage(tmp_path) if kind == "local" else SQLiteJournal(path)
+    assert await journal.append("s", 0, "first")
+    lock = locked_journals(tmp_path, ["s"]) if kind == "local" else locked_database(path)
+
+    with lock:
+        began = time.monotonic()
+        with anyio.move_on_after(0.2):
+            await journal.append("s", 1, "second")
+        assert time.monotonic() - began < 5
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(journal.append, "s", 1, "second")
+            await anyio.sleep(0.2)
+            lock.__exit__(None, None, None)
+    assert await journal.entries("s") == ["first", "second"]
+
+
+async def test_what_was_given_up_is_tried_once_until_it_succeeds() -> None:
+    waits = waiting.LockWaits()
+    tries: list[str] = []
+    is_locked = True
+
+    async def attempt() -> str:
+        tries.append("")
+        if is_locked:
+            raise waiting.Locked("a file")
+        return "done"
+
+    with pytest.raises(StorageError, match="cannot use a file: another process holds its lock"):
+        await waits.call("a", attempt)
+    assert len(tries) > 3
+    tries.clear()
+    with pytest.raises(waiting.Locked):
+        await waits.call("a", attempt)
+    assert len(tries) == 1
+    is_locked = False
+    assert await waits.call("a", attempt) == "done"
+    is_locked = True
+    tries.clear()
+    with pytest.raises(waiting.Locked):
+        await waits.call("a", attempt)
+    assert len(tries) > 3
+
+
+FORKED = """
+import anyio, os, sqlite3, sys, threading, warnings
+from ctxpipe import ContextPipeline, StorageError
+from ctxpipe.storage import SQLiteJournal
+
+warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads forks
+journal = SQLiteJournal(sys.argv[1])
+assert anyio.run(journal.append, "s", 0, "of the parent")
+journal._lock.acquire()  # a thread is in the middle of a transaction
+child = os.fork()
+if child == 0:
+    calls = [
+        (journal.append, "s", 1, "of the child"),
+        (journal.entries, "s"),
+        (journal.set_aside, "s"),
+        (journal.delete, "s"),
+    ]
+    for call, *arguments in calls:
+        try:
+            anyio.run(call, *arguments)
+        except StorageError as error:
+            assert "make a new one after a fork" in str(error), error
+        else:
+            os._exit(1)
+    anyio.run(journal.aclose)
+    session = ContextPipeline([]).session("s", journal=journal)
+    result = anyio.run(session.run, [{"role": "user", "content": "hi"}])
+    assert any("after a fork" in notice for notice in result.notices), result.notices
+    new = SQLiteJournal(sys.argv[1])
+    os._exit(0 if anyio.run(new.append, "s", 1, "of the child") else 2)
+_, status = os.waitpid(child, 0)
+journal._lock.release()
+print(os.waitstatus_to_exitcode(status), anyio.run(journal.entries, "s"))
+anyio.run(journal.aclose)
+"""
+
+
+def test_a_journal_in_a_forked_child_raises_and_a_new_one_works(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(tmp_path / "j.sqlite")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stdout == "0 ['of the parent', 'of the child']\n", done.stderr
