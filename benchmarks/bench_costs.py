@@ -52,7 +52,6 @@ MAIN = (
     "fixed-ratio",
     "rent-or-buy",
     "coding",
-    "coding-excerpt",
     "coding-lean",
     "coding-lean-memory",
 )

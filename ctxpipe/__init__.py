@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from .folding.fold import Folded
     from .folding.folder import Folder
-    from .markers.placeholders import Excerpt, Preview
+    from .markers.placeholders import Preview
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
     from .prices import Prices, prices_of
@@ -94,7 +94,6 @@ __all__ = [
     "Detail",
     "DirectOffload",
     "Evidence",
-    "Excerpt",
     "Folded",
     "Folder",
     "Gate",
@@ -172,7 +171,7 @@ _NAMES = {
     "VocabularyError",
     ".folding.fold": "Folded",
     ".folding.folder": "Folder",
-    ".markers.placeholders": "Excerpt Preview",
+    ".markers.placeholders": "Preview",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
     ".prices": "Prices prices_of",

@@ -388,7 +388,7 @@ def candidate_of(result: ToolResult) -> Candidate:
 
 
 def _is_own_preview(result: ToolResult) -> bool:
-    """Whether it opens with our placeholder and a preview or excerpt.
+    """Whether it opens with our placeholder and a preview.
 
     The path must be the one that this id leads to.
     """

@@ -24,7 +24,7 @@ from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from ..errors import SettingsError
-from ..markers.placeholders import Excerpt, Preview
+from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
 from ..prices import Prices
 from ..settings import Setting
@@ -43,7 +43,6 @@ __all__ = ["ConfiguredPolicy", "read_config"]
 
 _PARTS: Mapping[str, type[Any]] = {
     "preview": Preview,
-    "excerpt": Excerpt,
     "restore": Restore,
     "evidence": Evidence,
     "breaker": Breaker,

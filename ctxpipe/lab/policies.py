@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .. import presets
 from ..errors import SettingsError
-from ..markers.placeholders import Excerpt, Preview
+from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
 from ..prices import Prices
 from ..stage import Stage
@@ -112,17 +112,6 @@ def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
     )
 
 
-def _coding_excerpt(bench: Workbench, prices: Prices) -> list[Stage]:
-    """As `_coding`, with the lines worth keeping in the placeholders."""
-    stages: list[Stage] = []
-    for stage in _coding(bench, prices):
-        if isinstance(stage, BatchOffload):
-            stages.append(replace(stage, excerpt=Excerpt()))
-        else:
-            stages.append(stage)
-    return stages
-
-
 def _coding_lean(bench: Workbench, prices: Prices) -> list[Stage]:
     return _lean(bench, prices, memory_first=False)
 
@@ -168,7 +157,6 @@ POLICIES: Mapping[str, _Stages] = {
     "fixed-ratio": _ratio_gate,
     "rent-or-buy": _rent_or_buy,
     "coding": _coding,
-    "coding-excerpt": _coding_excerpt,
     "coding-lean": _coding_lean,
     "coding-lean-memory": _coding_lean_memory,
     "chat": _chat,

@@ -16,7 +16,7 @@ from ..agent_tools import COMMON_READING_TOOLS
 from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
 from ..markers.notes import note_of
-from ..markers.placeholders import any_reference, reference_with_excerpt
+from ..markers.placeholders import any_reference
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
@@ -190,7 +190,7 @@ class Context:
         self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
-        self._doubted: Counter[Atom] = Counter()  # messages in which only an excerpt says it
+        self._doubted: Counter[Atom] = Counter()  # notes that say it
         self._keys: Counter[str] = Counter()
 
     @property
@@ -224,25 +224,17 @@ class Context:
 
     def _remove(self, message: Message) -> None:
         self._counts.subtract(self._index.message(message))
-        self._doubted.subtract(self._excerpt_atoms(message))
+        self._doubted.subtract(self._noted_atoms(message))
         self._keys.subtract(self._keys_in(message))
 
     def _add(self, message: Message) -> None:
         self._counts.update(self._index.message(message))
-        self._doubted.update(self._excerpt_atoms(message))
+        self._doubted.update(self._noted_atoms(message))
         self._keys.update(self._keys_in(message))
 
-    def _excerpt_atoms(self, message: Message) -> AbstractSet[Atom]:
-        """The atoms that *message* says only in lines which a stage has chosen."""
-        if note_of(message) is not None:
-            return self._index.message(message)
-        texts = message_texts(message)
-        others = [text for text in texts if reference_with_excerpt(text) is None]
-        if len(others) == len(texts):
-            return frozenset()
-        elsewhere = [self._index.text(text) for text in others]
-        atoms = self._index.message(message)
-        return atoms.difference(*elsewhere)
+    def _noted_atoms(self, message: Message) -> AbstractSet[Atom]:
+        """The atoms of *message* where it is a note, whose lines a stage has chosen."""
+        return frozenset() if note_of(message) is None else self._index.message(message)
 
     def _keys_in(self, message: Message) -> set[str]:
         keys: set[str] = set()

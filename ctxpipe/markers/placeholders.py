@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import SettingsError
-from ..settings import excerpt, is_number, is_size
+from ..settings import excerpt, is_size
 from ..workers.pieces import overlapping_pieces
 from .cuts import gap
 
@@ -15,13 +14,11 @@ __all__ = [
     "BATCH",
     "DIRECT",
     "MAX_SHOWN",
-    "Excerpt",
     "Preview",
     "any_reference",
     "is_batch",
     "placeholder",
     "reference",
-    "reference_with_excerpt",
     "reference_with_preview",
 ]
 
@@ -43,7 +40,6 @@ _BATCH_BEGINNING = BATCH.split("{}", maxsplit=1)[0]
 _BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
-_EXCERPT = re.compile(r"\nExcerpt, ([0-9]{1,15}) of ([0-9]{1,15}) lines:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +74,6 @@ class Preview:
         tail = text[len(text) - self.tail :]
         title = f"\nPreview, {shown} of {len(text)} characters:\n"
         return f"{title}{head}{gap(missing)}{tail}"
-
-
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Which lines of a text stay visible after the placeholder's first line.
-
-    Those that are worth *min_value* expected uses per 1,000 tokens or more, by how often what they
-    name was used again in recorded sessions; together at most *max_share* of the tokens that leave.
-
-    Raises SettingsError for a value that is not a number, 0 or more.
-    """
-
-    min_value: float = 3.0
-    max_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name, value in (("min_value", self.min_value), ("max_share", self.max_share)):
-            if not is_number(value) or value < 0:
-                raise SettingsError(
-                    f"{name} of an Excerpt is {excerpt(value)}; give a number, 0 or more"
-                )
-
-    @staticmethod
-    def of(lines: Sequence[str], total: int) -> str:
-        """The lines that follow the placeholder: *lines* of so many, "" where there is none."""
-        if not lines:
-            return ""
-        shown = "".join(f"\n {line}" for line in lines)
-        return f"\nExcerpt, {len(lines)} of {total} lines:{shown}"
 
 
 def quoted_file_names(text: str) -> list[str]:
@@ -174,38 +141,12 @@ def reference_with_preview(text: object, most: int | None = None) -> str | None:
     return match[1]
 
 
-def reference_with_excerpt(text: object, most: int | None = None) -> str | None:
-    """The path in a placeholder with an excerpt of at most *most* characters.
-
-    None for any other content. As with a preview, any page can look like one.
-    """
-    if not isinstance(text, str):
-        return None
-    match = _FORMS.match(text)
-    if match is None:
-        return None
-    title = _EXCERPT.match(text, match.end())
-    if title is None:
-        return None
-    rest = text[title.end() :]
-    limit = len(text) if most is None else most
-    if len(rest) > limit:
-        return None
-    # The rest must be exactly what the title announces.
-    first, *lines = rest.split("\n")
-    shown = int(title[1])
-    if first or not shown or len(lines) != shown or shown > int(title[2]):
-        return None
-    return match[1] if all(line.startswith(" ") for line in lines) else None
-
-
 def any_reference(text: object, most: int | None = None) -> str | None:
-    """The path in a placeholder alone, or with a preview or excerpt of at most *most* characters.
+    """The path in a placeholder alone, or with a preview of at most *most* characters.
 
     None for any other content.
     """
-    alone = reference(text)
-    return alone or reference_with_preview(text, most) or reference_with_excerpt(text, most)
+    return reference(text) or reference_with_preview(text, most)
 
 
 def is_batch(text: str) -> bool:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
-from ..edits.offload_excerpts import placeholder_excerpts
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..locations import SCHEME, is_url
-from ..markers.placeholders import MAX_SHOWN, Excerpt, Preview, placeholder, reference
+from ..markers.placeholders import MAX_SHOWN, Preview, placeholder, reference
 from ..messages import ToolResult, blocks, rebuilt, rewrite, without_surrogates
 from ..messages import field as read
 from ..names import safe_name, session_folder
@@ -31,7 +30,6 @@ __all__ = [
     "Move",
     "Place",
     "Pointers",
-    "add_excerpts",
     "add_failures",
     "offload_detail",
     "predict_moves",
@@ -162,7 +160,6 @@ class Move:
     text: str
     predicted: str  # the replacement, as long as the key is free
     pointers: Pointers
-    shown: str = ""  # an excerpt of the text, after the placeholder
 
     @property
     def likely_location(self) -> str:
@@ -171,7 +168,7 @@ class Move:
 
     def replacement(self, location: str) -> str:
         """What replaces the text, now that it is at *location*."""
-        return self.pointers.replacement(self.key, location, self.text) + self.shown
+        return self.pointers.replacement(self.key, location, self.text)
 
 
 async def worthwhile_moves(
@@ -325,35 +322,6 @@ async def predict_moves(turn: Turn, moves: Sequence[Move]) -> Change:
     replacements = [move.predicted for move in moves]
     files = [move.likely_location for move in moves]
     return _change(turn, moves, replacements, files)
-
-
-async def add_excerpts(
-    turn: Turn,
-    moves: Sequence[Move],
-    excerpt: Excerpt,
-    keep_recent: int,
-) -> list[Move]:
-    """*moves* with the lines worth keeping in sight, where the placeholder stays cheaper."""
-    bare = await predict_moves(turn, moves)
-    leaving = [(move.candidate, move.text) for move in moves]
-    shown = await in_thread(
-        placeholder_excerpts,
-        turn.messages,
-        bare.messages,
-        leaving,
-        turn.counter.text,
-        excerpt,
-        keep_recent,
-    )
-    longer = [
-        replace(move, predicted=move.predicted + lines, shown=lines)
-        for move, lines in zip(moves, shown, strict=True)
-    ]
-    sizes = await turn.counter.texts([move.predicted for move in longer])
-    chosen: list[Move] = []
-    for move, long, size in zip(moves, longer, sizes, strict=True):
-        chosen.append(long if turn.counter.over(move.text, size) else move)
-    return chosen
 
 
 Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]

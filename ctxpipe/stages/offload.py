@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..agent_tools import READ_BACK_TOOLS
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError
-from ..markers.placeholders import BATCH, DIRECT, Excerpt, Preview
+from ..markers.placeholders import BATCH, DIRECT, Preview
 from ..messages import ToolResult, ensure_messages, rewrite, tool_results
 from ..names import safe_name, session_folder
 from ..settings import (
@@ -27,7 +27,6 @@ from ..settings import (
     Wanted,
     check_settings,
     excerpt,
-    instance_of,
     is_size,
     setting,
 )
@@ -39,7 +38,6 @@ from .gates import Gate, RatioGate
 from .moves import (
     Act,
     Pointers,
-    add_excerpts,
     predict_moves,
     recall_selection,
     worthwhile_moves,
@@ -269,9 +267,6 @@ class BatchOffload:
     leaves again once it is old, like any other result. The other settings are those of
     `DirectOffload`.
 
-    With *excerpt* the lines of what leaves that are likely to be used again stay visible after the
-    placeholder, chosen without a model by what they name that nothing else in the context names.
-
     Raises SettingsError for settings that are invalid.
     """
 
@@ -287,15 +282,11 @@ class BatchOffload:
     inputs: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
     keep_read_backs: bool = True
-    excerpt: Excerpt | None = None
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        instance_of(Excerpt, "an Excerpt()").optional.check("excerpt", self.excerpt)
-        if self.excerpt and self.preview:
-            raise SettingsError("preview and excerpt are both given; a placeholder shows one")
         check_settings(
             self,
             min_chars=SIZE,
@@ -357,8 +348,6 @@ class BatchOffload:
         moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")
-        if self.excerpt:
-            moves = await add_excerpts(turn, moves, self.excerpt, self.keep_recent)
         return await act(turn, moves)
 
     async def _is_below_minimum(self, turn: Turn) -> bool:

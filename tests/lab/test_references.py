@@ -112,22 +112,12 @@ def test_a_file_that_was_written_anew_no_longer_holds_what_it_held() -> None:
 
 
 LINE = "def read_this(and_more): return 1"
-WITH_EXCERPT = f"[Content offloaded to: /x/s/t1.md]\nExcerpt, 1 of 9 lines:\n {LINE}"
-
-
-def test_a_line_that_a_stage_has_chosen_is_visible_and_doubtful() -> None:
-    past = conversation(user("Go."), step("t1", result=LINE))
-    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
-
-    assert f"L{LINE}" in lab.context
-    assert lab.context.is_doubtful(f"L{LINE}")
+NOTE = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]\n1 bash look_there → 9 chars\n " + LINE
 
 
 def test_whatever_only_a_note_says_is_doubtful() -> None:
     past = conversation(user("Go."), step("t1", "bash", {"command": "look_there"}, LINE))
-    heading = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]"
-    note = f"{heading}\n1 bash look_there → 9 chars\n {LINE}"
-    lab = Lab(past, [user("Go."), user(note)])
+    lab = Lab(past, [user("Go."), user(NOTE)])
 
     assert lab.context.is_doubtful(f"L{LINE}")
     assert lab.context.is_doubtful("Ilook_there")
@@ -136,20 +126,20 @@ def test_whatever_only_a_note_says_is_doubtful() -> None:
 
 def test_what_is_said_beside_a_chosen_line_is_beyond_doubt() -> None:
     past = conversation(user("Go."), step("t1", result=LINE))
-    both = user(tool_result("t1", WITH_EXCERPT), text("What is read_this?"))
-    lab = Lab(past, [both])
+    both = [user(NOTE), user("What is read_this?")]
+    lab = Lab(past, both)
 
     assert not lab.context.is_doubtful("Iread_this")
     assert lab.context.is_doubtful("Iand_more")
 
-    lab.context.update([both, user("And and_more?")])
+    lab.context.update([*both, user("And and_more?")])
 
     assert not lab.context.is_doubtful("Iand_more")
 
 
 def test_what_is_not_in_the_context_is_not_doubtful() -> None:
     past = conversation(user("Go."), step("t1", result=LINE))
-    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+    lab = Lab(past, [user(NOTE)])
     lab.context.update([user("Go on.")])
 
     assert not lab.context.is_doubtful(f"L{LINE}")
@@ -157,7 +147,7 @@ def test_what_is_not_in_the_context_is_not_doubtful() -> None:
 
 def test_what_is_doubtful_is_visible_all_the_same() -> None:
     past = conversation(user("Go."), step("t1", result=LINE))
-    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+    lab = Lab(past, [user(NOTE)])
     use, missing = use_of(
         ["Iread_this"], lab.past, lab.context, lab.store, frozenset({"Iread_this"})
     )

@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import Excerpt, Preview, SettingsError
+from ctxpipe import Preview, SettingsError
 from ctxpipe.markers.placeholders import (
     BATCH,
     DIRECT,
     MAX_SHOWN,
-    any_reference,
     placeholder,
     quoted_file_names,
     reference,
-    reference_with_excerpt,
     reference_with_preview,
 )
 
@@ -103,61 +101,6 @@ def test_a_placeholder_with_a_preview_gives_its_path_back(
 
     assert reference(shown) == (None if "\n" in shown else path)
     assert reference_with_preview(shown) == (path if "\n" in shown else None)
-
-
-LINES = st.lists(
-    st.text(st.characters(exclude_categories=["Cc", "Zl", "Zp", "Cs"]), max_size=20), max_size=5
-)
-
-
-@given(PATHS, LINES, st.integers(0, 9))
-def test_a_placeholder_with_an_excerpt_gives_its_path_back(
-    path: str, lines: list[str], more: int
-) -> None:
-    shown = Excerpt.of(lines, len(lines) + more)
-    text = placeholder(BATCH, path) + shown
-
-    assert bool(shown) == bool(lines)
-    assert reference_with_excerpt(text) == (path if lines else None)
-    assert any_reference(text) == path
-
-
-def test_an_excerpt_says_how_many_lines_of_how_many_it_shows() -> None:
-    assert Excerpt.of(["a = 1", "b = 2"], 70) == "\nExcerpt, 2 of 70 lines:\n a = 1\n b = 2"
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "",
-        "\nExcerpt, 1 of 9 lines:",
-        "\nExcerpt, 0 of 9 lines:",
-        "\nExcerpt, 2 of 9 lines:\n a",
-        "\nExcerpt, 1 of 9 lines:\n a\n b",
-        "\nExcerpt, 1 of 9 lines:\n a\n",
-        "\nExcerpt, 1 of 9 lines:\na",
-        "\nExcerpt, 1 of 0 lines:\n a",
-        "\nExcerpt, 1 of 9 lines: a\n b",
-        "\nExcerpt, one of 9 lines:\n a",
-        " and\nExcerpt, 1 of 9 lines:\n a",
-    ],
-)
-def test_text_that_only_begins_like_an_excerpt_is_content(rest: str) -> None:
-    assert reference_with_excerpt(f"[Content offloaded to: /s/a.md]{rest}") is None
-
-
-def test_a_longer_excerpt_than_a_stage_may_show_is_content() -> None:
-    def text(chars: int) -> str:
-        return placeholder(BATCH, "/s/a.md") + Excerpt.of(["x" * (chars - 2)], 9)
-
-    assert reference_with_excerpt(text(MAX_SHOWN), MAX_SHOWN) == "/s/a.md"
-    assert reference_with_excerpt(text(MAX_SHOWN + 1), MAX_SHOWN) is None
-    assert reference_with_excerpt(text(MAX_SHOWN + 1)) == "/s/a.md"
-
-
-@pytest.mark.parametrize("content", [None, 5, ["[Content offloaded to: a]\nExcerpt"]])
-def test_what_is_no_text_has_no_excerpt(content: object) -> None:
-    assert reference_with_excerpt(content) is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     Evidence,
-    Excerpt,
     Folder,
     InvalidHistory,
     LocalStorage,
@@ -220,7 +219,6 @@ def optional(values: Sequence[Any]) -> list[Any]:
 
 WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] = [
     (Preview, {}, {"head": SIZES, "tail": SIZES}),
-    (Excerpt, {}, {"min_value": NUMBERS, "max_share": NUMBERS}),
     (RatioGate, {}, {"ratio": [value for value in NUMBERS if value != -1]}),
     (
         RentOrBuyGate,
@@ -328,7 +326,6 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "keep_read_backs": FLAGS,
             "reference": TEXTS,
             "preview": [400, (400, 200), Preview],
-            "excerpt": [3.0, (3.0, 0.5), Excerpt],
             "exempt_tools": ["bash", 5, None, [5]],
             "per_tool": [[], None, {"bash": "x"}],
             "inputs": ["write_file", 5, None, [5]],
