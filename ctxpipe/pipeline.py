@@ -14,6 +14,7 @@ from .messages import field
 from .prices import PRICES
 from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
 from .session.client import check_usage
+from .session.held import Held
 from .session.session import CACHE_SECONDS, Session
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
 from .tokens import Budget, TokenCounter, as_counter
@@ -48,7 +49,9 @@ class ContextPipeline:
     distinct text once. *on_report* is called with each stage's report; an error in it is logged and
     ends there. *veto* may refuse a proposal before it counts. With ``on_error="raise"`` an error of
     a stage is raised instead of reported. At most *max_sessions* sessions are remembered, the
-    longest unused is forgotten first; forgetting one costs time, nothing else.
+    longest unused is forgotten first, but none that is in use or holds what is in no journal yet:
+    forgetting one costs time, nothing else. Where such sessions alone are too many and cannot be
+    written, some are given up, each with a notice.
 
     Newer models bind thinking to the text before it by a signature. Where a stage has rewritten
     that text, *thinking* says what follows: with "keep" the blocks stay and
@@ -95,7 +98,7 @@ class ContextPipeline:
         )
         self._max_sessions = max_sessions
         self._records: OrderedDict[str, Record] = OrderedDict()
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions = Held(max_sessions, lambda _: 1)
         for stage in stages:
             self.use(stage)
 
@@ -240,9 +243,8 @@ class ContextPipeline:
         another journal, or none.
         """
         SESSION_ID.check("session_id", session_id)
-        session = self._sessions.pop(session_id, None)
+        session = self._sessions.find(session_id)
         if session is not None and journal is not None and session.journal != journal:
-            self._sessions[session_id] = session
             raise SettingsError(
                 f"session {excerpt(session_id)} is in use with another journal, or without one"
             )
@@ -257,8 +259,8 @@ class ContextPipeline:
                 signing_key=signing_key,
                 lease_seconds=lease_seconds,
             )
-        self._sessions[session_id] = session
-        self._forget_sessions()
+        session.reopen()
+        self._sessions.add(session)
         return session
 
     def new_session(self, session_id: str, **settings: Any) -> Session:
@@ -267,19 +269,6 @@ class ContextPipeline:
         Raises SettingsError.
         """
         return Session(self._runner, session_id, **settings)
-
-    def _forget_sessions(self) -> None:
-        """Forget the longest unused sessions above the limit, but none with a turn running."""
-        surplus = len(self._sessions) - self._max_sessions
-        if surplus <= 0:
-            return
-        for session_id in list(self._sessions)[:-1]:
-            if self._sessions[session_id].is_running:
-                continue
-            del self._sessions[session_id]
-            surplus -= 1
-            if surplus == 0:
-                return
 
     @contextmanager
     def _claim(self, session_id: str) -> Iterator[Record]:

@@ -129,10 +129,12 @@ class Session:
         return repr(self._session)
 
     def __enter__(self) -> Self:
+        _PORTAL.call(self._session.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held open."""
+        """Write down what was appended; after that the session is not used any more."""
+        _PORTAL.call(self._session.__aexit__(None, None, None))
 
     @property
     def session_id(self) -> str:
@@ -229,7 +231,8 @@ class Session:
         opened = self._session.stream(client, **request)
         stream = _Stream(_PORTAL.call(opened.__aenter__()))
         try:
-            yield stream
+            with self._session.inside_exchange():
+                yield stream
         except BaseException as error:
             if not _PORTAL.call(opened.__aexit__(type(error), error, error.__traceback__)):
                 raise
@@ -247,6 +250,10 @@ class Session:
     def append(self, *messages: Message) -> None:
         """As `ctxpipe.Session.append`."""
         self._session.append(*messages)
+
+    def flush(self) -> None:
+        """As `ctxpipe.Session.flush`."""
+        _PORTAL.call(self._session.flush())
 
     def observe(
         self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None

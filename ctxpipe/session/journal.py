@@ -62,6 +62,7 @@ class Journal:
         self.storage = storage
         self.count: int = 0
         self.seal: str = ""  # of the last entry
+        self.unanswered: str = ""  # seal of one that the storage was given; it may have it
         self._session_id = session_id
         self._keys = keys
 
@@ -71,12 +72,13 @@ class Journal:
         A thread encodes it if it *is_bulk*. Raises StorageError.
         """
         line = await in_thread_if(is_bulk, self._seal_entry, entry)
+        self.unanswered = line.partition(" ")[0]
         with storage_errors():
             is_written = await self.storage.append(self._session_id, self.count, line)
-        if not is_written:
-            return False
-        self.count, self.seal = self.count + 1, line.partition(" ")[0]
-        return True
+        if is_written:
+            self.count, self.seal = self.count + 1, self.unanswered
+        self.unanswered = ""
+        return is_written
 
     async def set_aside(self, entries: Sequence[Entry]) -> str:
         """Keep the journal under another name, and begin a new one with its valid *entries*.

@@ -93,6 +93,8 @@ class Memory:
         self._base = 0
         self._seal = ""  # of entry number base - 1
         self._branch = ""
+        # An entry was found whose writing was cancelled, so that nobody knew whether it is there.
+        self.has_found_own: bool = False
         self._is_behind = False  # the branch has entries that the history does not continue
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
@@ -105,6 +107,11 @@ class Memory:
         if self._journal is None:
             return None
         return self._journal.storage
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether turns could not be written."""
+        return bool(self._unwritten)
 
     def notify(self, text: str) -> None:
         """Log *text*, and add it to the notices of the next result."""
@@ -141,9 +148,17 @@ class Memory:
         """Whether others have written to this branch; entries of other branches are skipped."""
         entries, is_damaged = await journal.read_news()
         has_news = any(entry.branch == self._branch for entry in entries)
+        self._look_for_own(entries)
         if has_news:
             self._is_shared = True
         return is_damaged or has_news
+
+    def _look_for_own(self, entries: Sequence[Entry]) -> None:
+        if self._journal is None or not self._journal.unanswered:
+            return
+        if any(entry.seal == self._journal.unanswered for entry in entries):
+            self._journal.unanswered = ""
+            self.has_found_own = True
 
     async def _resume(self, journal: Journal, history: list[Message]) -> None:
         """Continue the branch that *history* has most in common with."""
@@ -205,6 +220,7 @@ class Memory:
         """
         ensure_messages(history)
         entries, is_damaged = await journal.read()
+        self._look_for_own(entries)
         try:
             lines = await in_thread(
                 self._replay_lines,
@@ -377,6 +393,7 @@ class Memory:
                 return False
         except StorageError as error:
             self._unwritten = turns
+            journal.unanswered = ""  # the turn counts, wherever its entry is
             cause = safe_text(error)
             self.notify(f"the journal cannot be written: {cause}")
         else:

@@ -1,4 +1,4 @@
-"""Calls at the end of a history that have no result yet, as a killed process leaves them."""
+"""Calls at the end of a history that have no result yet, and what is appended meanwhile."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ..edits.repair import interrupted_result
 from ..errors import InvalidHistory
-from ..messages import ensure_messages, has_calls, pending_calls
+from ..messages import (
+    ensure_messages,
+    has_calls,
+    has_results,
+    pending_calls,
+    tool_calls,
+    tool_results,
+)
+from ..messages.identity import says_the_same
 from ..settings import one_of
 
 if TYPE_CHECKING:
-    from ..messages import Message
+    from collections.abc import Sequence
 
-__all__ = ["OPEN_CALLS", "OpenCalls", "close_calls"]
+    from ..messages import Message, ToolCall
+
+__all__ = [
+    "OPEN_CALLS",
+    "OpenCalls",
+    "add_appended",
+    "close_calls",
+    "close_own_calls",
+    "unanswered_calls",
+]
 
 OpenCalls: TypeAlias = Literal["raise", "interrupted"]
 """What becomes of calls without a result: an error that names them, or results that say so."""
@@ -20,6 +37,60 @@ OpenCalls: TypeAlias = Literal["raise", "interrupted"]
 OPEN_CALLS = one_of("raise", "interrupted")
 
 _MOST_NAMED = 5
+
+
+def add_appended(history: list[Message], appended: Sequence[Message]) -> list[Message]:
+    """*history* and what was *appended* to it, in order.
+
+    But results come right after the calls that wait for them, whatever was appended before, and a
+    reply that is there already is not added again.
+    """
+    grown = list(history)
+    for message in appended:
+        place = len(grown)
+        if message["role"] == "assistant" and _is_repeated(message, grown):
+            continue
+        if has_results(message):
+            waiting = {call.id for call in unanswered_calls(grown)}
+            if any(result.tool_use_id in waiting for result in tool_results([message])):
+                place = _results_end(grown)
+        grown.insert(place, message)
+    return grown
+
+
+def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
+    """Whether *message* is the newest reply of *history* once more; calls tell by their ids."""
+    reply = _newest_reply(history)
+    if reply is None:
+        return False
+    if reply < len(history) - 1 and not has_calls(message):
+        return False
+    return says_the_same(history[reply], message)
+
+
+def unanswered_calls(history: Sequence[Message]) -> list[ToolCall]:
+    """The calls of the newest reply that nothing after it has answered."""
+    reply = _newest_reply(history)
+    if reply is None:
+        return []
+    answered = {result.tool_use_id for result in tool_results(history, reply + 1)}
+    calls = tool_calls(history, reply, reply + 1)
+    return [call for call in calls if call.id not in answered]
+
+
+def _newest_reply(history: Sequence[Message]) -> int | None:
+    for index in reversed(range(len(history))):
+        if history[index]["role"] == "assistant":
+            return index
+    return None
+
+
+def _results_end(history: Sequence[Message]) -> int:
+    """Where the results end that follow the newest reply."""
+    end = (_newest_reply(history) or 0) + 1
+    while end < len(history) and has_results(history[end]):
+        end += 1
+    return end
 
 
 def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
@@ -32,9 +103,24 @@ def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
         return answer_open_calls(history)
     newest = len(history) - 1 if isinstance(history, list) else 0
     ensure_messages(history, newest)
-    calls = pending_calls(history)
+    _ensure_answered(pending_calls(history))
+    return history
+
+
+def close_own_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
+    """As `close_calls`, where what was appended may follow the calls."""
+    calls = unanswered_calls(history)
+    if open_calls == "raise":
+        _ensure_answered(calls)
+    if calls:
+        end = _results_end(history)
+        history = [*history[:end], _interrupted(calls), *history[end:]]
+    return close_calls(history, open_calls)
+
+
+def _ensure_answered(calls: Sequence[ToolCall]) -> None:
     if not calls:
-        return history
+        return
     names = [f"{call.name or 'a tool'} ({call.id})" for call in calls[:_MOST_NAMED]]
     others = len(calls) - _MOST_NAMED
     if others > 0:
@@ -43,6 +129,11 @@ def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
         f"the history ends with calls that have no result: {', '.join(names)}; "
         'append their results, or give open_calls="interrupted"'
     )
+
+
+def _interrupted(calls: Sequence[ToolCall]) -> Message:
+    results: list[Any] = [interrupted_result(call.id) for call in calls]
+    return cast("Message", {"role": "user", "content": results})
 
 
 def answer_open_calls(history: list[Message]) -> list[Message]:
@@ -54,9 +145,7 @@ def answer_open_calls(history: list[Message]) -> list[Message]:
     answered = list(history)
     for index in reversed(range(len(history))):
         if _is_open(history, index):
-            calls = pending_calls(history[: index + 1])
-            results: list[Any] = [interrupted_result(call.id) for call in calls]
-            answered.insert(index + 1, cast("Message", {"role": "user", "content": results}))
+            answered.insert(index + 1, _interrupted(pending_calls(history[: index + 1])))
     return answered if len(answered) > len(history) else history
 
 

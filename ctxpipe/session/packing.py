@@ -186,7 +186,8 @@ class Packing:
         ]
 
     def _pack_history(self, step: Step) -> dict[str, Any]:
-        raw: list[Any] = list(map(parse, step.messages))
+        # Copies: the caller may empty a message while this is encoded and written.
+        raw: list[Any] = [{**parse(message), "role": message["role"]} for message in step.messages]
         messages, digests = self._hide(raw)
         locations = self._locations(step)
         files: dict[int, list[Any]] = {}

@@ -6,15 +6,15 @@ The session keeps the context.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    nullcontext,
     suppress,
 )
 from dataclasses import replace
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, ove
 
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..edits.thinking import mark_stale
-from ..errors import SettingsError
+from ..errors import CtxpipeError, InvalidHistory, SettingsError, safe_text
 from ..markers.notes import note_of
 from ..messages import ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
@@ -48,9 +48,16 @@ from .client import (
     request_arguments,
     stages_are_asking,
 )
+from .gate import Gate, Pass
 from .keys import KEYS, as_keys
 from .memory import Memory
-from .open_calls import OPEN_CALLS, OpenCalls, close_calls
+from .open_calls import (
+    OPEN_CALLS,
+    OpenCalls,
+    add_appended,
+    close_calls,
+    close_own_calls,
+)
 from .signals import Signals, Watch
 
 if TYPE_CHECKING:
@@ -120,11 +127,11 @@ class Session:
             verify=verify,
         )
         self._lease_seconds = lease_seconds
-        self._lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
-        self._entered = self._lock
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._running = threading.Lock()  # nobody waits for it
-        self._pid = os.getpid()
+        self._gate = Gate(session_id)  # for one turn
+        self._exchanges = Gate(session_id)  # for a request of the owned history, until its reply
+        self._exchange: Pass | None = None
+        self._has_waited = False  # the exchange that is under way, for another
+        self._claims: dict[object, Message | None] = {}  # what those that wait are to answer
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
@@ -134,7 +141,18 @@ class Session:
         self._next_focus: str | None = None  # of the compaction that is due
         self._turns = 0
         self._fill = 0.0
-        self._appended: list[Message] = []  # by `append`, since the last turn
+        # By `append`, since the last turn. Any thread adds at its end; what is taken from its
+        # beginning is taken by the one exchange that is under way.
+        self._appended: list[Message] = []
+        self._taken = 0  # appended messages that are in the turn under way
+        self._doubtful = (
+            0  # those of a turn that was cancelled, perhaps after its entry was written
+        )
+        self._reply: object = object()  # the content of the newest that was added by itself
+        self._is_owner = False  # of the history
+        self._bodies = 0  # of `async with` that have not ended
+        self._flushing: asyncio.Task[None] | None = None
+        self.on_change: Callable[[str], object] | None = None  # called with the id, in any thread
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
         self._watch: Watch | None = None
         if any(isinstance(stage, Collapse) for stage in runner.stages):
@@ -146,6 +164,8 @@ class Session:
         return f"<Session {excerpt(self.session_id)}: {known} known>"
 
     async def __aenter__(self) -> Self:
+        self.reopen()
+        self._bodies += 1
         return self
 
     async def __aexit__(
@@ -154,7 +174,20 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing is held open: every turn is in the journal once `run` has returned."""
+        """Write down what was appended; after the last such body the session is not used any more.
+
+        Every turn is in the journal already.
+        """
+        try:
+            if self.journal is not None and (self._appended or self._memory.has_unwritten):
+                await self.flush()
+        finally:
+            self._bodies -= 1
+            self._gate.is_closed = self._bodies == 0
+
+    def reopen(self) -> None:
+        """Allow the session to be used again, as who asks for it anew may."""
+        self._gate.is_closed = False
 
     @property
     def journal(self) -> JournalStorage | None:
@@ -193,34 +226,8 @@ class Session:
 
     @property
     def is_running(self) -> bool:
-        """Whether a turn is under way."""
-        return self._running.locked()
-
-    async def _enter(self) -> None:
-        """Wait for the turn that is under way. Raises SettingsError where that is not possible."""
-        if self._pid != os.getpid():
-            session = excerpt(self.session_id)
-            raise SettingsError(
-                f"session {session} belongs to another process: make a new one after a fork"
-            )
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # an asyncio lock is of one loop
-            self._loop = loop
-            self._lock = asyncio.Lock()
-        lock = self._lock
-        await lock.acquire()
-        if not self._running.acquire(blocking=False):
-            lock.release()
-            session = excerpt(self.session_id)
-            raise SettingsError(
-                f"session {session} is in use by another event loop; for threads use "
-                "ctxpipe.sync.Session, for several processes a journal"
-            )
-        self._entered = lock
-
-    def _leave(self) -> None:
-        self._running.release()
-        self._entered.release()
+        """Whether a turn is under way, or an exchange of the history that the session owns."""
+        return self._gate.is_busy or self._exchanges.is_busy
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -228,11 +235,11 @@ class Session:
 
         A turn does without, since it takes ten times as long.
         """
-        await self._enter()
+        entered = await self._gate.enter()
         try:
             yield
         finally:
-            self._leave()
+            entered.leave()
 
     # The turn -------------------------------------------------------------------------------------
 
@@ -257,10 +264,32 @@ class Session:
         Raises InvalidHistory when *history* is not a valid list of messages, SettingsError for
         other invalid arguments.
         """
+        return await self._turn(
+            history,
+            system=system,
+            tools=tools,
+            force=force,
+            request=request,
+            client=client,
+        )
+
+    async def _turn(
+        self,
+        history: list[Message],
+        *,
+        system: object = None,
+        tools: Sequence[object] | None = None,
+        force: bool = False,
+        request: Mapping[str, object] | None = None,
+        client: MessagesClient | BetaClient | None = None,
+        taken: int = 0,
+    ) -> Result:
+        """As `run`; the first *taken* of the appended messages are in *history*."""
         if client is not None:
             check_client(client)
-        await self._enter()
+        entered = await self._gate.enter()
         try:
+            self._taken = taken
             self._client = lendable(client) or self._client
             expired = self._is_cache_expired()
             asked = Request(
@@ -279,7 +308,8 @@ class Session:
             self._cache.send(result, asked)
             return result
         finally:
-            self._leave()
+            self._doubt_taken()
+            entered.leave()
 
     async def compact(
         self,
@@ -334,6 +364,7 @@ class Session:
         their results. Of several *focus* the last counts. Raises SettingsError when the pipeline
         has no `Compact` stage.
         """
+        self._gate.ensure_open()
         if not self.can_compact:
             raise SettingsError(NO_COMPACT)
         self._next_focus = focus
@@ -403,6 +434,18 @@ class Session:
     ) -> Result:
         """The turn, begun anew when the history was edited or others were faster meanwhile."""
         ensure_messages(history, sys.maxsize)  # only that it is a list
+        try:
+            return await self._run_stages(history, asked, stages)
+        except (LookupError, TypeError, AttributeError):
+            ensure_messages(history)  # the caller may have emptied a message meanwhile
+            raise
+
+    async def _run_stages(
+        self,
+        history: list[Message],
+        asked: Request,
+        stages: Mapping[int, Stage] | None,
+    ) -> Result:
         memory = self._memory
         thorough = False
         async with memory.lease(self._lease_seconds):
@@ -498,6 +541,12 @@ class Session:
             new = f"message {step.agreement.fresh} and those after it are new"
             self._memory.notices.append(f"the history differs from the known one; {new}")
         self._memory.apply(step)
+        if self._taken:
+            del self._appended[: self._taken]
+            self._forget_doubt()
+            self._taken = 0
+        if self.on_change is not None:
+            self.on_change(self.session_id)
 
     # The history ----------------------------------------------------------------------------------
 
@@ -529,32 +578,140 @@ class Session:
         return await self.history()
 
     def append(self, *messages: Message) -> None:
-        """Add to the history that this session owns.
+        """Add to the history that this session owns, from any thread.
 
-        `create` and `stream` without ``messages=`` send it. Their replies are added by themselves;
-        adding one again changes nothing. What is added is written to the journal in the next turn.
-        Raises InvalidHistory.
+        `create` and `stream` without ``messages=`` send it: what comes while one of them is under
+        way is in the next request, after the reply; results go right after the calls that wait for
+        them. Replies are added by themselves; adding one again changes nothing. What is added is
+        written to the journal in the next turn, or with `flush`. Raises InvalidHistory.
         """
+        self._gate.ensure_open()
         ensure_messages(list(messages))
-        for message in messages:
-            if not self._is_last_reply(message):
-                self._appended.append(message)
+        self._is_owner = True
+        new = [message for message in messages if message["content"] is not self._reply]
+        self._appended += map(_own, new)
+        if self.on_change is not None:
+            self.on_change(self.session_id)
 
-    def _is_last_reply(self, message: Message) -> bool:
-        """Whether *message* is the reply that was added last."""
-        newest = [
-            *self._memory.timeline.history[-1:],
-            *self._appended,
-        ]
-        if message["role"] != "assistant" or not newest:
+    @property
+    def appended(self) -> Sequence[Message]:
+        """What was appended and is in no turn yet; read it only."""
+        return self._appended
+
+    async def flush(self) -> None:
+        """Write to the journal what was appended, and what could not be written before.
+
+        Waits for the exchange that is under way. A journal that cannot be written becomes a notice
+        of the next result. Raises StorageError when it cannot be read.
+        """
+        async with self._own_exchange():
+            history, count = await self._own_history()
+            async with self._alone():
+                await self._memory.catch_up(history)
+                await self._write_appended(count)
+
+    def flush_soon(self) -> None:
+        """Begin to `flush` on the running event loop, if that is needed and possible."""
+        is_needed = bool(self._appended) or self._memory.has_unwritten
+        if is_needed and self.journal is not None and self._gate.is_free_here():
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.create_task(self._flush_in_background())
+
+    async def _flush_in_background(self) -> None:
+        try:
+            await self.flush()
+        except CtxpipeError as error:
+            self._memory.notify(f"what was appended cannot be written: {safe_text(error)}")
+
+    def give_up(self) -> bool:
+        """Say what is lost when the session is let go now; False when it can still be written."""
+        can_be_written = self.journal is not None and not self._memory.has_unwritten
+        if self.is_running or (self._appended and can_be_written):
             return False
-        return says_the_same(newest[-1], message)
+        self._memory.notify("let go, since memory is short, with what is in no journal")
+        return True
 
-    async def _own_history(self) -> list[Message]:
-        """The history that this session owns, with what other processes have added."""
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether the session holds what is nowhere else.
+
+        That is what was appended, what the journal could not take, a compaction that is due, and
+        without a journal the history that the session owns.
+        """
+        if self._appended or self._memory.has_unwritten or self.is_compaction_due:
+            return True
+        return self.journal is None and self._is_owner
+
+    @asynccontextmanager
+    async def _own_exchange(self, claim: Message | None = None) -> AsyncIterator[None]:
+        """The history that this session owns, from what was appended until the reply.
+
+        *claim* is the message that its request answers: those before leave it to this one. Raises
+        SettingsError where it would wait for itself.
+        """
+        if self._exchange is not None and self._exchange.is_held_here():
+            session = excerpt(self.session_id)
+            raise SettingsError(
+                f"session {session} would wait for itself: its history is in use by the create or "
+                "stream inside which it is asked; wait until that has ended, or give messages="
+            )
+        has_waited = self._exchanges.is_busy
+        ticket = object()
+        self._claims[ticket] = claim
+        try:
+            entered = await self._exchanges.enter()
+        finally:
+            del self._claims[ticket]
+        self._exchange = entered
+        self._has_waited = has_waited
+        try:
+            with entered.inside():
+                yield
+        finally:
+            self._exchange = None
+            entered.leave()
+
+    def _exchange_of(self, messages: list[Message] | None) -> AbstractAsyncContextManager[None]:
+        """Other exchanges wait, where *messages* are not the caller's."""
+        if messages is not None:
+            return nullcontext()
+        return self._own_exchange(self._appended[-1] if self._appended else None)
+
+    def inside_exchange(self) -> AbstractContextManager[None]:
+        """For a body in another thread: it is inside the exchange that is under way, if one is."""
+        return nullcontext() if self._exchange is None else self._exchange.inside()
+
+    async def _own_history(self) -> tuple[list[Message], int]:
+        """The history that this session owns, with what other processes have added.
+
+        And how many of the appended messages are in it.
+        """
         async with self._alone():
             history = await self._memory.newest_history()
-            return [*history, *self._appended]
+            if self._memory.has_found_own:
+                del self._appended[: self._doubtful]
+            self._forget_doubt()
+            appended = self._appended[: self._unclaimed()]
+            return add_appended(history, appended), len(appended)
+
+    def _unclaimed(self) -> int:
+        """How many of the appended messages no exchange that waits will answer."""
+        claims = set(map(id, self._claims.values()))
+        for count, message in enumerate(self._appended):
+            if id(message) in claims and count:
+                return count
+        return len(self._appended)
+
+    def _forget_doubt(self) -> None:
+        self._doubtful = 0
+        self._memory.has_found_own = False
+
+    def _doubt_taken(self) -> None:
+        """What a turn has taken and not applied may be in the journal, if it was cancelled."""
+        if self._taken:
+            self._doubtful = self._taken
+            self._memory.has_found_own = False
+            self._taken = 0
 
     async def _keep_reply(self, reply: object) -> None:
         """Add *reply* to the history that this session owns, and write it down."""
@@ -562,15 +719,34 @@ class Session:
         if not content:
             return
         message = cast("Message", {"role": "assistant", "content": content})
+        self._reply = content
+        for index in reversed(range(len(self._appended))):  # by hand, while it was streamed
+            own = self._appended[index]
+            if own["role"] == "assistant" and says_the_same(own, message):
+                del self._appended[index]
+        # Whatever was appended since the request comes after it. It is there before anything is
+        # awaited: a reply is paid for, and this may be cancelled.
+        self._appended.insert(0, _own(message))
         async with self._alone():
-            timeline = self._memory.timeline
-            step = timeline.begin([*timeline.history, message])
-            if await self._memory.write(step):
-                self._apply(step)
-                agreed = min(self._record.agreed, step.same)
-                self._record.keep(agreed)
-            else:
-                self._appended.append(message)
+            await self._write_appended(1)
+
+    async def _write_appended(self, count: int) -> None:
+        """Add the first *count* appended messages to the timeline and the journal, without a turn.
+
+        They stay appended where others have written to the journal first.
+        """
+        memory = self._memory
+        known = memory.timeline.history
+        history = add_appended(known, self._appended[:count])
+        step = memory.timeline.begin(history)
+        try:
+            self._taken = count
+            if not await memory.write(step):
+                return
+            self._apply(step)
+            self._record.keep(min(self._record.agreed, step.same))
+        finally:
+            self._doubt_taken()
 
     # Reading the bill -----------------------------------------------------------------------------
 
@@ -724,20 +900,21 @@ class Session:
             create: Callable[..., Awaitable[Any]] = client.messages.create
             return await create(**body)
 
-        reply, sent = await self._send(
-            send,
-            client,
-            messages,
-            open_calls,
-            request,
-        )
-        if request.get("stream"):
-            observe_stream(reply, lambda begun: learn(self, begun, sent))
-        else:
-            learn(self, reply, sent)
-            if messages is None:
-                await self._keep_reply(reply)
-        return reply
+        async with self._exchange_of(messages):
+            reply, sent = await self._send(
+                send,
+                client,
+                messages,
+                open_calls,
+                request,
+            )
+            if request.get("stream"):
+                observe_stream(reply, lambda begun: learn(self, begun, sent))
+            else:
+                learn(self, reply, sent)
+                if messages is None:
+                    await self._keep_reply(reply)
+            return reply
 
     @overload
     def stream(
@@ -775,7 +952,7 @@ class Session:
     ) -> AsyncIterator[Any]:
         """As `create`, with the client's stream helper, as ``async with``."""
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
-        async with AsyncExitStack() as opened:
+        async with self._exchange_of(messages), AsyncExitStack() as opened:
 
             async def send(context: Result) -> Any:
                 body = self._body(request, context, cache_breakpoints)
@@ -846,14 +1023,19 @@ class Session:
         """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
-        history = messages
-        if history is None:
-            history = await self._own_history()
-        history = close_calls(history, open_calls)
-        arguments = request_arguments(client, request)
-        context = await self.run(history, **arguments, client=client)
+        taken = 0
         if messages is None:
-            self._appended = []
+            own, taken = await self._own_history()
+            if self._has_waited and not taken and own and own[-1]["role"] == "assistant":
+                raise InvalidHistory(
+                    "nothing was appended that has no reply: it was answered by the request that "
+                    "this one has waited for"
+                )
+            history = close_own_calls(own, open_calls)
+        else:
+            history = close_calls(messages, open_calls)
+        arguments = request_arguments(client, request)
+        context = await self._turn(history, **arguments, client=client, taken=taken)
         try:
             return await send(context), context
         except Exception as error:
@@ -964,6 +1146,14 @@ class Session:
             f"the window of {name} is {window:,} tokens, not {known:,}: "
             "the budget of this session is lowered"
         )
+
+
+def _own(message: Message) -> Message:
+    """*message* as the session keeps it: a caller may use the same object for his next one."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = list(content)
+    return cast("Message", {**message, "content": content})
 
 
 def _join(first: Result, second: Result) -> Result:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..errors import SettingsError
 from ..messages.bulk import weight
 from ..settings import SESSION_ID, SIZE
 from ..storage.protocol import JOURNAL_STORAGE
+from .held import Held
 
 if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
@@ -25,9 +25,12 @@ MESSAGE_BYTES = 120
 class Sessions:
     """The sessions of *pipeline* in *journal*, of which at most *max_bytes* stay in memory.
 
-    The longest unused go first, but never one with a turn running. One that was let go is read from
-    its journal when it is asked for again. The bytes are an estimate: the characters of its
-    messages, and a fixed part for each. Other settings are those of `ContextPipeline.session`.
+    The longest unused go first, but never one with a turn running, nor one that holds what was
+    appended and is not in the journal yet: that is written first, on the running event loop. Only
+    where the journal fails, and the unwritten alone take more than *max_bytes*, it is given up,
+    with a notice. One that was let go is read from its journal when it is asked for again. The
+    bytes are an estimate: the characters of its messages, and a fixed part for each. Other settings
+    are those of `ContextPipeline.session`.
 
     Raises SettingsError for invalid settings.
     """
@@ -49,14 +52,11 @@ class Sessions:
             )
         self._pipeline = pipeline
         self._settings = {"journal": journal, **settings}
-        self._max_bytes = max_bytes
-        self._held: OrderedDict[str, Session] = OrderedDict()
-        self._alive: WeakValueDictionary[str, Session] = (
-            WeakValueDictionary()
-        )  # somebody may still have one in use
-        self._bytes: dict[
-            str, tuple[int, int]
-        ] = {}  # messages that were weighed, and what they weigh
+        self._held = Held(max_bytes, self._weigh)
+        # Somebody may still have one in use that was let go.
+        self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        # By session: messages that were weighed, and what they weigh.
+        self._weighed: WeakKeyDictionary[Session, tuple[int, int]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -67,41 +67,31 @@ class Sessions:
     @property
     def bytes(self) -> int:
         """What the sessions in memory take, about."""
-        for session_id, session in self._held.items():
-            self._weigh(session_id, session)
-        return sum(size for _, size in self._bytes.values())
+        return self._held.total
 
     def get(self, session_id: str) -> Session:
         """The session *session_id*: the one in memory, or one that its journal is read for at its
         first turn.
 
-        Raises SettingsError for an id that is none.
+        However many there are, this looks at a few of them. Raises SettingsError for an id that is
+        none.
         """
         SESSION_ID.check("session_id", session_id)
-        session = self._held.pop(session_id, None) or self._alive.get(session_id)
+        session = self._held.find(session_id) or self._alive.get(session_id)
         if session is None:
             session = self._pipeline.new_session(session_id, **self._settings)
             self._alive[session_id] = session
-        self._held[session_id] = session
-        self._shrink()
+        session.reopen()
+        self._held.add(session)
         return session
 
-    def _shrink(self) -> None:
-        """Let go of the longest unused, until the rest fits."""
-        held = self.bytes
-        for session_id in list(self._held)[:-1]:
-            if held <= self._max_bytes:
-                return
-            if not self._held[session_id].is_running:
-                del self._held[session_id]
-                held -= self._bytes.pop(session_id)[1]
-
-    def _weigh(self, session_id: str, session: Session) -> None:
-        messages = session.known
-        counted, size = self._bytes.get(session_id, (0, 0))
-        if counted > len(messages):
+    def _weigh(self, session: Session) -> int:
+        known, appended = session.known, session.appended
+        counted, size = self._weighed.get(session, (0, 0))
+        count = len(known) + len(appended)
+        if counted > count:
             counted, size = 0, 0
-        if counted < len(messages) or not counted:
-            new = len(messages) - counted
-            size += weight(messages[counted:]) + new * MESSAGE_BYTES
-            self._bytes[session_id] = len(messages), size
+        new = [*known[counted:], *appended[max(0, counted - len(known)) :]]
+        size += weight(new) + len(new) * MESSAGE_BYTES if new else 0
+        self._weighed[session] = count, size
+        return size

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
+import anyio
 import pytest
+from cancellation import cancelled
 from histories import assistant, chat, text, tool_result, tool_use, user
 
-from ctxpipe import ContextPipeline, InvalidHistory, LocalStorage, Session, SettingsError
+from ctxpipe import (
+    Budget,
+    Compact,
+    ContextPipeline,
+    InvalidHistory,
+    LocalStorage,
+    Session,
+    SettingsError,
+    Turn,
+)
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.markers.repairs import INTERRUPTED
 from ctxpipe.messages import Message
-from ctxpipe.testing import MessagesServer, Script, answer
+from ctxpipe.summarizers import Summary
+from ctxpipe.testing import MessagesServer, RequestBody, Script, answer
 from ctxpipe.testing import tool_use as called
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
@@ -160,6 +175,360 @@ async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path: Path) -> 
 def test_what_is_no_message_cannot_be_appended() -> None:
     with pytest.raises(InvalidHistory):
         ContextPipeline().session("s").append("go")  # type: ignore[arg-type]
+
+
+# Whenever it comes ------------------------------------------------------------------------------
+
+
+def spoken(history: list[Any]) -> list[str]:
+    """The texts and calls of *history*, in order."""
+    said: list[str] = []
+    for message in plain(history):
+        for block in message["content"]:
+            said.append(block.get("text") or block.get("id") or block["tool_use_id"])
+    return said
+
+
+class Steps:
+    """A stage that waits, each time it runs, until it is let go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.gate = anyio.Event(), anyio.Event()
+        self.fails = False
+
+    async def __call__(self, _turn: Turn) -> None:
+        self.entered.set()
+        await self.gate.wait()
+        if self.fails:
+            raise RuntimeError("not today")
+
+
+async def while_it_is_shaped(session: Session, steps: Steps, act: Callable[[], object]) -> None:
+    with anyio.fail_after(30):
+        await steps.entered.wait()
+    act()
+    steps.gate.set()
+
+
+def in_a_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("place", ["here", "thread"])
+@pytest.mark.parametrize("way", ["create", "stream"])
+async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_request(
+    way: str, place: str, tmp_path: Path
+) -> None:
+    steps = Steps()
+    session = ContextPipeline([steps]).session("s", journal=LocalStorage(tmp_path))
+
+    def act() -> None:
+        if place == "here":
+            session.append(user("stop"))
+        else:
+            in_a_thread(lambda: session.append(user("stop")))
+
+    async with talk(["one", "two"]) as (server, client):
+        session.append(user("go"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(while_it_is_shaped, session, steps, act)
+            if way == "create":
+                await session.create(client, **ASKED)
+            else:
+                async with session.stream(client, **ASKED) as stream:
+                    await stream.get_final_message()
+        await session.create(client, **ASKED)
+
+    assert [spoken(messages) for messages in sent(server)] == [["go"], ["go", "one", "stop"]]
+    fresh = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+    assert spoken(await fresh.history()) == ["go", "one", "stop", "two"]
+
+
+async def test_what_is_appended_while_a_summary_is_written_goes_with_the_next_request(
+    tmp_path: Path,
+) -> None:
+    steps, storage = Steps(), LocalStorage(tmp_path)
+
+    async def summarize(_messages: Sequence[Message], /) -> Summary:
+        await steps(Turn([]))
+        return Summary("so far")
+
+    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=9000))
+    session = pipeline.session("s", journal=storage)
+    session.append(user("go"), assistant("words " * 9000), user("on"))
+    async with talk(["one", "two"]) as (server, client), anyio.create_task_group() as group:
+        act = partial(session.append, user("stop"))
+        group.start_soon(while_it_is_shaped, session, steps, act)
+        await session.create(client, **ASKED)
+        await session.create(client, **ASKED)
+
+    assert "stop" not in json.dumps(sent(server)[0])
+    assert spoken(sent(server)[1])[-2:] == ["one", "stop"]
+    assert spoken(await session.history())[-4:] == ["on", "one", "stop", "two"]
+
+
+@pytest.mark.parametrize("how", ["raises", "is cancelled"])
+async def test_what_was_appended_is_there_when_the_turn_ends_early(
+    how: str, tmp_path: Path
+) -> None:
+    steps = Steps()
+    pipeline = ContextPipeline([steps], on_error="raise")
+    session = pipeline.session("s", journal=LocalStorage(tmp_path))
+    async with talk(["one"]) as (server, client):
+        session.append(user("go"))
+        steps.fails = how == "raises"
+
+        def act() -> None:
+            session.append(user("on"))
+            if how == "is cancelled":
+                group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(while_it_is_shaped, session, steps, act)
+            with suppress(RuntimeError):
+                await session.create(client, **ASKED)
+        steps.fails = False
+        steps.gate.set()
+        await session.create(client, **ASKED)
+
+    assert spoken(sent(server)[0]) == ["go", "on"]
+    assert spoken(await session.history()) == ["go", "on", "one"]
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_request_cancelled_anywhere_costs_no_message_and_doubles_none(
+    how: Literal["task", "scope"], tmp_path: Path
+) -> None:
+    for at in range(1, 60):
+        session = ContextPipeline().session(f"s{at}", journal=LocalStorage(tmp_path))
+        async with talk(["one", "two"]) as (server, client):
+            session.append(user("go"))
+            await cancelled(session.create(client, **ASKED), at, how)
+            session.append(user("on"))
+            await session.create(client, **ASKED)
+
+        history = spoken(await session.history())
+        assert [words for words in history if words in ("go", "on")] == ["go", "on"]
+        assert history.count("one") <= 1
+        assert spoken(sent(server)[-1]) == history[:-1]
+
+
+async def test_what_is_appended_during_a_call_stands_after_the_reply_and_its_results() -> None:
+    session = ContextPipeline().session("s")
+    calls = [called("look", {}, "toolu_1"), called("look", {}, "toolu_2")]
+
+    def think(body: RequestBody) -> Any:
+        if len(body["messages"]) == 1:
+            session.append(user("stop"))
+            return answer(*calls)
+        return "done"
+
+    async with talk(think) as (server, client):
+        session.append(user("go"))
+        await session.create(client, **ASKED)
+        with pytest.raises(InvalidHistory, match=r"toolu_1.*toolu_2.*append their results"):
+            await session.create(client, **ASKED)
+        session.append(user(tool_result("toolu_2")), user("and more"))
+        with pytest.raises(InvalidHistory, match="toolu_1"):
+            await session.create(client, **ASKED)
+        session.append(user(tool_result("toolu_1")))
+        await session.create(client, **ASKED)
+
+    calls_and_results = ["toolu_1", "toolu_2", "toolu_2", "toolu_1"]
+    assert spoken(await session.history()) == ["go", *calls_and_results, "stop", "and more", "done"]
+    assert not server.refused
+
+
+async def test_interrupted_calls_are_answered_before_what_was_appended() -> None:
+    session = ContextPipeline().session("s")
+    async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
+        session.append(user("go"))
+        await session.create(client, **ASKED)
+        session.append(user("never mind"))
+        await session.create(client, open_calls="interrupted", **ASKED)
+
+    assert spoken(await session.history()) == ["go", "toolu_1", "toolu_1", "never mind", "fine"]
+    assert not server.refused
+
+
+@pytest.mark.parametrize("form", ["the same object", "a copy"])
+async def test_a_reply_that_is_appended_by_hand_is_there_once_whatever_came_between(
+    form: str,
+) -> None:
+    session = ContextPipeline().session("s")
+
+    def again(content: Any) -> Message:
+        if form == "a copy":
+            content = [block.model_dump(exclude_none=True) for block in content]
+        return {"role": "assistant", "content": content}
+
+    async with talk(["one", answer(called("look", {}, "toolu_1")), "three"]) as (_, client):
+        session.append(user("go"))
+        async with session.stream(client, **ASKED) as stream:
+            reply: Any = await stream.get_final_message()
+            session.append(user("while it speaks"), again(reply.content))
+        reply = await session.create(client, **ASKED)
+        session.append(user("and"), again(reply.content), user(tool_result("toolu_1")))
+        await session.create(client, **ASKED)
+
+    words = ["go", "one", "while it speaks", "toolu_1", "toolu_1", "and", "three"]
+    assert spoken(await session.history()) == words
+
+
+async def test_a_message_that_its_caller_uses_for_the_next_one_is_kept_as_it_was() -> None:
+    session = ContextPipeline().session("s")
+    message: Any = user(text("first"))
+    session.append(message)
+    message["content"][0:] = [text("second")]
+    session.append(message)
+    message["content"] = "third"
+    session.append(message)
+    message.clear()
+    async with talk(["done"]) as (server, client):
+        await session.create(client, **ASKED)
+
+    assert spoken(sent(server)[0]) == ["first", "second", "third"]
+
+
+# One after the other ----------------------------------------------------------------------------
+
+
+async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, way: str) -> None:
+    session.append(user(words))
+    if way == "create":
+        await session.create(client, **ASKED)
+    else:
+        async with session.stream(client, **ASKED) as stream:
+            await stream.get_final_message()
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+@pytest.mark.parametrize("ways", [["create"] * 4, ["stream", "create", "stream"]])
+async def test_requests_at_the_same_time_are_answered_one_after_the_other(
+    ways: list[str], has_journal: bool, tmp_path: Path
+) -> None:
+    journal = LocalStorage(tmp_path) if has_journal else None
+    session = ContextPipeline().session("s", journal=journal)
+    expected = [name for turn in range(len(ways)) for name in (f"q{turn}", f"a{turn}")]
+    async with talk([f"a{turn}" for turn in range(len(ways))]) as (server, client):
+        together = [asks(session, client, f"q{turn}", way) for turn, way in enumerate(ways)]
+        await asyncio.gather(*together)
+
+    assert spoken(await session.history()) == expected
+    for turn, messages in enumerate(sent(server)):
+        assert spoken(messages) == expected[: 2 * turn + 1]
+
+
+async def test_a_request_that_waited_and_has_nothing_left_to_say_is_an_error() -> None:
+    session = ContextPipeline().session("s")
+    async with talk(["one"]) as (server, client):
+        session.append(user("go"))
+        asked = [asyncio.create_task(session.create(client, **ASKED)) for _ in range(2)]
+        _, second = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert isinstance(second, InvalidHistory)
+    assert "answered" in str(second)
+    assert spoken(await session.history()) == ["go", "one"]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("way", ["here", "in a task", "in a stage"])
+async def test_a_request_that_would_wait_for_itself_is_an_error(way: str) -> None:
+    async with talk(["one", "two"]) as (_, client):
+
+        async def again() -> None:
+            session.append(user("on"))
+            await session.create(client, **ASKED)
+
+        async def stage(_turn: Turn) -> None:
+            if way == "in a stage":
+                await again()
+
+        session = ContextPipeline([stage], on_error="raise").session("s")
+        session.append(user("go"))
+        with anyio.fail_after(30), pytest.raises(SettingsError, match="wait for itself"):
+            async with session.stream(client, **ASKED):
+                await (asyncio.create_task(again()) if way == "in a task" else again())
+
+    assert "on" in spoken([*await session.history(), *session.appended])
+
+
+async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask() -> None:
+    session, ended = ContextPipeline().session("s"), anyio.Event()
+
+    async def later(client: anthropic.AsyncAnthropic) -> None:
+        await ended.wait()
+        await asks(session, client, "on", "create")
+
+    async with talk(["one", "two"]) as (_, client):
+        session.append(user("go"))
+        async with session.stream(client, **ASKED) as stream:
+            task = asyncio.create_task(later(client))
+            await stream.get_final_message()
+        ended.set()
+        await task
+
+    assert spoken(await session.history()) == ["go", "one", "on", "two"]
+
+
+async def test_requests_with_messages_of_their_own_do_not_wait() -> None:
+    session = ContextPipeline().session("s")
+    async with talk(["one", "two"]) as (server, client):
+        session.append(user("go"))
+        async with session.stream(client, **ASKED) as stream:
+            await session.create(client, messages=chat(3), **ASKED)
+            await stream.get_final_message()
+
+    assert len(server.requests) == 2
+
+
+# Kept until it is written -----------------------------------------------------------------------
+
+
+async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Path) -> None:
+    session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+    session.append(user("go"))
+    await session.flush()
+    session.append(user("on"))
+    await session.flush()
+
+    fresh = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+    assert await fresh.history() == [user("go"), user("on")]
+    async with talk(["fine"]) as (server, client):
+        await session.create(client, **ASKED)
+    assert spoken(sent(server)[0]) == ["go", "on"]
+
+
+async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
+    tmp_path: Path,
+) -> None:
+    session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+    async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
+        session.append(user("go"))
+        await session.create(client, **ASKED)
+        session.append(user("stop"))
+        await session.flush()
+        session.append(user(tool_result("toolu_1")))
+        await session.create(client, **ASKED)
+
+    assert spoken(sent(server)[1]) == ["go", "toolu_1", "toolu_1", "stop"]
+    assert not server.refused
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_at_the_end_of_its_body_what_was_appended_is_written(
+    fails: bool, tmp_path: Path
+) -> None:
+    with suppress(RuntimeError):
+        async with ContextPipeline().session("s", journal=LocalStorage(tmp_path)) as session:
+            session.append(user("go"))
+            if fails:
+                raise RuntimeError("not today")
+
+    again = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+    assert await again.history() == [user("go")]
 
 
 # Open calls -------------------------------------------------------------------------------------

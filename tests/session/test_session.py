@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -600,6 +601,45 @@ async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) 
     assert not second.repaired
     assert second.messages[: len(first.messages)] == first.messages
     assert await session.restore_history() == [*history, assistant("yes")]
+
+
+EMPTIED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "all of it": lambda message: message.clear(),
+    "its content": lambda message: message.pop("content"),
+    "its role": lambda message: message.pop("role"),
+    "its list": lambda message: message.update(content=[]),
+    "to a number": lambda message: message.update(content=5),
+}
+
+
+@pytest.mark.parametrize("place", [0, 3, -1])
+@pytest.mark.parametrize("empty", EMPTIED)
+@pytest.mark.parametrize("when", ["in a turn", "between turns"])
+async def test_a_message_that_its_caller_empties_costs_that_turn_only(
+    when: str, empty: str, place: int, tmp_path: Path
+) -> None:
+    emptied: list[Any] = []
+
+    async def stage(_turn: Turn) -> None:
+        while emptied:
+            EMPTIED[empty](emptied.pop())
+
+    session = small(tmp_path).use(stage).session("s", journal=LocalStorage(tmp_path))
+    history = loop(4)
+    await session.run(history[:-2])
+    emptied.append(cast("dict[str, Any]", history[place]))
+    if when == "between turns":
+        await stage(Turn([]))
+    with suppress(InvalidHistory):
+        await session.run(history)
+
+    for turns in (4, 5, 6):
+        result = await session.run(loop(turns))
+        assert not faults(result.messages)
+    assert await session.history() == loop(6)
+    again = small(tmp_path).session("s", journal=LocalStorage(tmp_path))
+    assert await again.history() == loop(6)
+    assert not (await again.run(loop(6))).notices
 
 
 async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> None:

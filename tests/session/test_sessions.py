@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
+from failing_disk import FailingDisk
 from histories import chat, conversation, step, user
 
 from ctxpipe import (
@@ -16,11 +19,12 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    MemoryStorage,
     Sessions,
     SettingsError,
 )
 from ctxpipe.messages import Message
-from ctxpipe.summarizers import Summary
+from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 
 LONG = "a long line of output\n" * 200
 
@@ -80,6 +84,148 @@ async def test_one_with_a_turn_running_is_never_let_go(tmp_path: Path) -> None:
             sessions.get(f"s{number}")
         assert "busy" in sessions._held
         opened.set()
+
+
+# What is nowhere else ---------------------------------------------------------------------------
+
+
+async def fill(sessions: Sessions, *names: str) -> None:
+    """Turns of other sessions, which take all the memory there is."""
+    for name in names:
+        await sessions.get(name).run([user("x" * 40_000)])
+        await anyio.wait_all_tasks_blocked()
+        gc.collect()
+
+
+async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    sessions = Sessions(ContextPipeline(), journal=storage, max_bytes=50_000)
+    for name in ("a", "b"):
+        await sessions.get(name).run([user(f"go {name}")])
+        sessions.get(name).append(user(f"on {name}"))
+    await fill(sessions, "c", "d", "e", "f", "g")
+
+    assert "a" not in sessions._held
+    assert "b" not in sessions._held
+    for name in ("a", "b"):
+        assert await sessions.get(name).history() == [user(f"go {name}"), user(f"on {name}")]
+
+
+async def test_a_session_that_was_never_run_is_not_let_go_with_what_was_appended(
+    tmp_path: Path,
+) -> None:
+    sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
+    sessions.get("a").append(user("go"))
+    await fill(sessions, "c", "d", "e")
+
+    assert await sessions.get("a").history() == [user("go")]
+
+
+async def test_turns_that_a_disk_could_not_take_are_written_before_their_session_is_let_go(
+    tmp_path: Path,
+) -> None:
+    disk = FailingDisk(LocalStorage(tmp_path))
+    sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=50_000)
+    disk.denied = True
+    result = await sessions.get("a").run(chat(3))
+    assert result.notices
+    disk.mend()
+    await fill(sessions, "c", "d", "e", "f")
+
+    assert "a" not in sessions._held
+    assert await sessions.get("a").history() == chat(3)
+
+
+async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)])
+    sessions = Sessions(pipeline, journal=storage, max_bytes=50_000)
+    sessions.get("a").compact_next()
+    await fill(sessions, "c", "d", "e")
+
+    assert sessions.get("a").is_compaction_due
+
+
+async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FailingDisk(LocalStorage(tmp_path))
+    disk.denied = True
+    sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=100_000)
+    await fill(sessions, *(f"s{number}" for number in range(20)))
+
+    assert sessions.bytes < 200_000
+    given_up = [record.message for record in caplog.records if "let go" in record.message]
+    assert len(given_up) == 20 - len(sessions)
+
+
+async def test_histories_without_a_journal_have_a_bound_and_a_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = ContextPipeline(max_sessions=10)
+    for number in range(12):
+        pipeline.session(f"s{number}").append(user("go"))
+        pipeline.session("another")
+
+    given_up = [record.message for record in caplog.records if "let go" in record.message]
+    assert pipeline.session("s11").appended == [user("go")]
+    kept = [number for number in range(12) if pipeline.session(f"s{number}").appended]
+    assert len(given_up) == 3  # of thirteen
+    assert len(kept) >= 9
+
+
+async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_path: Path) -> None:
+    pipeline, storage = ContextPipeline(max_sessions=2), LocalStorage(tmp_path)
+    pipeline.session("a", journal=storage).append(user("go"))
+    for number in range(5):
+        pipeline.session(f"s{number}", journal=storage)
+
+    assert pipeline.session("a", journal=storage).appended == [user("go")]
+
+
+# However many there are -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 30, 2_000], ids=["all fit", "few fit"])
+def test_a_session_is_found_in_as_many_steps_among_a_hundred_as_among_ten_thousand(
+    max_bytes: int,
+) -> None:
+    sessions = Sessions(ContextPipeline(), journal=MemoryStorage(), max_bytes=max_bytes)
+    steps: dict[int, int] = {}
+    for number in range(10_001):
+        sessions.get(f"s{number}").append(user("go"))
+        if number in (100, 10_000):
+            sessions.get("s50")
+            steps[number] = calls_of(lambda: sessions.get("s50"))
+
+    assert steps[10_000] <= steps[100] + 5
+
+
+def test_a_pipeline_finds_its_session_in_as_many_steps_however_many_are_above_the_limit() -> None:
+    steps: dict[int, int] = {}
+    for most in (100, 5_000):
+        pipeline = ContextPipeline(max_sessions=most)
+        for number in range(most + 10):
+            pipeline.session(f"s{number}")
+        steps[most] = calls_of(lambda: pipeline.session("new"))  # noqa: B023
+
+    assert steps[5_000] <= steps[100] + 5
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions *work* calls, in Python and C."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 async def test_the_bytes_follow_what_is_held(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""Who may work on a session: one at a time, from one event loop after another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, Token
+
+from ..errors import SettingsError
+from ..settings import excerpt
+
+__all__ = ["Gate", "Pass"]
+
+_passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())
+
+
+class _Line:
+    """The tasks of one event loop that wait at a gate, and the one that was let in."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.loop = loop
+        self.lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
+        self.tasks = 0
+
+
+class Pass:
+    """The right to work, until `leave`."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self._token: Token[tuple[Pass, ...]] | None = None
+
+    def is_held_here(self) -> bool:
+        """Whether the code that asks is inside the work that was let in with this pass."""
+        return self in _passes.get()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What runs meanwhile is inside the work, in whatever thread that is."""
+        token = _passes.set((*_passes.get(), self))
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # it ends in another task than it began in
+                _passes.reset(token)
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        self._line.tasks -= 1
+        self._line.lock.release()
+
+
+class Gate:
+    """Lets one piece of work on session *session_id* in at a time.
+
+    The others of the same event loop wait, in order. Another loop is refused as long as one of the
+    first works or waits, and changes nothing for these.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._pid = os.getpid()
+        self._guard = threading.Lock()  # nobody waits for it longer than for a few instructions
+        self._line = _Line(None)
+        self.is_closed: bool = False  # its `async with` has ended
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work is under way, or waits."""
+        return self._line.tasks > 0
+
+    def is_free_here(self) -> bool:
+        """Whether an event loop runs that may enter at once, and no other loop is kept out."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        owner = self._line.loop
+        return not self.is_busy and (owner is None or owner is loop or owner.is_closed())
+
+    async def enter(self) -> Pass:
+        """Wait for the work that is under way. Raises SettingsError where that is not possible."""
+        line = self._join()
+        try:
+            await line.lock.acquire()
+        except BaseException:
+            line.tasks -= 1
+            raise
+        return Pass(line)
+
+    def ensure_open(self) -> None:
+        """Raise SettingsError after the session's ``async with``."""
+        if self.is_closed:
+            session = excerpt(self._session_id)
+            raise SettingsError(
+                f"session {session} is used after its `async with` has ended; "
+                "do it inside, or ask the pipeline for the session again"
+            )
+
+    def _join(self) -> _Line:
+        self.ensure_open()
+        session = excerpt(self._session_id)
+        if self._pid != os.getpid():
+            raise SettingsError(
+                f"session {session} belongs to another process: make a new one after a fork"
+            )
+        loop = asyncio.get_running_loop()
+        with self._guard:
+            line = self._line
+            if line.loop is not loop:  # an asyncio lock is of one loop
+                if line.tasks and line.loop is not None and not line.loop.is_closed():
+                    raise SettingsError(
+                        f"session {session} is in use by another event loop; for threads use "
+                        "ctxpipe.sync.Session, for several processes a journal"
+                    )
+                line = self._line = _Line(loop)
+            line.tasks += 1
+            return line
