@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from .agent_tools import (
     EDITOR_COMMANDS,
     LINES_KEY,
+    NEW_TEXT_KEY,
     NOTE,
+    OLD_TEXT_KEY,
     PATH_KEY,
     POSSIBLE_COMMAND_KEYS,
     VIEW_COMMAND,
@@ -39,15 +41,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Command",
+    "command_line",
     "commands",
+    "denied_paths",
     "identifiers",
     "is_failure",
     "is_one_line",
     "one_line",
-    "possible_reads",
     "says_failure",
     "target",
     "touched_paths",
+    "writes",
 ]
 
 _MAX_PATH_CHARS = 400
@@ -57,6 +61,7 @@ _MAX_COMMAND_CHARS = 100_000
 _PATCHED_FILE = re.compile(
     r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE
 )
+_PATCH = re.compile(r"^(?:@@|\*\*\* |<<<<<<<|--- )", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
 # Only from a word's beginning: a search inside long words takes quadratic time.
 _URL = re.compile(r"(?<!\w)\w+://[^\s'\"<>]+")
@@ -75,6 +80,11 @@ _PRINTING = re.compile(
     r"(?:awk|base64|bat|cat|cut|diff|gc|Get-Content|head|jq|less|more|nl|od|open|sed|sort|strings|"
     r"tac|tail|type|vi|view|vim|xxd|yq)\s"
 )
+_OPENING = re.compile(  # programs that fail for many a reason of their own
+    r"(?:^|[\s;|&(`/])"
+    r"(?:ack|ag|[ef]?grep|findstr|git\s+(?:\S+\s+)*?(?:blame|diff|grep|log|show)|node|perl|php|"
+    r"i?python[\d.]*|rg|ruby|Select-String)\s"
+)
 _NOWHERE = ("/dev/", "/proc/self")
 
 _IDENTIFIER = re.compile(
@@ -91,6 +101,15 @@ _NO_IDENTIFIER = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\
 _FAILURE = re.compile(
     r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
     r"Traceback \(most recent call last\))"
+)
+_PROGRAM_SPEAKS = re.compile(
+    r"\bexit(?:ed)?\b[^\n]{0,20}\d|command not found|no such file|not recognized|usage:",
+    re.IGNORECASE,
+)
+_NO_PERMISSION = re.compile(
+    r"permission[^\n]{0,100}denied|PermissionError|(?:access|operation) (?:is )?"
+    r"(?:denied|not permitted)|denied by|EACCES|EPERM",
+    re.IGNORECASE,
 )
 
 
@@ -145,24 +164,52 @@ def _is_path(text: str) -> bool:
     return "://" not in text.removeprefix("file://")
 
 
-def possible_reads(call: ToolCall) -> list[str]:
-    """The paths that *call* may read, however it spells them.
+def denied_paths(call: ToolCall, result: object) -> list[str]:
+    """The paths that *call*, whose *result* is a failure, may have tried to read in vain.
 
     They are the paths given to a tool that does not write, and every word of a command line that
-    prints files.
+    prints files. Of one that searches or runs them, which may fail for other reasons, the words
+    count if a permission was missing, or a short result says nothing of how the program ended.
     """
-    command = _command(call)
-    if command:
-        command = _without_middle(command)
-        if not _PRINTING.search(command):
-            return []
+    command = _without_middle(command_line(call))
+    if not command:
+        return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
+    if _PRINTING.search(command) or (_OPENING.search(command) and _was_denied(result)):
         return _WORDS.findall(command)
-    return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
+    return []
+
+
+def _was_denied(result: object) -> bool:
+    text = result_text(result)
+    if _NO_PERMISSION.search(text):
+        return True
+    has_run = _FAILURE.search(text) or _PROGRAM_SPEAKS.search(text)
+    return _is_short(text) and not has_run
+
+
+def writes(call: ToolCall) -> tuple[list[str], str]:
+    """The paths that *call* writes, and the lines that its input puts there, as far as it says.
+
+    The lines are known only of a call that writes one file.
+    """
+    paths = [path for path, is_written in _paths(call) if is_written]
+    old: set[str] = set()
+    new: list[str] = []
+    for name, text in _strings(call.input) if len(set(paths)) == 1 else ():
+        lines = text.splitlines()
+        if OLD_TEXT_KEY.match(name):
+            old.update(lines)
+        elif _PATCH.search(text):
+            new += [line[1:] for line in lines if line.startswith("+")]
+        elif NEW_TEXT_KEY.match(name):
+            # An edit may begin and end within lines.
+            new += lines[1:-1] if old or name.startswith("new") else lines
+    return paths, "\n".join(line for line in new if line not in old)
 
 
 def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
-    if _command(call):
+    if command_line(call):
         return False
     return any(PATH_KEY.search(name) for name, _ in _strings(call.input))
 
@@ -217,7 +264,7 @@ def commands(messages: Sequence[Message]) -> list[Command]:
     results = results_by_id(messages)
     ran = []
     for call in tool_calls(messages):
-        text = _command(call)
+        text = command_line(call)
         if text:
             result = results.get(call.id)
             ran.append(Command(text, is_failure(result), result_text(result)))
@@ -230,11 +277,12 @@ def target(call: ToolCall) -> str:
     That is its command, else its path, else its whole input as JSON.
     """
     paths = (text for name, text in _strings(call.input) if PATH_KEY.search(name))
-    text = _command(call) or next(paths, "") or compact_json(call.input)
+    text = command_line(call) or next(paths, "") or compact_json(call.input)
     return one_line(text[:_MAX_TARGET_CHARS])
 
 
-def _command(call: ToolCall) -> str:
+def command_line(call: ToolCall) -> str:
+    """The command line that *call* runs, "" if it runs none."""
     for name in POSSIBLE_COMMAND_KEYS:
         value = call.input.get(name)
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):

@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 __all__ = [
+    "ADDED_LINE",
     "AGENT_TOOLS",
+    "ANY_GUTTER",
     "COMMAND_KEYS",
     "COMMON_READING_TOOLS",
     "COMMON_WRITING_TOOLS",
+    "CUT",
     "EDITOR_COMMANDS",
     "FOLDER_KEYS",
     "FOLDER_VIEW",
     "GUTTER",
     "LINES_KEY",
+    "NEW_TEXT_KEY",
     "NOTE",
+    "NOTES",
     "NOTE_END",
     "NUMBERED_LINE",
+    "OLD_TEXT_KEY",
     "PATH_KEY",
     "PLACE_KEY",
     "PLAN_NAME",
@@ -206,6 +212,44 @@ PLAN_NAME = re.compile(
 
 NOTE, NOTE_END = "<system-reminder>", "</system-reminder>"
 """Around what an agent tells the model: in a message of its own, or appended to a tool's text."""
+NOTES = re.compile(rf"{NOTE}(?:.*?{NOTE_END}|.*)", re.DOTALL)
+"""Such a note."""
+
+ADDED_LINE = re.compile(
+    r"\s*(?:"
+    # mini-swe-agent, opencode, Claude Code
+    r"<returncode>-?\d+</returncode>|"
+    r"</?(?:output|output_head|output_tail|content|file|warning|persisted-output)>|"
+    r"<elided_chars>.*|"
+    # SWE-agent
+    r"[\[(](?:File|Open file|Current directory): .*[\])]|bash-\$|"
+    # Claude Code, for a long file, and for one that it has shown before
+    r"Output too large \(.*\)\. Full output saved to: .*|Preview \(first .*\):|"
+    r"(?:wasted call\W+)?file unchanged since .*|"
+    # Cursor, for the part that an edit leaves as it is
+    r"\W*\.\.\. existing code \.\.\.\W*|"
+    # how much is shown, in the words of many
+    r"[\[(<.…]+(?!.*(?:hid|redact|mask|secre|secur|sensi|privat|protect|polic|\*\*|xxx|••))"
+    r"[^\n]{0,80}\b(?:more|shown|showing|total|truncated|omitted|elided|end of file)\b.*|"
+    r"```\w*"
+    r")\s*",
+    re.IGNORECASE,
+)
+"""A whole line that agents put before, into or after a file that they show."""
+
+CUT = re.compile(
+    r"(?:\.{3}|…)?[ ]?[\[(<][^\])>\n]{0,40}\d[^\])>\n]{0,40}(?:truncated|omitted|elided|more)"
+    r"[^\])>\n]{0,40}[\])>][ ]?(?:\.{3}|…)?|"
+    r"(?:\.{3}|…)[ ]?(?:[\[(<][^\])>\n]{0,40}truncated[^\])>\n]{0,40}[\])>])?$",
+    re.IGNORECASE,
+)
+"""Where agents have shortened a line that is too long for them."""
+
+OLD_TEXT_KEY = re.compile(r"old")
+NEW_TEXT_KEY = re.compile(
+    r"(?:contents?|(?:file_|insert_)?text|code_edit|diff|patch|input|new(?!_?(?:path|name|file))\w*)$"
+)
+"""The keys of the text that an edit looks for, and of the text that it or a write puts there."""
 
 
 # Views --------------------------------------------------------------------------------------------
@@ -279,6 +323,14 @@ GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 """The gutter of one line, with the blank that may follow its sign.
 
 For comparing whole lines with those of a stored text: what is taken off by mistake is not found.
+"""
+
+ANY_GUTTER = re.compile(
+    r"\W{0,3}(?:[Ll](?:ine )?)?\d{1,9}(?:[#:]\w{2,4}(?=[|:]))?(?:\s?[→│┃|]|[:.)\]>-]|\s)\s*"
+)
+"""A gutter of any kind at the beginning of a line without indentation: `L12:`, `12 |`, `[12]`.
+
+For lines that are compared both with and without it.
 """
 
 WRITTEN_GUTTER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)

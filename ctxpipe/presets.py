@@ -24,6 +24,7 @@ from .stages.compact import Breaker, Compact, Restore
 from .stages.gates import RentOrBuyGate
 from .stages.offload import BatchOffload, DirectOffload
 from .stages.read_backs import TrimReadBacks
+from .stages.restore import ReadText
 from .stages.truncate import SmartTruncate
 from .storage import Archive, TextReader, TextWriter
 from .storage.files import FileReader
@@ -48,7 +49,7 @@ def coding_agent(
     work_dir: str | os.PathLike[str] | None,
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
-    files: FileReader | None = None,
+    files: FileReader | ReadText | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
     """The stages for an agent with long loops and large results that works on files with commands.
@@ -92,7 +93,7 @@ def coding_agent_lean(
     memory_first: bool = False,
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
-    files: FileReader | None = None,
+    files: FileReader | ReadText | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
     """As `coding_agent`, but old exchanges collapse into a line per call with its best lines.

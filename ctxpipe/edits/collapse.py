@@ -16,7 +16,6 @@ from ..activity import is_failure, one_line, target, touched_paths
 from ..agent_tools import COMMON_READING_TOOLS
 from ..atoms import Atom, atoms, message_texts, path_atom
 from ..markers.notes import Note, note_of, step_line, words_line
-from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..markers.summaries import safe_summary
 from ..messages import (
     ToolCall,
@@ -29,10 +28,9 @@ from ..messages import (
     tool_results,
     without_surrogates,
 )
-from ..names import safe_name
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
-from .offload import text_of
+from .offload import offloaded_file, text_of
 from .views import viewed_path
 
 if TYPE_CHECKING:
@@ -207,25 +205,15 @@ def first_free_number(notes: Iterable[Note]) -> int:
 
 
 def find_offloaded_files(layout: Layout) -> dict[str, str]:
-    """By placeholder: the name of the file that it points to, where it can be one of the step's.
-
-    A tool may print a placeholder of its own. So only a name counts that the step's own id leads
-    to; the caller looks for it in the folder of the session and nowhere else.
-    """
+    """By placeholder: the name of the file that it points to, where it can be one of the step's."""
     files: dict[str, str] = {}
     for step in layout.steps:
         if step.call is None or step.result is None:
             continue
-        call_id = without_surrogates(step.call.id)
-        id_name = safe_name(call_id)
         result_text = text_of(step.result.content)
         for text in (result_text, *strings(step.call.input)):
-            path = any_reference(text, MAX_SHOWN)
-            if path is None:
-                continue
-            path = path.replace("\\", "/")
-            name = path.rsplit("/", 1)[-1]
-            if id_name in name:
+            name = offloaded_file(step.call.id, text)
+            if name is not None:
                 files[text] = name
     return files
 

@@ -53,6 +53,7 @@ __all__ = [
     "is_placeholder",
     "long_read_backs",
     "newest",
+    "offloaded_file",
     "passes",
     "prescan",
     "result_characters",
@@ -220,6 +221,19 @@ def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
 
 MOST_COMPARED = 10_000_000  # characters
 _STEP_CHARS = 2**18
+
+
+def offloaded_file(call_id: str, text: str) -> str | None:
+    """The name of the file that *text*, a result of this call or a part of it, was moved to.
+
+    None for a text that is no placeholder. A tool may print a placeholder of its own: so only a
+    name counts that the call's own id leads to; look for it in the session's folder alone.
+    """
+    path = any_reference(text, MAX_SHOWN)
+    if path is None:
+        return None
+    name = path.replace("\\", "/").rsplit("/", 1)[-1]
+    return name if safe_name(without_surrogates(call_id)) in name else None
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:

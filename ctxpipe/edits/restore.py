@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
-from ..activity import is_failure, possible_reads, says_failure
+from ..activity import command_line, denied_paths, is_failure, says_failure, writes
 from ..agent_tools import (
     FOLDER_VIEW,
     NOTE,
     READING_TOOLS,
     SHELL_TOOLS,
-    VIEW_COMMAND,
     WRITTEN_GUTTER,
     ReadingTools,
     view,
@@ -22,13 +21,16 @@ from ..agent_tools import (
 from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
 from ..messages import field, kind, result_text, results_by_id, tool_calls, tool_results
-from .views import changes_folder, path_argument, viewed_path
+from .offload import offloaded_file
+from .shown import Shown
+from .views import changes_folder, viewed_path
 
 if TYPE_CHECKING:
     from ..messages import Message, ToolCall, ToolResult
 
 __all__ = [
     "WorkingFile",
+    "offloaded_results",
     "restored_message",
     "trusting_working_set",
     "was_changed",
@@ -42,14 +44,15 @@ _MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 class WorkingFile:
     """A file that the conversation used.
 
-    *path* is its latest spelling, *shown* what was seen of it, if known. *denied* says that the
-    last attempt to read it failed, so that it must not come back.
+    *path* is its latest spelling, *shown* what was seen of it last, if known, and *views* all that
+    was seen and written of it. *denied* says that the last attempt to read it failed, so that it
+    must not come back.
     """
 
     path: str
     shown: str | None = attribute(default=None, repr=False)
-    written: bool = False
     denied: bool = False
+    views: tuple[Shown, ...] = attribute(default=(), repr=False)
 
 
 def working_set(
@@ -57,63 +60,83 @@ def working_set(
     *,
     tools: ReadingTools,
     shell: bool = False,
-    writing_tools: ReadingTools | None = None,
     work_dir: str = "",
+    offloaded: Mapping[str, str] | None = None,
 ) -> list[WorkingFile]:
     """The files that calls in *messages* read, the most recent first, each once, at its last place.
 
-    A call counts only if it has a result that reports no failure and was not moved to a file. The
-    newest verdict on a file counts: one whose last read failed is *denied* until a later call
-    succeeds. A call that reads and has failed denies every path that it names, a command line that
-    prints files every word in it. A call without a result decides nothing, and neither does a write
-    that failed. A command line that succeeded shows its file only with *shell*, and as long as the
-    shell's folder is known. No text of a message is trusted to name a file. The other arguments are
-    those of `trusting_working_set`.
+    A call counts only if it has a result that reports no failure; the text of one that was moved to
+    a file is looked up in *offloaded*, by its placeholder, and counts if it is found. The newest
+    verdict on a file counts: one whose last read failed is *denied* until a later call succeeds. A
+    call that reads and has failed denies every path that it names, a command line that prints files
+    every word in it. A call without a result decides nothing, and neither does a write that failed.
+    A command line that succeeded shows its file only with *shell*, and as long as the shell's
+    folder is known. No text of a message is trusted to name a file. The other arguments are those
+    of `trusting_working_set`.
     """
     latest: dict[str, WorkingFile] = {}
+    views: dict[str, list[tuple[int, str]]] = {}
+    changed: dict[str, int] = {}
+    last_command = -1
     folder_changed = False
-    for call, result in _calls_with_results(messages):
+    for number, (call, result) in enumerate(_calls_with_results(messages, offloaded or {})):
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
-        read_path = None
+        path = None
         if not _shows_folder(result):
-            read_path = viewed_path(call, tools, True)
-        path = read_path
-        if path is None:
-            path = _path_to_write(call, writing_tools or {})
+            path = viewed_path(call, tools, True)
+        text = result_text(result)
         files: list[WorkingFile] = []
         if _is_failure(result, by_shell=by_shell):
-            files = _denials(call, path, is_read=read_path is not None)
-        elif path is not None:
-            is_place_known = os.path.isabs(path) or not folder_changed
-            if not by_shell or (shell and is_place_known):
-                if read_path is not None:
-                    files = [WorkingFile(path, _view_text(result))]
-                else:
-                    files = [WorkingFile(path, written=True)]
+            names = denied_paths(call, result) if path is None else [path]
+            files = [WorkingFile(name, denied=True) for name in names]
+        elif path is None:
+            written, lines = writes(call)
+            for name in written:
+                key = _key(work_dir, name)
+                changed[key] = number
+                views.setdefault(key, []).append((number, lines))
+        elif not by_shell or (shell and (os.path.isabs(path) or not folder_changed)):
+            files = [WorkingFile(path, text)]
+            views.setdefault(_key(work_dir, path), []).append((number, text))
         for file in files:
-            full_path = os.path.expanduser(file.path.removeprefix("file://"))
-            _put_last(latest, os.path.join(work_dir, full_path), file)
+            _put_last(latest, _key(work_dir, file.path), file)
+        if path is None and command_line(call) and not says_failure(text):
+            last_command = number
         folder_changed = folder_changed or changes_folder(call)
-    return list(reversed(latest.values()))
+    found: list[WorkingFile] = []
+    for key, file in reversed(latest.items()):
+        since = max(last_command, changed.get(key, -1))
+        shown = tuple(Shown(text, number >= since) for number, text in views.get(key, ()))
+        found.append(replace(file, views=shown))
+    return found
 
 
-def _denials(call: ToolCall, path: str | None, *, is_read: bool) -> list[WorkingFile]:
-    """The files that must not come back because *call* has failed."""
-    if path is None:
-        return [WorkingFile(each, denied=True) for each in possible_reads(call)]
-    if is_read:
-        return [WorkingFile(path, denied=True)]
-    return []
+def _key(work_dir: str, path: str) -> str:
+    """What the spellings of *path* below *work_dir* have in common."""
+    path = os.path.expanduser(path.removeprefix("file://"))
+    return os.path.normpath(os.path.join(work_dir, path))
 
 
-def _put_last(files: dict[str, WorkingFile], path: str, file: WorkingFile) -> None:
-    key = os.path.normpath(path)
+def _put_last(files: dict[str, WorkingFile], key: str, file: WorkingFile) -> None:
     files.pop(key, None)
     files[key] = file
 
 
-def _calls_with_results(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
-    """Each call with its result; of several results an error, if there is one.
+def offloaded_results(messages: Sequence[Message]) -> dict[str, str]:
+    """By placeholder: the name of the file with the whole result of a call."""
+    files: dict[str, str] = {}
+    for result in tool_results(messages):
+        text = result_text(result)
+        name = offloaded_file(result.tool_use_id, text)
+        if name is not None:
+            files[text] = name
+    return files
+
+
+def _calls_with_results(
+    messages: Sequence[Message], offloaded: Mapping[str, str]
+) -> Iterator[tuple[ToolCall, object]]:
+    """Each call with its result as it was shown; of several results an error, if there is one.
 
     A result belongs to the last call before it with its id, since agents may use an id again.
     """
@@ -121,7 +144,9 @@ def _calls_with_results(messages: Sequence[Message]) -> Iterator[tuple[ToolCall,
     results: dict[str, ToolResult] = {}
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
-            for result in tool_results(messages, index, index + 1):
+            for found in tool_results(messages, index, index + 1):
+                text = offloaded.get(result_text(found))
+                result = found if text is None else replace(found, content=text)
                 known = results.get(result.tool_use_id)
                 if known is None or not _is_failure(known):
                     results[result.tool_use_id] = result
@@ -162,24 +187,27 @@ def trusting_working_set(
     *,
     tools: ReadingTools = READING_TOOLS,
     shell: bool = False,
-    writing_tools: ReadingTools | None = None,
     work_dir: str = "",
 ) -> list[WorkingFile]:
     """The files read in *messages*, the most recent first, each once, at its last place.
 
     A file that an earlier compaction brought back counts as read before everything after it. With
-    *writing_tools* files written count as well; with *shell* command lines that print a file count
-    as reading it. Spellings that mean the same path below *work_dir* are one file.
+    *shell* command lines that print a file count as reading it. Spellings that mean the same path
+    below *work_dir* are one file.
 
     It trusts every call, whatever its result, and every message that looks like a restored file.
     `working_set` trusts neither.
     """
     latest: dict[str, WorkingFile] = {}
     for file in _files_restored_before(messages):
-        _put_last(latest, os.path.join(work_dir, file.path), file)
+        _put_last(latest, os.path.normpath(os.path.join(work_dir, file.path)), file)
     results = results_by_id(messages)
-    for file in _files_of_calls(messages, results, tools, shell, writing_tools or {}):
-        _put_last(latest, os.path.join(work_dir, file.path), file)
+    for call in tool_calls(messages):
+        result = results.get(call.id)
+        path = viewed_path(call, tools, shell)
+        if path is not None and not _shows_folder(result):
+            key = os.path.normpath(os.path.join(work_dir, path))
+            _put_last(latest, key, WorkingFile(path, _view_text(result)))
     return list(reversed(latest.values()))
 
 
@@ -190,30 +218,6 @@ def _files_restored_before(messages: Sequence[Message]) -> Iterator[WorkingFile]
         if path is not None:
             prefix = len(RESTORED) + len(path) + 2  # the path is followed by a colon and a newline
             yield WorkingFile(path, text_of(message)[prefix:])
-
-
-def _files_of_calls(
-    messages: Sequence[Message],
-    results: Mapping[str, object],
-    tools: ReadingTools,
-    shell: bool,
-    writing_tools: ReadingTools,
-) -> Iterator[WorkingFile]:
-    for call in tool_calls(messages):
-        result = results.get(call.id)
-        path = viewed_path(call, tools, shell)
-        if path is not None and not _shows_folder(result):
-            yield WorkingFile(path, _view_text(result))
-            continue
-        path = _path_to_write(call, writing_tools)
-        if path is not None:
-            yield WorkingFile(path, written=True)
-
-
-def _path_to_write(call: ToolCall, tools: ReadingTools) -> str | None:
-    if call.input.get("command") == VIEW_COMMAND:  # an editor's tool both views and writes
-        return None
-    return path_argument(call.input, tools.get(call.name, ()))
 
 
 def _shows_folder(result: object) -> bool:

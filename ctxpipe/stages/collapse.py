@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ from ..edits import collapse
 from ..edits.collapse import Layout
 from ..edits.exchanges import ExchangeIndex, Shape
 from ..edits.gates import Rates, best_eviction, evict_all
-from ..errors import SettingsError, StorageError, storage_errors
+from ..errors import SettingsError, StorageError
 from ..markers.notes import Note, note_of
 from ..messages import without_surrogates
 from ..names import content_hash, session_folder
@@ -24,6 +23,7 @@ from ..words import short_repr
 from ..workers.threads import in_thread, in_thread_if
 from .archive import archive_record
 from .gates import overpayment
+from .offloaded import read_offloaded
 from .references import check_reference, visible_path
 
 __all__ = ["Collapse"]
@@ -31,7 +31,6 @@ __all__ = ["Collapse"]
 PROTECTED = "thinking is protected, and a note would stand before kept thinking"
 
 _SAMPLE = "s0.md"
-_TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -232,21 +231,8 @@ class Collapse:
         )
 
     async def _read_offloaded(self, turn: Turn, layout: Layout) -> dict[str, str]:
-        """By placeholder: the text that was offloaded, where it is in the session's own folder."""
-        reader = self.storage
         files = await in_thread(collapse.find_offloaded_files, layout)
-        whole: dict[str, str] = {}
-        if not isinstance(reader, TextReader):
-            return whole
-        folder = session_folder(turn.session_id)
-        for pointer, name in files.items():
-            try:
-                with storage_errors():
-                    page = await reader.read(f"{folder}/{name}")
-            except StorageError:
-                continue  # then the placeholder is all that there is, and says where it was
-            whole[pointer] = await in_thread_if(len(page.text) > 100_000, _plain, page.text)
-        return whole
+        return await read_offloaded(self.storage, turn.session_id, files)
 
     async def _archive_messages(self, turn: Turn, layout: Layout) -> str:
         archive = self.archive or self.storage
@@ -299,17 +285,6 @@ def _ranges(indices: Iterable[int]) -> list[range]:
         else:
             ranges.append(range(index, index + 1))
     return ranges
-
-
-def _plain(text: str) -> str:
-    """What a stored *text* says: several text blocks are stored as their JSON."""
-    if not text.startswith(_TEXT_BLOCKS):
-        return text
-    try:
-        said = json.loads(text)
-        return "".join(block["text"] for block in said)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return text  # a tool's own
 
 
 def _change(

@@ -458,13 +458,14 @@ class Compact:
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
         summary = await self._summarize(turn, writer, rest)
-        restored, fold = RestoredFiles(warnings=(_NOT_RESTORED,)), None
+        restored = RestoredFiles(warnings=(_NOT_RESTORED,))
         if self.restore is not None:
-            restored = await self.restore.read_again(source.messages, turn.counter)
-            fold = self.restore.fold(turn.counter)
+            restored = await self.restore.read_again(
+                source.messages, turn.counter, turn.session_id, self.archive
+            )
         facts = replace(facts, notes=_notes(restored))
         found = await self._replacements(turn, summary, source, facts, path)
-        replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens, fold)
+        replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens)
         layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)
         warnings = [*replacement.cuts, *restored.warnings]
         warnings += [warning for warning in (no_model, not_listed) if warning]

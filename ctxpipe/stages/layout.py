@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from ..edits.compact import EvidenceBudget, Replacement, evidence_block
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
@@ -36,9 +36,6 @@ logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATHS_INDEX = "compact-paths.txt"
 
-Fold: TypeAlias = "Callable[[Sequence[RestoredFile]], Awaitable[Mapping[str, str]]]"
-"""From files to what they are reduced to, by path."""
-
 
 class FileFolder(Protocol):
     async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
@@ -68,16 +65,12 @@ def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileF
     return Folder(counter=counter)
 
 
-async def fold_texts(
-    files: Sequence[RestoredFile],
-    counter: TokenCounter,
-    folder: FileFolder | None = None,
-) -> dict[str, str]:
+async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> dict[str, str]:
     """What the files that exceed the budget are reduced to, by path."""
     if not files:
         return {}
     sources = [(file.path, file.text) for file in files]
-    texts = await folder_or_default(folder, counter).fold(sources)
+    texts = await folder_or_default(None, counter).fold(sources)
     folded: dict[str, str] = {}
     for file, text in zip(files, texts, strict=True):
         if text:
@@ -105,7 +98,6 @@ async def choose_layout(
     replacements: Sequence[Replacement],
     restored: RestoredFiles,
     evidence_tokens: int,
-    fold: Fold | None,
 ) -> tuple[Replacement, Layout]:
     """The first of *replacements*, in its richest layout, that is smaller and meets the target.
 
@@ -115,7 +107,7 @@ async def choose_layout(
     before = await turn.raw_tokens() - turn.overhead
     tried: list[Layout] = []
     replacement, layout = replacements[0], Layout((), {}, 0)
-    async for plan in _from_rich_to_lean(restored, evidence_tokens, fold):
+    async for plan in _from_rich_to_lean(restored, evidence_tokens, turn.counter):
         tried.append(plan)
         layout = await _lay_out(turn, replacement, plan)
         if await _fits(turn, layout, before):
@@ -140,16 +132,14 @@ async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
 async def _from_rich_to_lean(
     restored: RestoredFiles,
     evidence_tokens: int,
-    fold: Fold | None,
+    counter: TokenCounter,
 ) -> AsyncIterator[Layout]:
     """Restored files give way first, the one read longest ago first of all, then the evidence."""
-    folded: Mapping[str, str] = {}
-    if fold:
-        folded = await fold(restored.unfit)
+    folded = await fold_texts(restored.unfit, counter)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
-        if fold and number == len(restored.files) - 1:
-            folded = await fold([*restored.files, *restored.unfit])
+        if number == len(restored.files) - 1:
+            folded = await fold_texts([*restored.files, *restored.unfit], counter)
         whole = {file.path for file in files}
         others = {path: text for path, text in folded.items() if path not in whole}
         yield Layout(files, others, evidence_tokens)

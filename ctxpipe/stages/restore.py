@@ -5,22 +5,24 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from anyio import to_thread
 
 from ..activity import is_one_line
 from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
+from ..callables import is_async
 from ..edits.restore import (
     WorkingFile,
+    offloaded_results,
     restored_message,
     trusting_working_set,
     was_changed,
     working_set,
 )
+from ..edits.shown import obstacle
 from ..errors import SettingsError, StorageError, storage_errors
 from ..messages import ensure_messages
 from ..settings import (
@@ -37,16 +39,17 @@ from ..settings import (
     setting,
 )
 from ..storage.files import FileReader, FileText, LocalFiles, name_below
+from ..storage.records import Redact, redactor_of
 from ..storage.secrets import is_secret
 from ..tokens import Counting, TokenCounter, as_counter
 from ..words import short_repr
 from ..workers.threads import in_thread
-from .layout import FileFolder, Fold, check_folder, fold_texts
+from .offloaded import read_offloaded
 
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Restore", "RestoredFile", "RestoredFiles", "restore_files"]
+__all__ = ["ReadText", "Restore", "RestoredFile", "RestoredFiles", "restore_files"]
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
@@ -106,7 +109,6 @@ async def restore_files(
     max_restore_tokens_total: int | None = None,
     tools: ReadingTools = READING_TOOLS,
     shell: bool = False,
-    writing_tools: ReadingTools | None = None,
     files: FileReader | None = None,
     counter: Counting | None = None,
 ) -> RestoredFiles:
@@ -117,9 +119,9 @@ async def restore_files(
     (50,000). What cannot be read, or is outside *work_dir* (default: the current folder), is
     skipped with a warning. Tokens are raw.
 
-    *tools* names the reading tools and their path argument; *writing_tools* lets files written
-    count as well, *shell* command lines that print a file. *files* reads from elsewhere than the
-    disk. Raises SettingsError when a variable of the environment is not a number.
+    *tools* names the reading tools and their path argument; *shell* lets command lines that print
+    a file count as well. *files* reads from elsewhere than the disk. Raises SettingsError when a
+    variable of the environment is not a number.
 
     It believes what *messages* say: a call counts whatever its result, also one that the user has
     denied, a message that looks like a restored file names a file, and names with line breaks are
@@ -136,7 +138,6 @@ async def restore_files(
         messages,
         tools=tools,
         shell=shell,
-        writing_tools=writing_tools,
         work_dir=root,
     )
     search = _Search(
@@ -152,41 +153,70 @@ async def restore_files(
     return restored
 
 
+ReadText: TypeAlias = Callable[[str], Awaitable[str | None]]
+"""From the path that a call names to the text there; None where there is none."""
+
+_READER = instance_of(FileReader, "a FileReader such as LocalFiles('.')")
+_FILES = replace(
+    _READER,
+    accepts=lambda value: _READER.accepts(value) or is_async(value),
+    words=f"{_READER.words}, or an async function from a path to its text",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolFiles:
+    """Reads files as a tool of the agent does."""
+
+    read_text: ReadText
+
+    async def read(self, path: str, /, max_bytes: int) -> FileText:
+        text = await self.read_text(path)
+        if not isinstance(text, str):
+            raise StorageError(errno.ENOENT, f"{path!r}: there is no text")
+        if len(text.encode(errors="replace")) > max_bytes:
+            raise StorageError(errno.EFBIG, f"{path!r}: it holds more than {max_bytes:,} bytes")
+        return FileText(path, text)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Restore:
     """Which of the user's files `Compact` may read again after a summary, and put into the context.
 
-    Give *work_dir*, the folder below which files may be read, or *files*, a reader of your own. A
-    file comes back only when a call to read it succeeded in this conversation, and no later attempt
-    failed; with *writing_tools* a call that wrote it counts as well, with *shell* a command line
-    that does nothing but print it. *reading_tools* and *writing_tools* map the name of a tool to
-    the input key, or keys, that hold the path. What a message says never names a file.
+    Give *work_dir*, the folder below which files may be read, or *files*: a reader of your own, at
+    best the one that the agent's own tool uses, so that what the tool hides stays hidden. It is a
+    `FileReader`, or an async function from a path to a text, or to None.
+
+    A file comes back only if a call to read it succeeded in this conversation, no later attempt
+    failed, and a result has shown at least one line that it holds now. It stays out, and the report
+    says so, when it lacks a line that was shown and no later call could have changed it: what
+    differs may have been hidden on purpose. *reading_tools* map the name of a tool to the input
+    key, or keys, that hold the path; with *shell* a command line that does nothing but print a file
+    reads it, too. What a message says never names a file.
 
     *deny* answers whether the file at a path must not be read; it is asked for the path as the call
     spells it, and for the place where the file really is. The default is `is_secret`; give a
-    function of your own to extend or replace it, or None to deny nothing.
+    function of your own to extend or replace it, or None to deny nothing. *redact* is applied to
+    what a file holds; by default it is that of the storage, and `str` hides nothing.
 
     Of the *max_files* files used last those of at most *max_tokens_per_file* tokens come back, as
     long as they hold no more than *max_tokens_total* together. The defaults are those of the
     environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL.
-    Files that are too long are reduced to their names by *folder* (default: to the names that they
-    define) unless *fold_unrestored* is off.
+    Files that are too long are reduced to the names that they define.
 
     Raises SettingsError unless exactly one of *work_dir* and *files* is given, and for settings
     that are invalid.
     """
 
     work_dir: str | os.PathLike[str] | None = None
-    files: FileReader | None = None
+    files: FileReader | ReadText | None = None
     reading_tools: ReadingTools = field(default_factory=lambda: COMMON_READING_TOOLS)
-    writing_tools: ReadingTools | None = None
     shell: bool = False
     max_files: int = setting(MAX_RESTORE_FILES)
     max_tokens_per_file: int = setting(MAX_RESTORE_TOKENS_PER_FILE)
     max_tokens_total: int = setting(MAX_RESTORE_TOKENS_TOTAL)
     deny: Callable[[str], bool] | None = is_secret
-    fold_unrestored: bool = True
-    folder: FileFolder | None = None
+    redact: Redact | None = None
     reader: FileReader = field(init=False, repr=False, compare=False)
 
     __repr__ = short_repr
@@ -199,27 +229,36 @@ class Restore:
         check_settings(
             self,
             work_dir=PATH.optional,
-            files=instance_of(FileReader, "a FileReader such as LocalFiles('.')").optional,
+            files=_FILES.optional,
             reading_tools=TOOLS,
-            writing_tools=TOOLS.optional,
             shell=FLAG,
             max_files=SIZE,
             max_tokens_per_file=SIZE,
             max_tokens_total=SIZE,
             deny=FUNCTION.optional,
-            fold_unrestored=FLAG,
+            redact=FUNCTION.optional,
         )
-        check_folder(self.folder)
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
+        if not isinstance(reader, FileReader):
+            reader = _ToolFiles(reader)
         object.__setattr__(self, "reader", reader)
 
-    async def read_again(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
-        """The files that calls in *messages* used last, as they are now, the most recent first."""
-        root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
-        working_files = await in_thread(self._working_set, messages, root)
-        identities: dict[str, Hashable] = {}
-        if root:
-            identities = await in_thread(_identities, root, working_files)
+    async def read_again(
+        self,
+        messages: Sequence[Message],
+        counter: TokenCounter,
+        session_id: str,
+        storage: object,
+    ) -> RestoredFiles:
+        """The files that calls in *messages* used last, as they are now, the most recent first.
+
+        Results that were moved to files of *storage*, in the folder of *session_id*, count as they
+        were shown.
+        """
+        moved = await in_thread(offloaded_results, messages)
+        offloaded = await read_offloaded(storage, session_id, moved)
+        working_files = await in_thread(self._working_set, messages, offloaded)
+        redact = redactor_of(self if self.redact else storage)
         search = _Search(
             self.reader,
             self.max_files,
@@ -228,27 +267,25 @@ class Restore:
             counter,
             self._refusal,
             self._denial,
-            identities,
+            redact,
         )
         restored = await search.restore(working_files)
         for warning in restored.warnings:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
 
-    def fold(self, counter: TokenCounter) -> Fold | None:
-        """What reduces files that are too long to their names; None where they stay out."""
-        if not self.fold_unrestored:
-            return None
-        return partial(fold_texts, counter=counter, folder=self.folder)
-
-    def _working_set(self, messages: Sequence[Message], root: str) -> list[WorkingFile]:
-        return working_set(
+    def _working_set(
+        self, messages: Sequence[Message], offloaded: Mapping[str, str]
+    ) -> list[WorkingFile]:
+        root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
+        found = working_set(
             messages,
             tools=self.reading_tools,
             shell=self.shell,
-            writing_tools=self.writing_tools,
             work_dir=root,
+            offloaded=offloaded,
         )
+        return _merge_names(root, found) if root else found
 
     def _refusal(self, path: str) -> str:
         """Why the file that a call names *path* must not be read, "" when it may."""
@@ -267,22 +304,22 @@ class Restore:
         return ""
 
 
-def _identities(root: str, found: Iterable[WorkingFile]) -> dict[str, Hashable]:
-    """What identifies the files whatever their spelling, by path; {} when none was denied.
+def _merge_names(root: str, files: Iterable[WorkingFile]) -> list[WorkingFile]:
+    """*files* with all names of one file as one, under the name that was used last.
 
     A file has many names: links, other cases, other forms of a letter.
     """
-    files = list(found)
-    if not any(file.denied for file in files):
-        return {}
-    identities: dict[str, Hashable] = {}
+    merged: dict[Hashable, WorkingFile] = {}
     for file in files:
+        identity: Hashable = file.path
         try:
             info = os.stat(os.path.join(root, file.path))
+            identity = info.st_dev, info.st_ino
         except (OSError, ValueError):  # it is gone, or has no name that a file can have
-            continue
-        identities[file.path] = info.st_dev, info.st_ino
-    return identities
+            pass
+        latest = merged.get(identity, replace(file, views=()))
+        merged[identity] = replace(latest, views=(*latest.views, *file.views))
+    return list(merged.values())
 
 
 def _no_reason(*_paths: str) -> str:
@@ -303,7 +340,7 @@ class _Search:
     """Reads a working set.
 
     *refusal* says why a path must not be read, and *denial* why not the file that a path leads to,
-    "" when it may. Paths with the same value in *identities* are one file.
+    "" when it may. With *redact* a file must hold what the conversation was shown of it.
     """
 
     files: FileReader
@@ -313,7 +350,7 @@ class _Search:
     counter: Counting | None
     refusal: Callable[[str], str] = _no_reason
     denial: Callable[[str, str], str] = _no_reason
-    identities: Mapping[str, Hashable] = field(default_factory=dict)
+    redact: Redact | None = None
 
     async def restore(self, working_files: Sequence[WorkingFile]) -> RestoredFiles:
         reading = await self._read(working_files)
@@ -353,23 +390,24 @@ class _Search:
         found: dict[str, tuple[WorkingFile, FileText]] = {}
         warnings: list[str] = []
         deleted: list[str] = []
-        denied: set[Hashable] = set()
+        refused: set[str] = set()
         max_bytes = max(_MIN_BYTES, _BYTES_PER_TOKEN * self.max_tokens_per_file)
         for file in working_files:
             if len(found) + len(warnings) >= self.max_files:
                 break
-            identity = self.identities.get(file.path, file.path)
-            if file.denied or identity in denied:
-                denied.add(identity)
+            if file.denied:
+                refused.add(file.path)
                 continue
             try:
                 now = await self._text_of(file.path, max_bytes)
+                if now.real in refused or now.real in found:
+                    continue  # another spelling was used later
+                refused.add(now.real)
+                found[now.real] = file, await self._shown_text(file, now)
             except StorageError as error:
                 warnings.append(f"not restored: {error.strerror or error}")
                 if error.errno == errno.ENOENT and file.shown is not None:
                     deleted.append(file.path)
-            else:
-                found.setdefault(now.real, (file, now))  # another spelling was read later
         return _Reading(list(found.values()), warnings, deleted)
 
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
@@ -380,3 +418,13 @@ class _Search:
         if reason := self.denial(path, now.real):
             raise StorageError(errno.EACCES, reason)
         return now
+
+    async def _shown_text(self, file: WorkingFile, now: FileText) -> FileText:
+        """What of *now* may be shown. Raises StorageError where nothing may."""
+        if self.redact is None:
+            return now
+        text = await in_thread(self.redact, now.text)
+        reason = await in_thread(obstacle, file.views, text, self.redact)
+        if reason:
+            raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
+        return replace(now, text=text)

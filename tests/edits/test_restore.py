@@ -6,7 +6,7 @@ import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 from hypothesis import given
 
-from ctxpipe.agent_tools import COMMON_READING_TOOLS, COMMON_WRITING_TOOLS
+from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.restore import (
     WorkingFile,
     restored_message,
@@ -108,19 +108,6 @@ def test_a_folder_that_a_reading_tool_shows_is_no_file() -> None:
     assert trusting_working_set(history, tools=COMMON_READING_TOOLS) == []
 
 
-def test_files_written_last_are_in_work_too_when_asked_for() -> None:
-    history = conversation(
-        view("1", "read.py", "x"),
-        step("2", "Edit", {"file_path": "edited.py"}),
-        step("3", "str_replace_editor", {"command": "view", "path": "seen.py"}),
-    )
-
-    assert trusting_working_set(history, writing_tools=COMMON_WRITING_TOOLS) == [
-        WorkingFile("edited.py", written=True),
-        WorkingFile("read.py", "x"),
-    ]
-
-
 def test_files_brought_back_count_as_read_before_everything_else_in_their_order() -> None:
     history = conversation(
         user(f"{SUMMARY}S"),
@@ -196,8 +183,6 @@ def test_a_restored_file_has_the_required_form() -> None:
 
 @given(histories())
 def test_no_file_is_named_twice(history: list[Message]) -> None:
-    found = paths(
-        history, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS
-    )
+    found = paths(history, tools=COMMON_READING_TOOLS, shell=True)
 
     assert len(found) == len(set(found))

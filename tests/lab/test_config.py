@@ -61,7 +61,7 @@ def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
 def test_the_parts_of_compaction_are_tables_beside_what_the_workbench_brings(tmp_path: Path):
     bench = Workbench()
     tables = (
-        "restore = { shell = true, fold_unrestored = false }\n"
+        "restore = { shell = true, max_files = 3 }\n"
         "evidence = { tokens = 500 }\nbreaker = { cooldown_seconds = 60 }\n"
     )
     path = written(tmp_path, f"[[stage]]\nuse = 'Compact'\n{tables}")
@@ -69,7 +69,7 @@ def test_the_parts_of_compaction_are_tables_beside_what_the_workbench_brings(tmp
     [compact] = read_config(path, Prices.relative())(bench).stages
 
     assert isinstance(compact, Compact)
-    assert compact.restore == Restore(files=bench.files, shell=True, fold_unrestored=False)
+    assert compact.restore == Restore(files=bench.files, shell=True, max_files=3)
     assert compact.evidence == Evidence(tokens=500)
     assert compact.breaker == Breaker(cooldown_seconds=60, clock=bench.clock)
 

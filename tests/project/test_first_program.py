@@ -120,9 +120,9 @@ async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(
 async def test_what_was_really_read_comes_back_where_the_folder_is_named(
     restore: bool, tmp_path: Path
 ):
-    (tmp_path / "notes.txt").write_text("canary-notes")
+    (tmp_path / "notes.txt").write_text("first\ncanary-notes")
     call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "notes.txt"}}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": "an older text"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "first"}
     history: list[dict[str, Any]] = [
         {"role": "user", "content": "Read the notes."},
         {"role": "assistant", "content": [call]},

@@ -521,13 +521,14 @@ async def test_a_call_that_waits_for_its_result_puts_it_off(storage: LocalStorag
 async def test_files_in_work_come_back_and_secrets_do_not(
     tmp_path: Path, storage: LocalStorage
 ) -> None:
-    (tmp_path / "a.py").write_text("a = 1\n")
+    (tmp_path / "a.py").write_text("a = 1\nb = 1\n")
     (tmp_path / ".env").write_text("TOKEN=1")
     history = [
         *LONG,
         *view("1", ".env", "TOKEN=1"),
-        *view("2", "a.py", "a = 0\n"),
+        *view("2", "a.py", "a = 0\nb = 1\n"),
         *view("3", "gone.py", "x"),
+        *step("4", "bash", {"command": "make"}, "made a.py anew"),
     ]
 
     context, detail = await compacted(
@@ -535,32 +536,23 @@ async def test_files_in_work_come_back_and_secrets_do_not(
     )
 
     assert detail.restored == ("a.py",)
-    assert said(context)[3] == "[Restored after compact] a.py:\na = 1\n"
+    assert said(context)[3] == "[Restored after compact] a.py:\na = 1\nb = 1\n"
     assert "TOKEN" not in str(context)
     assert "Note: a.py is not as it was shown before\n" in said(context)[1]
     assert "Note: gone.py was deleted since it was shown" in said(context)[1]
     assert len(detail.warnings) == 2
 
 
-async def test_files_of_other_agents_and_files_written_come_back_when_named(
+async def test_files_of_other_agents_come_back_when_their_tools_are_named(
     tmp_path: Path, storage: LocalStorage
 ) -> None:
     (tmp_path / "read.py").write_text("r")
-    (tmp_path / "written.py").write_text("w")
-    history = [
-        *LONG,
-        *step("1", "Read", {"file_path": "read.py"}),
-        *step("2", "Edit", {"file_path": "written.py"}),
-    ]
+    history = [*LONG, *step("1", "show", {"where": "read.py"}, "r")]
     stage = Compact(
-        Writer(),
-        archive=storage,
-        restore=Restore(
-            tmp_path, reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"}
-        ),
+        Writer(), archive=storage, restore=Restore(tmp_path, reading_tools={"show": "where"})
     )
 
-    assert (await compacted(stage, history))[1].restored == ("written.py", "read.py")
+    assert (await compacted(stage, history))[1].restored == ("read.py",)
 
 
 async def test_pinned_messages_stay_word_for_word(storage: LocalStorage) -> None:
@@ -647,7 +639,7 @@ async def test_the_same_history_gives_the_same_context(tmp_path: Path) -> None:
 def three_files(tmp_path: Path) -> list[Message]:
     """Three files of 300 words each, read one after the other, the third last."""
     for name in ("1.txt", "2.txt", "3.txt"):
-        (tmp_path / name).write_text(f"{name} " * 300)
+        (tmp_path / name).write_text("x\n" + f"{name} " * 300)
     return [
         *LONG[:-1],
         *(m for n in "123" for m in view(n, f"{n}.txt", "x")),
@@ -672,9 +664,7 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
     target: int,
     restored: tuple[str, ...],
 ) -> None:
-    stage = Compact(
-        Writer(), archive=storage, restore=Restore(work_dir=tmp_path, fold_unrestored=False)
-    )
+    stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path))
     budget = Budget(window=4000, trigger=2000, target=target)
 
     context, detail = await compacted(stage, three_files, budget=budget)
@@ -760,40 +750,34 @@ async def test_long_words_of_the_user_are_cut_head_and_tail_with_the_archives_pa
     assert len(parsed_evidence(summary_extras(context[0])).requests[0]) < 4500
 
 
-@dataclass(frozen=True, slots=True)
-class FirstLine:
-    """Reduces a file to its first line."""
-
-    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
-        return [
-            f"<system-reminder>\n## {path}\n{text.split()[0]}\n</system-reminder>" if text else None
-            for path, text in files
-        ]
-
-
 async def test_files_without_room_stand_behind_the_summary_by_their_names(
-    tmp_path: Path, storage: LocalStorage, three_files: list[Message]
+    tmp_path: Path, storage: LocalStorage
 ) -> None:
-    stage = Compact(
-        Writer(), archive=storage, restore=Restore(work_dir=tmp_path, folder=FirstLine())
-    )
+    history = [*LONG[:-1]]
+    for name in ("1.py", "2.py", "3.py"):
+        (tmp_path / name).write_text(python_source(40))
+        history += view(name, name, python_source(40))
+    restore = Restore(tmp_path, max_tokens_total=int(1.5 * len(python_source(40)) / 4))
 
     context, detail = await compacted(
-        stage, three_files, budget=Budget(window=4000, trigger=2000, target=1100)
+        Compact(Writer(), archive=storage, restore=restore), [*history, assistant("Seen.")]
     )
 
-    assert (detail.restored, detail.folded) == (("3.txt",), ("2.txt", "1.txt"))
-    assert said(context)[1].endswith(
-        "</evidence>\n\n<system-reminder>\n## 2.txt\n2.txt\n</system-reminder>"
-        "\n\n<system-reminder>\n## 1.txt\n1.txt\n</system-reminder>"
-    )
+    assert (detail.restored, detail.folded) == (("3.py",), ("2.py", "1.py"))
+    after_evidence = said(context)[1].partition("</evidence>")[2]
+    assert after_evidence.index("File Context: 2.py") < after_evidence.index("File Context: 1.py")
 
 
 async def test_source_files_without_room_are_reduced_to_the_names_they_define(
     tmp_path: Path, storage: LocalStorage
 ) -> None:
     (tmp_path / "big.py").write_text(python_source(400))
-    history = [*LONG[:-1], *view("r", "big.py", "x"), assistant("Seen."), user("Go on.")]
+    history = [
+        *LONG[:-1],
+        *view("r", "big.py", python_source(1)),
+        assistant("Seen."),
+        user("Go on."),
+    ]
     names = "\n\n<system-reminder>\n## File Context: big.py\n"
 
     context, detail = await compacted(
@@ -1240,8 +1224,8 @@ def test_a_setting_that_makes_no_sense_is_refused(
         (Breaker, {"cooldown_seconds": -0.5}),
         (Breaker, {"cooldown_seconds": float("nan")}),
         (Breaker, {"retry": 3}),
-        (Restore, {"work_dir": ".", "folder": "src"}),
-        (Restore, {"work_dir": ".", "fold_unrestored": "no"}),
+        (Restore, {"work_dir": ".", "redact": "a secret"}),
+        (Restore, {"work_dir": ".", "shell": "no"}),
     ],
 )
 def test_an_invalid_setting_of_a_part_is_refused_by_its_name(

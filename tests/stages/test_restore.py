@@ -195,10 +195,9 @@ async def test_the_reader_is_asked_for_no_more_than_its_tokens_could_take() -> N
     assert found.warnings == ("not restored: not there",)
 
 
-async def test_other_reading_and_writing_tools_are_a_setting(project: Path) -> None:
+async def test_other_reading_tools_are_a_setting(project: Path) -> None:
     history = conversation(
         step("1", "Read", {"file_path": "a"}),
-        step("2", "Edit", {"file_path": "b"}),
         step("3", "sh", {"cmd": "cat c"}),
     )
 
@@ -206,11 +205,10 @@ async def test_other_reading_and_writing_tools_are_a_setting(project: Path) -> N
         history,
         work_dir=project,
         tools={"Read": "file_path"},
-        writing_tools={"Edit": "file_path"},
         shell=True,
     )
 
-    assert [file.path for file in found.files] == ["c", "b", "a"]
+    assert [file.path for file in found.files] == ["c", "a"]
 
 
 async def test_the_messages_are_not_modified(project: Path) -> None:

@@ -15,8 +15,18 @@ from typing import Any
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
 
-from ctxpipe import Budget, Compact, Compacted, ContextPipeline, LocalStorage, Restore, presets
-from ctxpipe.agent_tools import COMMON_READING_TOOLS, COMMON_WRITING_TOOLS
+from ctxpipe import (
+    Budget,
+    Compact,
+    Compacted,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Preview,
+    Restore,
+    presets,
+)
+from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
 from ctxpipe.markers.repairs import INTERRUPTED
@@ -25,6 +35,7 @@ from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret
 from ctxpipe.summarizers import Summary
 
+TEXT = '{\n  "host": "db.internal",\n  "password": "hunter2"\n}\n'
 SECRET = "hunter2"  # noqa: S105  of a test
 LONG = assistant("word " * 12_000)
 PICTURE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}
@@ -39,13 +50,13 @@ async def summarize(_messages: Sequence[Message], /) -> Summary:
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "prod.json").write_text(f'{{"password": "{SECRET}"}}')
+    (folder / "prod.json").write_text(TEXT)
     return folder
 
 
 async def compacted(history: list[Message], folder: Path, **settings: Any) -> tuple[str, Compacted]:
     """The context after a compaction, as one text, and what the report says."""
-    restore = Restore(folder, writing_tools=COMMON_WRITING_TOOLS, shell=True, **settings)
+    restore = Restore(folder, shell=True, **settings)
     stage = Compact(summarize, archive=LocalStorage(folder.parent / "kept"), restore=restore)
     pipeline = ContextPipeline([stage], budget=Budget(window=9000))
     result = await pipeline.run([*history, LONG, user("Go on.")], session_id="s")
@@ -76,12 +87,6 @@ READS = [
         )
     ),
     tool_use("t", "shell", {"command": ["cat", "prod.json"]}),
-]
-WRITES = [
-    tool_use(
-        "t", name, {keys if isinstance(keys, str) else keys[0]: "prod.json"} | {"command": "create"}
-    )
-    for name, keys in COMMON_WRITING_TOOLS.items()
 ]
 FAILURES = {
     "an error": tool_result("t", DENIED, is_error=True),
@@ -125,18 +130,18 @@ def name_of(call: dict[str, Any]) -> str:
     return f"{call['name']} {json.dumps(call['input'])}"
 
 
-@pytest.mark.parametrize("call", [*READS, *WRITES], ids=name_of)
+@pytest.mark.parametrize("call", READS, ids=name_of)
 def test_a_call_that_succeeded_puts_its_file_into_the_working_set(call: dict[str, Any]) -> None:
     assert [file.path for file in used(answered(call, tool_result("t", "1\t{}")))] == ["prod.json"]
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-@pytest.mark.parametrize("call", [*READS, *WRITES], ids=name_of)
+@pytest.mark.parametrize("call", READS, ids=name_of)
 def test_a_call_that_failed_never_does(call: dict[str, Any], failure: dict[str, Any]) -> None:
     assert used(answered(call, failure)) == []
 
 
-@pytest.mark.parametrize("call", [*READS, *WRITES], ids=name_of)
+@pytest.mark.parametrize("call", READS, ids=name_of)
 def test_a_call_without_a_result_never_does(call: dict[str, Any]) -> None:
     assert used(answered(call)) == []
     assert used([*answered(call), user("Never mind."), assistant("Well.")]) == []
@@ -329,9 +334,7 @@ def test_a_command_line_that_runs_elsewhere_shows_no_file_of_this_folder(key: st
 
 
 def used(messages: list[Message]) -> list[Any]:
-    found = working_set(
-        messages, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS
-    )
+    found = working_set(messages, tools=COMMON_READING_TOOLS, shell=True)
     return [file for file in found if not file.denied]
 
 
@@ -371,7 +374,9 @@ def test_of_parallel_calls_each_has_its_own_verdict() -> None:
 async def test_a_denied_file_is_never_in_the_context(
     project: Path, failure: dict[str, Any]
 ) -> None:
-    context, detail = await compacted(answered(READS[0], failure), project)
+    seen = step("s", "read_file", {"path": "prod.json"}, TEXT)
+
+    context, detail = await compacted([*seen, *answered(READS[0], failure)], project)
 
     assert SECRET not in context
     assert detail.restored == ()
@@ -384,7 +389,7 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
 ) -> None:
     make(project / "prod.json", project / "alias.json")
     (project / "sub").mkdir()
-    seen = step("1", "read_file", {"path": other.format(root=project)}, "{}")
+    seen = step("1", "read_file", {"path": other.format(root=project)}, TEXT)
     denied = [
         *step("t", "read_file", {"path": "prod.json"})[:1],
         user(tool_result("t", DENIED, is_error=True)),
@@ -454,6 +459,238 @@ async def test_the_log_counts_what_is_not_restored_and_names_no_path(
     assert "what I said" not in caplog.text
 
 
+# What was shown -----------------------------------------------------------------------------------
+
+HIDDEN = TEXT.replace(SECRET, "[hidden]")
+
+
+@pytest.mark.parametrize("call", READS, ids=name_of)
+@pytest.mark.parametrize(
+    "shown", ["", "[redacted]", "The user chose not to proceed.", "Отказано", "拒绝访问", HIDDEN]
+)
+async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
+    project: Path, call: dict[str, Any], shown: str
+) -> None:
+    context, detail = await compacted(answered(call, tool_result("t", shown)), project)
+
+    assert SECRET not in context
+    assert detail.restored == ()
+    assert ["not restored" in warning for warning in detail.warnings] == [True]
+    assert SECRET in (await compacted(answered(call, tool_result("t", TEXT)), project))[0]
+
+
+@pytest.mark.parametrize(
+    ("later", "comes_back"),
+    [
+        (tool_use("2", "Write", {"file_path": "prod.json", "content": "{\n}"}), True),
+        (tool_use("2", "edit", {"path": "./prod.json", "oldText": "[h]", "newText": "x"}), True),
+        (tool_use("2", "bash", {"command": "make config"}), True),
+        (tool_use("2", "Write", {"file_path": "other.json", "content": TEXT}), False),
+        (tool_use("2", "bash", {"command": "cat other.json"}), False),
+        (tool_use("2", "Grep", {"pattern": "host", "path": "prod.json"}), False),
+    ],
+    ids=str,
+)
+async def test_what_could_have_changed_a_file_explains_why_it_is_not_as_it_was_shown(
+    project: Path, later: dict[str, Any], comes_back: bool
+) -> None:
+    seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
+    change = [assistant(later), user(tool_result("2", "done"))]
+
+    after, _ = await compacted([user("Look."), *seen, *change], project)
+    before, _ = await compacted([user("Look."), *change, *seen], project)
+
+    assert (SECRET in after) is comes_back
+    assert SECRET not in before
+
+
+@pytest.mark.parametrize(
+    "denied",
+    [
+        tool_result("2", "Permission to write prod.json has been denied.", is_error=True),
+        tool_result("2", "The user rejected this command."),
+    ],
+)
+@pytest.mark.parametrize(
+    "later",
+    [
+        tool_use("2", "Write", {"file_path": "prod.json", "content": "x"}),
+        tool_use("2", "bash", {"command": "make config"}),
+    ],
+    ids=name_of,
+)
+async def test_what_was_denied_has_changed_nothing(
+    project: Path, later: dict[str, Any], denied: dict[str, Any]
+) -> None:
+    seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
+
+    context, _ = await compacted([user("Look."), *seen, assistant(later), user(denied)], project)
+
+    assert SECRET not in context
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"content": TEXT.replace(SECRET, "CHANGE_ME")},
+        {"old_string": "x", "new_string": "{\n" + '  "password": "CHANGE_ME"' + "\n}"},
+        {"file_text": TEXT.replace(SECRET, "")},
+    ],
+)
+async def test_what_the_agent_wrote_and_somebody_else_replaced_stays_out(
+    project: Path, given: dict[str, Any]
+) -> None:
+    seen = step("1", "read_file", {"path": "prod.json"}, TEXT.splitlines()[1])
+    written = step("2", "Write", {"file_path": "prod.json", **given}, "ok")
+
+    context, _ = await compacted([user("Look."), *seen, *written], project)
+
+    assert SECRET not in context
+
+
+async def test_what_the_agent_wrote_counts_as_shown(project: Path) -> None:
+    seen = step("1", "read_file", {"path": "prod.json"}, "")
+    written = step("2", "Write", {"file_path": "prod.json", "content": TEXT}, "ok")
+
+    assert SECRET in (await compacted([user("Look."), *seen, *written], project))[0]
+
+
+@pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
+async def test_what_was_hidden_under_one_name_does_not_come_back_under_another(
+    project: Path, make: Callable[[Path, Path], None]
+) -> None:
+    make(project / "prod.json", project / "alias.json")
+    names = {"prod.json": HIDDEN, "alias.json": TEXT.splitlines()[1]}
+    views = [step(name, "read_file", {"path": name}, text) for name, text in names.items()]
+
+    for order in (views, views[::-1]):
+        history = [user("Look."), *order[0], *order[1]]
+        assert SECRET not in (await compacted(history, project))[0]
+
+
+@pytest.mark.parametrize("preview", [None, Preview(400, 200)])
+@pytest.mark.parametrize("shown", [TEXT, HIDDEN, "The user chose not to proceed."])
+async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
+    project: Path, shown: str, preview: Preview | None
+) -> None:
+    storage = LocalStorage(project.parent / "kept")
+    filler = "".join(f'  "n{n}": {n},\n' for n in range(100))
+    (project / "prod.json").write_text(TEXT + filler)
+    history = answered(READS[0], tool_result("t", shown + filler if shown == HIDDEN else shown))
+    if shown == TEXT:
+        history = answered(READS[0], tool_result("t", TEXT + filler))
+    moving = ContextPipeline([DirectOffload(storage, min_chars=1, preview=preview)])
+    history = (await moving.run(history, session_id="s")).messages
+    assert SECRET not in json.dumps(history[:2])
+
+    context, _ = await compacted(history, project)
+
+    assert ("n99" in context) is (shown == TEXT)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "grep -n password prod.json",
+        "rg password ./prod.json",
+        "python -c \"print(open('prod.json').read())\"",
+        "python3 -m json.tool prod.json",
+        "perl -ne print prod.json",
+        "git show HEAD:./prod.json prod.json",
+    ],
+)
+@pytest.mark.parametrize("told", [DENIED, "Отказано в доступе пользователем"])
+async def test_a_denial_of_a_program_that_opens_the_file_counts(
+    project: Path, line: str, told: str
+) -> None:
+    seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
+    denied = [
+        assistant(tool_use("2", "bash", {"command": line})),
+        user(tool_result("2", told, is_error=True)),
+    ]
+
+    assert SECRET not in (await compacted([user("Look."), *seen, *denied], project))[0]
+    assert SECRET in (await compacted([user("Look."), *denied, *seen], project))[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("grep secret prod.json", "Exit code 1"),
+        ("grep -c secret prod.json", "0\n\nCommand exited with code 1"),
+        ("python check.py prod.json", "Traceback (most recent call last):\nValueError: no"),
+        ("rg secret prod.json", "bash: rg: command not found"),
+        ("python -m pytest prod.json", "2 failed, 3 passed"),
+    ],
+)
+async def test_a_program_that_ran_and_failed_denies_no_file(
+    project: Path, line: str, told: str
+) -> None:
+    seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
+    failed = [
+        assistant(tool_use("2", "bash", {"command": line})),
+        user(tool_result("2", told, is_error=True)),
+    ]
+
+    assert SECRET in (await compacted([user("Look."), *seen, *failed], project))[0]
+
+
+async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path) -> None:
+    def hide(text: str) -> str:
+        return text.replace(SECRET, "[gone]")
+
+    history = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, TEXT)]
+    storage = LocalStorage(project.parent / "redacted", redact=hide)
+    contexts: dict[str, str] = {}
+    for name, redact in {"storage": None, "own": str.upper, "nothing": str}.items():
+        restore = Restore(project, redact=redact)
+        stage = Compact(summarize, archive=storage, restore=restore)
+        pipeline = ContextPipeline([stage], budget=Budget(window=9000))
+        result = await pipeline.run([*history, LONG, user("Go on.")], session_id=name)
+        contexts[name] = json.dumps(result.messages)
+
+    assert "[gone]" in contexts["storage"]
+    assert SECRET not in contexts["storage"]
+    assert SECRET.upper() in contexts["own"]
+    assert SECRET in contexts["nothing"]
+
+
+async def test_a_redact_that_fails_keeps_the_file_out(project: Path) -> None:
+    def fail(text: str) -> str:
+        raise ValueError(text)
+
+    history = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, TEXT)]
+
+    context, detail = await compacted(history, project, redact=fail)
+
+    assert SECRET not in context
+    assert len(detail.warnings) == 1
+
+
+async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: Path) -> None:
+    async def read_as_the_tool_does(path: str) -> str | None:
+        if path == "broken.json":
+            raise RuntimeError(SECRET)
+        if path == "gone.json":
+            return None
+        return TEXT.replace(SECRET, "[hidden]")
+
+    names = ("prod.json", "broken.json", "gone.json")
+    reads = [m for name in names for m in step(name, "read_file", {"path": name}, HIDDEN)]
+    restore = Restore(files=read_as_the_tool_does)
+    stage = Compact(summarize, archive=LocalStorage(project.parent / "kept"), restore=restore)
+    pipeline = ContextPipeline([stage], budget=Budget(window=9000))
+
+    result = await pipeline.run([user("Look."), *reads, LONG, user("Go on.")], session_id="s")
+
+    detail = result.reports[0].detail
+    assert isinstance(detail, Compacted)
+    assert detail.restored == ("prod.json",)
+    assert "db.internal" in json.dumps(result.messages)
+    assert SECRET not in json.dumps(result.messages) + str(detail.warnings)
+    assert len(detail.warnings) == 2
+
+
 # Settings -----------------------------------------------------------------------------------------
 
 
@@ -481,7 +718,7 @@ async def test_what_is_denied_can_be_replaced(project: Path) -> None:
     both = [
         user("Look."),
         *step("1", "read_file", {"path": ".env"}, "A=1"),
-        *step("2", "read_file", {"path": "prod.json"}, "x"),
+        *step("2", "read_file", {"path": "prod.json"}, TEXT),
     ]
 
     def no_json(path: str) -> bool:
@@ -576,7 +813,8 @@ async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project:
         {"work_dir": ".", "max_files": -1},
         {"work_dir": ".", "max_tokens_total": "x"},
         {"work_dir": ".", "reading_tools": "read_file"},
-        {"work_dir": ".", "writing_tools": ["Edit"]},
+        {"work_dir": ".", "redact": "*.key"},
+        {"files": lambda _path: "a text"},
         {"work_dir": ".", "deny": "*.key"},
     ],
 )

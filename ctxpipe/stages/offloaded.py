@@ -1,0 +1,47 @@
+"""The texts behind placeholders, as they were before they went to files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ..errors import StorageError, storage_errors
+from ..names import session_folder
+from ..storage import TextReader
+from ..workers.threads import in_thread_if
+
+__all__ = ["read_offloaded"]
+
+_TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
+
+
+async def read_offloaded(
+    storage: object, session_id: str, files: Mapping[str, str]
+) -> dict[str, str]:
+    """By placeholder: the text in its file, by name, in the session's own folder of *storage*.
+
+    What cannot be read is left out.
+    """
+    texts: dict[str, str] = {}
+    if not isinstance(storage, TextReader):
+        return texts
+    folder = session_folder(session_id)
+    for placeholder, name in files.items():
+        try:
+            with storage_errors():
+                page = await storage.read(f"{folder}/{name}")
+        except StorageError:
+            continue
+        texts[placeholder] = await in_thread_if(len(page.text) > 100_000, _plain, page.text)
+    return texts
+
+
+def _plain(text: str) -> str:
+    """What a stored *text* says: several text blocks are stored as their JSON."""
+    if not text.startswith(_TEXT_BLOCKS):
+        return text
+    try:
+        said = json.loads(text)
+        return "".join(block["text"] for block in said)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return text  # a tool's own
