@@ -52,8 +52,7 @@ MAIN = (
     "fixed-ratio",
     "rent-or-buy",
     "coding",
-    "coding-lean",
-    "coding-lean-memory",
+    "lean",
 )
 OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
 OF_OTHERS = frozenset({"clear-old", "keep-last", "drop-middle", "mask"})

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from .agent_tools import WRITING_TOOLS
+from .errors import SettingsError
 from .markers.placeholders import Preview
 from .prices import Prices
 from .stage import Stage
@@ -26,11 +27,11 @@ from .stages.offload import BatchOffload, DirectOffload
 from .stages.read_backs import TrimReadBacks
 from .stages.restore import ReadText
 from .stages.truncate import SmartTruncate
-from .storage import Archive, TextReader, TextWriter
+from .storage import Archive, TextWriter
 from .storage.files import FileReader
 from .summarizers import Summarizer
 
-__all__ = ["ReadableStorage", "Storage", "chat", "coding_agent", "coding_agent_lean"]
+__all__ = ["Storage", "chat", "coding_agent"]
 
 
 @runtime_checkable
@@ -38,15 +39,11 @@ class Storage(TextWriter, Archive, Protocol):
     """Keeps texts and archives, as `LocalStorage` does."""
 
 
-@runtime_checkable
-class ReadableStorage(Storage, TextReader, Protocol):
-    """A `Storage` that returns what it keeps, as `LocalStorage` does."""
-
-
 def coding_agent(
     storage: Storage,
     *,
     work_dir: str | os.PathLike[str] | None,
+    old_exchanges: Literal["calls", "lines"] = "calls",
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
     files: FileReader | ReadText | None = None,
@@ -54,70 +51,45 @@ def coding_agent(
 ) -> list[Stage]:
     """The stages for an agent with long loops and large results that works on files with commands.
 
+    *old_exchanges* says how much of them stays in sight. With "calls" their long results and inputs
+    go to files, and calls and words stay. With "lines" whole exchanges collapse into a line for
+    each call with its best lines; *storage* must then also be a `TextReader`. On recorded sessions
+    that costs less, but no live run has confirmed it; `Session.signals` counts what to watch.
+
     *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
     reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* is
     that of `Compact`, *clock* that of its `Breaker`.
 
     *work_dir* is the folder of the agent's files: after a compaction those that it read last are
     read again. With None no file is read, unless *files* reads them from elsewhere; see `Restore`.
+
+    Raises SettingsError for another *old_exchanges*.
     """
     restore = None
     if work_dir is not None or files is not None:
         restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
+    prices = prices or Prices.relative()
+    # An agent makes four fifths of its use of a result within five calls. What it read back
+    # grows old as fast as anything else.
+    when_old: Stage = BatchOffload(
+        storage,
+        gate=RentOrBuyGate(prices),
+        min_chars=400,
+        keep_recent=5,
+        inputs=WRITING_TOOLS,
+        keep_read_backs=False,
+        reference="absolute",
+    )
+    if old_exchanges == "lines":
+        when_old = Collapse(storage, prices=prices)
+    elif old_exchanges != "calls":
+        raise SettingsError(f"old_exchanges is {old_exchanges!r}; give 'calls' or 'lines'")
     return [
         # 8,000 characters are the 7 % of the results that hold more than half of the text; the head
         # and tail that stay visible often answer the next question.
         DirectOffload(storage, min_chars=8000, preview=Preview(head=400, tail=200)),
         TrimReadBacks(storage),
-        # An agent makes four fifths of its use of a result within five calls. What it read back
-        # grows old as fast as anything else.
-        BatchOffload(
-            storage,
-            gate=RentOrBuyGate(prices or Prices.relative()),
-            min_chars=400,
-            keep_recent=5,
-            inputs=WRITING_TOOLS,
-            min_input_chars=1000,
-            keep_read_backs=False,
-            reference="absolute",
-        ),
-        Compact(summarize, archive=storage, restore=restore, breaker=Breaker(clock=clock)),
-        SmartTruncate(archive=storage, shell=True),  # noqa: S604  our field
-    ]
-
-
-def coding_agent_lean(
-    storage: ReadableStorage,
-    *,
-    work_dir: str | os.PathLike[str] | None,
-    memory_first: bool = False,
-    prices: Prices | None = None,
-    summarize: Summarizer | None = None,
-    files: FileReader | ReadText | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> list[Stage]:
-    """As `coding_agent`, but old exchanges collapse into a line per call with its best lines.
-
-    On recorded sessions that costs less and shows more; live sessions have yet to confirm it, and
-    what to watch in them is counted by the session (`Session.signals`). With *memory_first*
-    exchanges stay for ten calls instead of seven, and only results of 20,000 characters go to a
-    file at once: a few points dearer, and more in sight.
-    """
-    restore = None
-    if work_dir is not None or files is not None:
-        restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
-    return [
-        DirectOffload(
-            storage,
-            min_chars=20_000 if memory_first else 8000,
-            preview=Preview(head=400, tail=200),
-        ),
-        TrimReadBacks(storage),
-        Collapse(
-            storage,
-            prices=prices or Prices.relative(),
-            keep_recent=10 if memory_first else 7,
-        ),
+        when_old,
         Compact(summarize, archive=storage, restore=restore, breaker=Breaker(clock=clock)),
         SmartTruncate(archive=storage, shell=True),  # noqa: S604  our field
     ]

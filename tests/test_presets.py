@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from histories import assistant, conversation, step, tool_use, user
@@ -21,6 +21,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    SettingsError,
     SmartTruncate,
     TrimReadBacks,
     presets,
@@ -37,8 +38,7 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 Preset: TypeAlias = Callable[..., list[Stage]]
 
 coding_agent = partial(presets.coding_agent, work_dir=None)
-coding_agent_lean = partial(presets.coding_agent_lean, work_dir=None)
-memory_first = partial(presets.coding_agent_lean, work_dir=None, memory_first=True)
+lines = partial(presets.coding_agent, work_dir=None, old_exchanges="lines")
 
 WORDS = "some words of a result " * 120  # 600 tokens
 SMALL = Budget(window=30_000, trigger=20_000)
@@ -58,29 +58,26 @@ async def test_a_preset_is_a_plain_list_of_five_stages(preset: Preset, tmp_path:
     assert len(ContextPipeline(stages).stages) == 5
 
 
-@pytest.mark.parametrize(
-    ("preset", "min_chars", "keep_recent"),
-    [(coding_agent_lean, 8000, 7), (memory_first, 20_000, 10)],
-)
-async def test_the_lean_presets_collapse_exchanges_instead(
-    preset: Preset, min_chars: int, keep_recent: int, tmp_path: Path
-) -> None:
+def test_old_exchanges_can_collapse_into_lines_instead(tmp_path: Path) -> None:
     prices = Prices.relative(read=0.05)
-    direct, _, collapse, *rest = preset(LocalStorage(tmp_path), prices=prices)
+    direct, _, collapse, *rest = lines(LocalStorage(tmp_path), prices=prices)
 
-    assert isinstance(direct, DirectOffload)
+    assert direct == coding_agent(LocalStorage(tmp_path))[0]
     assert isinstance(collapse, Collapse)
     assert [type(stage) for stage in rest] == [Compact, SmartTruncate]
-    assert (direct.min_chars, collapse.keep_recent) == (min_chars, keep_recent)
     assert collapse.prices == prices
+
+
+@pytest.mark.parametrize("wrong", ["whole", "", None, True])
+def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"old_exchanges is .*; give 'calls' or 'lines'"):
+        coding_agent(LocalStorage(tmp_path), old_exchanges=wrong)
 
 
 async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path: Path) -> None:
     history = work(60)
 
-    result = await ContextPipeline(coding_agent_lean(LocalStorage(tmp_path))).run(
-        history, session_id="s"
-    )
+    result = await ContextPipeline(lines(LocalStorage(tmp_path))).run(history, session_id="s")
 
     assert result.reports[2].outcome is Outcome.CHANGED
     assert not check(result.messages)
@@ -119,7 +116,7 @@ def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path:
         assert batch.gate.free_calls == batch.keep_recent
 
 
-@pytest.mark.parametrize("preset", [coding_agent, coding_agent_lean, memory_first, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
 async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path) -> None:
     history = work(20)
 
@@ -165,7 +162,7 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path:
     )
 
 
-@pytest.mark.parametrize("preset", [coding_agent, coding_agent_lean, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
 async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path: Path) -> None:
     stages = preset(LocalStorage(tmp_path), summarize=ExtractiveSummarizer())
     talk = [
@@ -206,7 +203,5 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
 
 
 def test_any_storage_with_texts_and_archives_will_do() -> None:
-    assert isinstance(MemoryStorage(), presets.ReadableStorage)
-    assert isinstance(LocalStorage("x"), presets.ReadableStorage)
     assert isinstance(MemoryStorage(), presets.Storage)
     assert isinstance(LocalStorage("x"), presets.Storage)

@@ -108,7 +108,7 @@ def _headroom(name: str, *options: str) -> Gateway:
 
 GATEWAYS = (
     _ours(OURS),
-    _ours(f"{OURS} (coding-lean)", "--preset", "coding-lean"),
+    _ours(f"{OURS} (lean)", "--preset", "lean"),
     _headroom("headroom"),
     _headroom("headroom (token)", "--mode", "token"),
 )

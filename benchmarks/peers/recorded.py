@@ -152,7 +152,7 @@ def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     if "coding" in peer.ways:
         yield f"{peer.name}, preset", "coding", {}
     if "lean" in peer.ways:
-        yield f"{peer.name}, preset coding-lean", "lean", {}
+        yield f"{peer.name}, preset lean", "lean", {}
     way = next((way for way in ("both", "compact") if way in peer.ways), None)
     if way:
         yield f"{peer.name}, at 100,000", way, LIKE_FOR_LIKE

@@ -52,7 +52,7 @@ NoFiles = Annotated[
 Preset = Annotated[
     str,
     typer.Option(
-        help="What shapes the requests: coding, coding-lean, chat, or a pipeline in a FILE.toml."
+        help="What shapes the requests: coding, lean, chat, or a pipeline in a FILE.toml."
     ),
 ]
 Window = Annotated[

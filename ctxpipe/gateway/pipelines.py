@@ -31,7 +31,9 @@ def _coding(storage: Any, work_dir: Any) -> list[Stage]:
 
 
 def _lean(storage: Any, work_dir: Any) -> list[Stage]:
-    return presets.coding_agent_lean(storage, work_dir=work_dir, summarize=ExtractiveSummarizer())
+    return presets.coding_agent(
+        storage, work_dir=work_dir, old_exchanges="lines", summarize=ExtractiveSummarizer()
+    )
 
 
 def _chat(storage: Any, work_dir: Any) -> list[Stage]:  # noqa: ARG001  it reads no files
@@ -40,7 +42,7 @@ def _chat(storage: Any, work_dir: Any) -> list[Stage]:  # noqa: ARG001  it reads
 
 PRESETS: Mapping[str, Callable[[Any, Any], list[Stage]]] = {
     "coding": _coding,
-    "coding-lean": _lean,
+    "lean": _lean,
     "chat": _chat,
 }
 """The stages by the name of a preset, of a storage and the folder of the agent's files."""

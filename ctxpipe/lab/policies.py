@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from .. import presets
 from ..errors import SettingsError
@@ -101,10 +101,13 @@ def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
     ]
 
 
-def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
+def _coding(
+    bench: Workbench, prices: Prices, old_exchanges: Literal["calls", "lines"] = "calls"
+) -> list[Stage]:
     return presets.coding_agent(
         bench.storage,
         work_dir=None,
+        old_exchanges=old_exchanges,
         prices=prices,
         summarize=ExtractiveSummarizer(),
         files=bench.files,
@@ -112,24 +115,8 @@ def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
     )
 
 
-def _coding_lean(bench: Workbench, prices: Prices) -> list[Stage]:
-    return _lean(bench, prices, memory_first=False)
-
-
-def _coding_lean_memory(bench: Workbench, prices: Prices) -> list[Stage]:
-    return _lean(bench, prices, memory_first=True)
-
-
-def _lean(bench: Workbench, prices: Prices, *, memory_first: bool) -> list[Stage]:
-    return presets.coding_agent_lean(
-        bench.storage,
-        work_dir=None,
-        memory_first=memory_first,
-        prices=prices,
-        summarize=ExtractiveSummarizer(),
-        files=bench.files,
-        clock=bench.clock,
-    )
+def _lean(bench: Workbench, prices: Prices) -> list[Stage]:
+    return _coding(bench, prices, "lines")
 
 
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
@@ -157,8 +144,7 @@ POLICIES: Mapping[str, _Stages] = {
     "fixed-ratio": _ratio_gate,
     "rent-or-buy": _rent_or_buy,
     "coding": _coding,
-    "coding-lean": _coding_lean,
-    "coding-lean-memory": _coding_lean_memory,
+    "lean": _lean,
     "chat": _chat,
 }
 """The stages behind each name."""

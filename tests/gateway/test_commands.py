@@ -95,7 +95,7 @@ async def test_wrap_passes_a_signal_on_and_ends_with_the_agent(tmp_path):
         (["gateway", "--upstream", "nonsense"], "give a URL"),
         (["gateway", "--upstream", "http://a", "--listen", "0.0.0.0:0"], "--token-file"),
         (["gateway", "--upstream", "http://a", "--listen", "nowhere"], "127.0.0.1:8787"),
-        (["gateway", "--upstream", "http://a", "--preset", "best"], "coding, coding-lean, chat"),
+        (["gateway", "--upstream", "http://a", "--preset", "best"], "coding, lean, chat"),
         (["gateway", "--upstream", "http://a", "--token-file", "none"], "cannot be read"),
         (["wrap", "--", "no-such-agent"], "cannot be run"),
     ],

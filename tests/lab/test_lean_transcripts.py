@@ -1,4 +1,4 @@
-"""The lean presets beside the coding preset, on recorded conversations of real agents."""
+"""The two ends of the coding preset, on recorded conversations of real agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctxpipe.prices import Prices
 
 pytestmark = pytest.mark.shared
 
-LEAN, MEMORY = "coding-lean", "coding-lean-memory"
+LEAN = "lean"
 FEW = ("mini-django-11564", "sweagent-sphinx-11445", "entire-attribution-sonnet45")
 
 
@@ -59,18 +59,14 @@ def test_old_exchanges_collapse_for_less_than_results_are_offloaded(shared: Path
 @pytest.mark.skipif(not NIGHTLY, reason="replays every transcript, in the nightly profile")
 @pytest.mark.parametrize("read", [0.1, 0.05])
 def test_on_all_of_them_it_costs_less_and_shows_more(shared: Path, read: float) -> None:
-    found = totals(TRANSCRIPTS, ["coding", LEAN, MEMORY], Prices.relative(read=read))
-    coding, lean, memory = (found[name] for name in ("coding", LEAN, MEMORY))
-    whole = found[NONE].cost
+    found = totals(TRANSCRIPTS, ["coding", LEAN], Prices.relative(read=read))
+    coding, lean = found["coding"], found[LEAN]
 
-    for total in (lean, memory):
-        assert total.cost <= 0.94 * coding.cost
-        assert total.use.recall >= coding.use.recall
-        assert sum(ratio > 1.0005 for ratio in total.ratios) <= 4
+    assert lean.cost <= 0.94 * coding.cost
+    assert lean.use.recall >= coding.use.recall
+    assert sum(ratio > 1.0005 for ratio in lean.ratios) <= 4
     if read == 0.1:
-        assert lean.cost <= 0.505 * whole
-        assert memory.cost <= 0.535 * whole
+        assert lean.cost <= 0.505 * found[NONE].cost
         assert lean.use.recall >= 0.94
         assert lean.use.one_hop >= 0.995
-        assert memory.use.recall >= 0.955
-        assert max(*lean.ratios, *memory.ratios) <= 1.05
+        assert max(lean.ratios) <= 1.05

@@ -43,8 +43,11 @@ CHECKED = 5  # contexts between two that are checked whole, where nothing was re
 
 
 def lean(storage: LocalStorage) -> list[Stage]:
-    return presets.coding_agent_lean(
-        storage, work_dir=None, summarize=ExtractiveSummarizer(max_words=200, brief=True)
+    return presets.coding_agent(
+        storage,
+        work_dir=None,
+        old_exchanges="lines",
+        summarize=ExtractiveSummarizer(max_words=200, brief=True),
     )
 
 

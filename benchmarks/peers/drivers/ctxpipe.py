@@ -36,7 +36,7 @@ WAYS = {
         "the README's stages, every default, summaries by AnthropicSummarizer's default request"
     ),
     "coding": "presets.coding_agent, every default",
-    "lean": "presets.coding_agent_lean, every default",
+    "lean": "presets.coding_agent(old_exchanges='lines')",
     "compact": "Compact alone, given trigger",
     "compact, inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
     "compact, extractive": "Compact alone, given trigger, ExtractiveSummarizer: no model",
@@ -117,8 +117,13 @@ class Peer:
             write = ExtractiveSummarizer()
         compact = Compact(write, archive=storage, restore=Restore(files=self.seen))
         if way in ("coding", "both", "lean"):
-            preset = presets.coding_agent_lean if way == "lean" else presets.coding_agent
-            stages: Any = preset(storage, work_dir=None, summarize=write, files=self.seen)
+            stages: Any = presets.coding_agent(
+                storage,
+                work_dir=None,
+                old_exchanges="lines" if way == "lean" else "calls",
+                summarize=write,
+                files=self.seen,
+            )
         elif doing == "free":
             stages = [BatchOffload(storage, keep_recent=5)]
         elif doing == "compact":
