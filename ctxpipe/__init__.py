@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .lazy import import_on_use
+from .logs import keep_records_on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,6 +194,7 @@ _NAMES = {
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
     ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }
+keep_records_on_one_line()
 __getattr__: "Callable[[str], object]" = import_on_use(__name__, _NAMES)
 
 

@@ -396,7 +396,8 @@ def _print_replays(
             calibration = tables.total_calibration(read.values())
             print_figures(title, totals, calibration, dollars=dollars)
         if read:
-            print_line(LEGEND)
+            for line in LEGEND.splitlines():
+                print_line(line)
     for error in errors.values():
         print_error(error)
 
@@ -722,7 +723,7 @@ def _adopt_unmarked(
 def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
     for file in files:
         path = os.path.join(folder.path, file.folder, file.name)
-        print_line(path if path.isprintable() else ascii(path))
+        print_line(path)
     size = sum(file.size for file in files)
     print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
 

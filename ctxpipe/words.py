@@ -15,6 +15,7 @@ __all__ = [
     "as_percent",
     "as_ratio",
     "count_phrase",
+    "escape_unprintable",
     "one_line",
     "short_repr",
 ]
@@ -61,6 +62,21 @@ def one_line(text: str, limit: int = 80) -> str:
     if len(line) <= limit:
         return line
     return f"{line[: limit - 1]}…"
+
+
+def escape_unprintable(text: str, keep: str = "") -> str:
+    """*text* with an escape for each character that is not printable, but those in *keep*.
+
+    Line breaks, terminal codes, bidi overrides and lone surrogates become such as ``\\x1b``.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def _printable(character: str) -> str:

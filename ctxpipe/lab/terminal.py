@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..words import as_number, as_percent, as_ratio, count_phrase
+from ..words import as_number, as_percent, as_ratio, count_phrase, escape_unprintable
 from .calibration import Calibration
 from .explain import Explained
 from .report import Figures
@@ -131,7 +131,8 @@ def print_figures(
     """
     _print_figures(_console(), title, rows, dollars)
     if found is not None:
-        print_line(f"{calibration_text(found)}\n")
+        print_line(calibration_text(found))
+        print_line("")
 
 
 def figures_text(
@@ -223,13 +224,13 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
 
 
 def print_line(text: str) -> None:
-    """Print *text* as it is."""
-    _console().print(Text(text), soft_wrap=True)
+    """Print *text* on one line, with escapes for what is not printable."""
+    _console().print(Text(escape_unprintable(text)), soft_wrap=True)
 
 
 def print_notice(text: str) -> None:
     """Print on standard error what was done apart from the output."""
-    Console(stderr=True).print(Text(text), soft_wrap=True)
+    Console(stderr=True).print(Text(escape_unprintable(text, "\n")), soft_wrap=True)
 
 
 def print_json(value: object) -> None:
