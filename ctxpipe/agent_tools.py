@@ -17,7 +17,6 @@ __all__ = [
     "ANY_GUTTER",
     "COMMAND_KEYS",
     "COMMON_READING_TOOLS",
-    "COMMON_WRITING_TOOLS",
     "CUT",
     "EDITOR_COMMANDS",
     "FOLDER_KEYS",
@@ -59,19 +58,55 @@ ReadingTools: TypeAlias = Mapping[str, Keys]
 class AgentTool:
     """A tool called *name*.
 
-    *read* and *written* are the keys of the path that it shows and of the path that it changes. An
-    input that *has_text* holds whole texts, which may go to a file when they are old. What *runs*
-    takes a command line, and is known by its name in lower case.
+    *read* are the keys of the path that it shows. An input that *has_text* holds whole texts, which
+    may go to a file when they are old. What *runs* takes a command line, and is known by its name
+    in lower case.
     """
 
     name: str
     read: Keys = ()
-    written: Keys = ()
     has_text: bool = False
     runs: bool = False
 
 
 _ANY_PATH = ("path", "filePath", "file_path")
+
+_WRITERS = [
+    "write_file",
+    "create_file",
+    "edit_file",
+    "Write",
+    "Edit",
+    "MultiEdit",
+    "NotebookEdit",
+    "write",
+    "edit",
+    "multiedit",
+    "apply_patch_call",
+    "create",
+    "apply_patch",
+    "patch",
+    "ExitPlanMode",
+]
+_SHELLS = [
+    "bash",
+    "container.exec",
+    "exec_command",
+    "execute",
+    "execute_bash",
+    "execute_command",
+    "local_shell",
+    "local_shell_call",
+    "run_command",
+    "run_in_terminal",
+    "run_shell_command",
+    "run_terminal_cmd",
+    "sh",
+    "shell",
+    "shell_call",
+    "shell_command",
+    "terminal",
+]
 
 AGENT_TOOLS = (
     AgentTool("read_file", read=(*_ANY_PATH, "absolute_path", "target_file")),
@@ -84,45 +119,11 @@ AGENT_TOOLS = (
     AgentTool("view_file", read=("path", "file_path", "AbsolutePath")),
     AgentTool("open_file", read="path"),
     AgentTool("NotebookRead", read="notebook_path"),
-    AgentTool("write_file", written=_ANY_PATH, has_text=True),
-    AgentTool("create_file", written=_ANY_PATH, has_text=True),
-    AgentTool("edit_file", written=(*_ANY_PATH, "target_file"), has_text=True),
-    # To take their inputs out as well would change contexts that are in use.
-    AgentTool("replace_in_file", written="path"),
-    AgentTool("str_replace", written="path"),
-    AgentTool("Write", written="file_path", has_text=True),
-    AgentTool("Edit", written="file_path", has_text=True),
-    AgentTool("MultiEdit", written="file_path", has_text=True),
-    AgentTool("NotebookEdit", written="notebook_path", has_text=True),
-    AgentTool("write", written=_ANY_PATH, has_text=True),
-    AgentTool("edit", written=_ANY_PATH, has_text=True),
-    AgentTool("multiedit", written=_ANY_PATH, has_text=True),
-    AgentTool("apply_patch_call", written="path", has_text=True),
     # Editors, which do both; `VIEW_COMMAND` says which of the two a call does.
-    AgentTool("str_replace_editor", read="path", written="path", has_text=True),
-    AgentTool("str_replace_based_edit_tool", read="path", written="path", has_text=True),
-    # They have no path, or it is inside the text, or agents differ in its key.
-    AgentTool("create", has_text=True),
-    AgentTool("apply_patch", has_text=True),
-    AgentTool("patch", has_text=True),
-    AgentTool("ExitPlanMode", has_text=True),
-    AgentTool("bash", runs=True),
-    AgentTool("container.exec", runs=True),
-    AgentTool("exec_command", runs=True),
-    AgentTool("execute", runs=True),
-    AgentTool("execute_bash", runs=True),
-    AgentTool("execute_command", runs=True),
-    AgentTool("local_shell", runs=True),
-    AgentTool("local_shell_call", runs=True),
-    AgentTool("run_command", runs=True),
-    AgentTool("run_in_terminal", runs=True),
-    AgentTool("run_shell_command", runs=True),
-    AgentTool("run_terminal_cmd", runs=True),
-    AgentTool("sh", runs=True),
-    AgentTool("shell", runs=True),
-    AgentTool("shell_call", runs=True),
-    AgentTool("shell_command", runs=True),
-    AgentTool("terminal", runs=True),
+    AgentTool("str_replace_editor", read="path", has_text=True),
+    AgentTool("str_replace_based_edit_tool", read="path", has_text=True),
+    *(AgentTool(name, has_text=True) for name in _WRITERS),
+    *(AgentTool(name, runs=True) for name in _SHELLS),
 )
 
 READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
@@ -130,11 +131,6 @@ READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
 
 COMMON_READING_TOOLS: ReadingTools = {tool.name: tool.read for tool in AGENT_TOOLS if tool.read}
 """The reading tools of widespread agents and editors."""
-
-COMMON_WRITING_TOOLS: ReadingTools = {
-    tool.name: tool.written for tool in AGENT_TOOLS if tool.written
-}
-"""The writing tools of widespread agents and editors: name → the input key that holds the path."""
 
 WRITING_TOOLS = frozenset(tool.name for tool in AGENT_TOOLS if tool.has_text)
 """Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""

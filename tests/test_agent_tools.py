@@ -6,7 +6,6 @@ from ctxpipe.agent_tools import (
     AGENT_TOOLS,
     COMMAND_KEYS,
     COMMON_READING_TOOLS,
-    COMMON_WRITING_TOOLS,
     EDITOR_COMMANDS,
     FOLDER_KEYS,
     GUTTER,
@@ -39,7 +38,7 @@ def test_each_tool_is_in_the_table_once() -> None:
 def test_a_tool_that_runs_command_lines_shows_and_changes_no_path() -> None:
     for tool in AGENT_TOOLS:
         if tool.runs:
-            assert (tool.read, tool.written, tool.has_text) == ((), (), False)
+            assert (tool.read, tool.has_text) == ((), False)
             assert tool.name == tool.name.lower()
 
 
@@ -49,15 +48,11 @@ def test_only_one_reading_tool_is_known_without_asking_for_more() -> None:
 
 
 def test_what_both_shows_and_changes_files_is_an_editor_with_commands() -> None:
-    assert COMMON_READING_TOOLS.keys() & COMMON_WRITING_TOOLS.keys() == {
+    assert COMMON_READING_TOOLS.keys() & WRITING_TOOLS == {
         "str_replace_editor",
         "str_replace_based_edit_tool",
     }
     assert VIEW_COMMAND in EDITOR_COMMANDS
-
-
-def test_a_tool_that_only_shows_files_holds_no_text_in_its_input() -> None:
-    assert WRITING_TOOLS.isdisjoint(COMMON_READING_TOOLS.keys() - COMMON_WRITING_TOOLS.keys())
 
 
 def test_tools_are_known_by_other_names_than_ours() -> None:
@@ -74,14 +69,10 @@ def test_every_known_folder_is_a_place() -> None:
 
 def test_every_known_path_is_guessed_to_be_one() -> None:
     keys: set[str] = set()
-    for known in (*COMMON_READING_TOOLS.values(), *COMMON_WRITING_TOOLS.values()):
+    for known in COMMON_READING_TOOLS.values():
         keys.update([known] if isinstance(known, str) else known)
 
     assert [key for key in keys if not PATH_KEY.search(key)] == []
-
-
-def test_every_known_tool_that_changes_a_path_is_guessed_to_write() -> None:
-    assert [name for name in COMMON_WRITING_TOOLS if not WRITING_NAME.search(name)] == []
 
 
 # As each agent sends them.
@@ -123,17 +114,15 @@ def test_it_is_known_under_which_key_an_agent_names_the_file_to_read(
 
 
 @pytest.mark.parametrize(("agent", "tool", "key"), WRITES)
-def test_it_is_known_under_which_key_an_agent_names_the_file_to_write(
-    agent: str, tool: str, key: str
-) -> None:
-    assert key in COMMON_WRITING_TOOLS[tool], agent
+def test_a_tool_that_changes_a_path_is_guessed_to_write_it(agent: str, tool: str, key: str) -> None:
+    assert WRITING_NAME.search(tool), agent
+    assert PATH_KEY.search(key), agent
     assert tool in WRITING_TOOLS
 
 
 @pytest.mark.parametrize("tool", ["apply_patch", "patch"])
-def test_a_patch_holds_whole_texts_and_names_its_files_inside(tool: str) -> None:
+def test_a_patch_holds_whole_texts(tool: str) -> None:
     assert tool in WRITING_TOOLS
-    assert tool not in COMMON_WRITING_TOOLS
 
 
 @pytest.mark.parametrize("tool", SHELLS)

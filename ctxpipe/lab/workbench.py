@@ -121,7 +121,7 @@ class SeenFiles:
             raise StorageError(f"the conversation has not shown {path}")
         if len(text.encode()) > max_bytes:
             raise StorageError(f"{path} is larger than {max_bytes} bytes")
-        return FileText(path, text)
+        return FileText(path, text, is_view=True)
 
 
 @dataclass(slots=True)

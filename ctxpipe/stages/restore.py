@@ -424,7 +424,8 @@ class _Search:
         if self.redact is None:
             return now
         text = await in_thread(self.redact, now.text)
-        reason = await in_thread(obstacle, file.views, text, self.redact)
-        if reason:
-            raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
+        if not now.is_view:
+            reason = await in_thread(obstacle, file.views, text, self.redact)
+            if reason:
+                raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
         return replace(now, text=text)

@@ -19,10 +19,14 @@ __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """The text of a file, and its *real* path, which is the same for two spellings of one file."""
+    """The text of a file, and its *real* path, which is the same for two spellings of one file.
+
+    *is_view* says that it is what a result has shown, so that nothing can be hidden in it.
+    """
 
     real: str
     text: str = field(repr=False)
+    is_view: bool = False
 
 
 @runtime_checkable

@@ -9,10 +9,11 @@ from histories import assistant, conversation, step, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import LocalStorage
+from ctxpipe import LocalStorage, Restore
 from ctxpipe.errors import StorageError
 from ctxpipe.lab.workbench import ROOT, MemoryStorage, SeenFiles, Workbench
 from ctxpipe.storage.records import parse_line
+from ctxpipe.tokens import as_counter
 
 
 async def test_texts_lie_where_the_local_storage_would_put_them(tmp_path: Path) -> None:
@@ -121,3 +122,16 @@ def test_each_replay_has_a_bench_of_its_own() -> None:
 
     assert one.storage is not two.storage
     assert one.clock() == two.clock() == 0
+
+
+async def test_a_file_comes_back_as_its_last_view_showed_it() -> None:
+    history = conversation(
+        user("go"), view("1", "a.py", "a = 1\nb = 2\n"), view("2", "a.py", "b = 2\n")
+    )
+    bench = Workbench()
+    bench.files.learn(history)
+    restore = Restore(files=bench.files)
+
+    found = await restore.read_again(history, as_counter(None), "s", bench.storage)
+
+    assert [file.text for file in found.files] == ["b = 2\n"]
