@@ -43,11 +43,11 @@ __all__ = [
     "Command",
     "command_line",
     "commands",
-    "denied_paths",
     "identifiers",
     "is_failure",
     "is_one_line",
     "one_line",
+    "paths_to_deny",
     "says_failure",
     "target",
     "touched_paths",
@@ -164,7 +164,7 @@ def _is_path(text: str) -> bool:
     return "://" not in text.removeprefix("file://")
 
 
-def denied_paths(call: ToolCall, result: object) -> list[str]:
+def paths_to_deny(call: ToolCall, result: object) -> list[str]:
     """The paths that *call*, whose *result* is a failure, may have tried to read in vain.
 
     They are the paths given to a tool that does not write, and every word of a command line that

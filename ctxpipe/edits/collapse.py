@@ -30,7 +30,7 @@ from ..messages import (
 )
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
-from .offload import offloaded_file, text_of
+from .offload import placeholder_file, text_of
 from .views import viewed_path
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def find_offloaded_files(layout: Layout) -> dict[str, str]:
             continue
         result_text = text_of(step.result.content)
         for text in (result_text, *strings(step.call.input)):
-            name = offloaded_file(step.call.id, text)
+            name = placeholder_file(step.call.id, text)
             if name is not None:
                 files[text] = name
     return files

@@ -53,8 +53,8 @@ __all__ = [
     "is_placeholder",
     "long_read_backs",
     "newest",
-    "offloaded_file",
     "passes",
+    "placeholder_file",
     "prescan",
     "result_characters",
     "scan_of",
@@ -223,7 +223,7 @@ MOST_COMPARED = 10_000_000  # characters
 _STEP_CHARS = 2**18
 
 
-def offloaded_file(call_id: str, text: str) -> str | None:
+def placeholder_file(call_id: str, text: str) -> str | None:
     """The name of the file that *text*, a result of this call or a part of it, was moved to.
 
     None for a text that is no placeholder. A tool may print a placeholder of its own: so only a

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
-from ..activity import command_line, denied_paths, is_failure, says_failure, writes
+from ..activity import command_line, is_failure, paths_to_deny, says_failure, writes
 from ..agent_tools import (
     FOLDER_VIEW,
     NOTE,
@@ -21,7 +21,7 @@ from ..agent_tools import (
 from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
 from ..messages import field, kind, result_text, results_by_id, tool_calls, tool_results
-from .offload import offloaded_file
+from .offload import placeholder_file
 from .shown import Shown
 from .views import changes_folder, viewed_path
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WorkingFile",
-    "offloaded_results",
+    "files_of_results",
     "restored_message",
     "trusting_working_set",
     "was_changed",
@@ -87,7 +87,7 @@ def working_set(
         text = result_text(result)
         files: list[WorkingFile] = []
         if _is_failure(result, by_shell=by_shell):
-            names = denied_paths(call, result) if path is None else [path]
+            names = paths_to_deny(call, result) if path is None else [path]
             files = [WorkingFile(name, denied=True) for name in names]
         elif path is None:
             written, lines = writes(call)
@@ -122,12 +122,12 @@ def _put_last(files: dict[str, WorkingFile], key: str, file: WorkingFile) -> Non
     files[key] = file
 
 
-def offloaded_results(messages: Sequence[Message]) -> dict[str, str]:
+def files_of_results(messages: Sequence[Message]) -> dict[str, str]:
     """By placeholder: the name of the file with the whole result of a call."""
     files: dict[str, str] = {}
     for result in tool_results(messages):
         text = result_text(result)
-        name = offloaded_file(result.tool_use_id, text)
+        name = placeholder_file(result.tool_use_id, text)
         if name is not None:
             files[text] = name
     return files

@@ -16,7 +16,7 @@ from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..callables import is_async
 from ..edits.restore import (
     WorkingFile,
-    offloaded_results,
+    files_of_results,
     restored_message,
     trusting_working_set,
     was_changed,
@@ -255,7 +255,7 @@ class Restore:
         Results that were moved to files of *storage*, in the folder of *session_id*, count as they
         were shown.
         """
-        moved = await in_thread(offloaded_results, messages)
+        moved = await in_thread(files_of_results, messages)
         offloaded = await read_offloaded(storage, session_id, moved)
         working_files = await in_thread(self._working_set, messages, offloaded)
         redact = redactor_of(self if self.redact else storage)
@@ -403,7 +403,7 @@ class _Search:
                 if now.real in refused or now.real in found:
                     continue  # another spelling was used later
                 refused.add(now.real)
-                found[now.real] = file, await self._shown_text(file, now)
+                found[now.real] = file, await self._visible_text(file, now)
             except StorageError as error:
                 warnings.append(f"not restored: {error.strerror or error}")
                 if error.errno == errno.ENOENT and file.shown is not None:
@@ -419,7 +419,7 @@ class _Search:
             raise StorageError(errno.EACCES, reason)
         return now
 
-    async def _shown_text(self, file: WorkingFile, now: FileText) -> FileText:
+    async def _visible_text(self, file: WorkingFile, now: FileText) -> FileText:
         """What of *now* may be shown. Raises StorageError where nothing may."""
         if self.redact is None:
             return now
