@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import PurePosixPath
 
-__all__ = ["candidate_keys", "content_hash", "safe_name", "session_folder", "with_suffix"]
+__all__ = [
+    "candidate_keys",
+    "content_hash",
+    "hashed_name",
+    "safe_name",
+    "session_folder",
+    "with_suffix",
+]
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
@@ -41,6 +48,14 @@ def session_folder(session_id: str) -> str:
     if is_plain and not _HASHED_FOLDER.fullmatch(session_id):
         return session_id
     return f"{_slug(session_id).lower()}-{_digest(session_id)[:16]}"
+
+
+def hashed_name(name: str, most: int) -> str:
+    """The beginning of *name*, "#" and 16 hex digits of its hash, in all at most *most* characters.
+
+    For a name that is too long: others with the same beginning get another one.
+    """
+    return f"{name[: most - 17]}#{_digest(name)[:16]}"
 
 
 def with_suffix(key: str, suffix: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -59,7 +60,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.record: Record = Record()
+        self._records: defaultdict[str, Record] = defaultdict(Record)
         self.is_off = False
         self._guard = Guard(settings.tokens)
         self._shapers: dict[str, Shaper] = {}
@@ -87,6 +88,17 @@ class Gateway:
             for shaper in self._shapers.values():
                 await shaper.close()
 
+    @property
+    def record(self) -> Record:
+        """What was done for all, for who runs the gateway; with tokens it has no turns."""
+        if not self.settings.tokens:
+            return self._records[""]
+        return Record.of_all(self._records.values())
+
+    def _record_of(self, request: Request) -> Record:
+        """What was done for those who show the token of *request*, and nobody else may see."""
+        return self._records[getattr(request.state, "token", "")]
+
     def shaper(self, token: str = "") -> Shaper:
         """What shapes the requests of those who show *token*."""
         if token not in self._shapers:
@@ -98,7 +110,7 @@ class Gateway:
         try:
             return await self._route(request, path)
         except Refused as refusal:
-            self.record.refused += 1
+            self._record_of(request).refused += 1
             return _error(refusal.status, str(refusal), path)
         except ClientDisconnect:
             return Response()
@@ -108,7 +120,7 @@ class Gateway:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Refuse a method, or a target that is no path, as Starlette has found."""
-        self.record.refused += 1
+        self._records[""].refused += 1  # before any token was looked at
         status = error.status_code if isinstance(error, HTTPException) else 400
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
 
@@ -116,21 +128,24 @@ class Gateway:
         is_page = request.method == "GET" and path in {"/", "/healthz"}
         is_reading = path == READING and self.has_reader
         token = self._guard.check(request, is_page=is_page, is_ours=is_page or is_reading)
+        request.state.token = token
+        record = self._record_of(request)
         if is_page and path == "/":
             # In a thread: the page of thousands of turns would hold up the streams.
-            record = replace(self.record, turns=self.record.turns.copy())
+            record = replace(record, turns=record.turns.copy())
             page = await to_thread.run_sync(write_page, record)
             return HTMLResponse(page, headers=page_headers())
         if is_page:
-            return JSONResponse(self._health())
+            return JSONResponse(self._health(record))
         if is_reading:
             return await self._reader(request, token)
         known = format_of(request.method, path)
         if known is None:
+            record.passed += 1
             return await self._pass(request)
         exchange = Exchange(known, request, self._upstream, self.shaper(token))
         return await exchange.answer(
-            self.record, is_off=self.is_off, show_texts=self.settings.show_texts
+            record, is_off=self.is_off, show_texts=self.settings.show_texts
         )
 
     async def _reader(self, request: Request, token: str) -> ASGIApp:
@@ -143,17 +158,16 @@ class Gateway:
             self._readers[token] = offload_app(storage)
         return self._readers[token]
 
-    def _health(self) -> dict[str, object]:
+    def _health(self, record: Record) -> dict[str, object]:
         """What ``/healthz`` answers."""
         sharing = "one: give --journal, and several on one port share their sessions"
         if self.settings.journal is not None:
             kind = journal_kind(self.settings.journal)
             sharing = f"one of any number on this port: their sessions are in {kind}"
-        return {**self.record.health(is_off=self.is_off), "processes": sharing}
+        return {**record.health(is_off=self.is_off), "processes": sharing}
 
     async def _pass(self, request: Request) -> Response:
         """Send what is not ours to shape, byte for byte."""
-        self.record.passed += 1
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
         # Whole: of a body that is refused nothing goes out.
         content = await read_whole(request) if has_body else None

@@ -16,6 +16,7 @@ from ..messages import strings
 from ..messages.identity import says_the_same
 from .content import Content
 from .formats import Format, History, Translator
+from .names import session_ids
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -211,7 +212,7 @@ class Conversations:
         known = self._by_name.setdefault(name, [])
         held = {conversation.session.session_id for conversation in known}
         found: list[Conversation] = []
-        for session_id in itertools.islice(_session_ids(name), MAX_RESUMED):
+        for session_id in itertools.islice(session_ids(name), MAX_RESUMED):
             if session_id in held and not self._shared:
                 continue
             session = open_session(session_id)
@@ -320,15 +321,8 @@ async def _lines(session: Session) -> list[Sequence[Message]]:
 def _begin(name: str, known: Sequence[Conversation], open_session: OpenSession) -> Conversation:
     """A new conversation called *name*, beside the *known* ones."""
     ids = {conversation.session.session_id for conversation in known}
-    session_id = next(made for made in _session_ids(name) if made not in ids)
+    session_id = next(made for made in session_ids(name) if made not in ids)
     return Conversation(name, open_session(session_id))
-
-
-def _session_ids(name: str) -> Iterator[str]:
-    """The ids of the sessions for conversations called *name*, in order."""
-    yield name
-    for number in itertools.count(2):
-        yield f"{name}-{number}"
 
 
 def _is_reply(message: Message) -> bool:

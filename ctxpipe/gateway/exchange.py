@@ -219,7 +219,9 @@ class Exchange:
         """What is to be told of the exchange, as far as it is known when the reply begins."""
         shaping = self._shaping
         if shaping is None:
-            return Turn("", "", self._what, reason=self._reason, status=status)
+            return Turn(
+                "", "", self._what, reason=self._reason, status=status, owner=self._shaper.owner
+            )
         reports = shaping.result.reports
         left: list[Leaving] = []
         for report in reports:
@@ -239,6 +241,7 @@ class Exchange:
             left=left,
             status=status,
             text=text,
+            owner=self._shaper.owner,
         )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..words import as_dollars, count_phrase
@@ -35,7 +35,8 @@ class Turn:
 
     *sent* and *whole* are the raw tokens of what was sent and of the client's own history, *kinds*
     what those sent are spent on, where that is known; *left* is what left the context in this turn.
-    *text* is what the user has said last; it is kept only where texts may be shown.
+    *text* is what the user has said last; it is kept only where texts may be shown. *owner* is a
+    digest of the token that was shown, "" without tokens.
     """
 
     session: str
@@ -52,9 +53,12 @@ class Turn:
     text: str = field(default="", repr=False)
     number: int = 0
     at: float = field(default_factory=time.time)
+    owner: str = ""
 
     def __str__(self) -> str:
         whose = f" of {self.session}" if self.session else ""
+        if self.owner:
+            whose += f" for {self.owner}"
         parts = [f"turn {self.number}{whose}: {self.what}"]
         if self.whole:
             parts.append(f"{self.sent:,} tokens sent instead of {self.whole:,}")
@@ -68,7 +72,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Record:
-    """The turns of a gateway, and their sums. It holds names and counts, no text."""
+    """The turns of those who show one token, and their sums. It holds names and counts, no text."""
 
     turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
     number: int = 0
@@ -80,6 +84,16 @@ class Record:
     failed: int = 0
     refused: int = 0
     passed: int = 0
+
+    @classmethod
+    def of_all(cls, records: Iterable[Record]) -> Record:
+        """The sums of *records*, for who runs the gateway; it has no turns."""
+        made = cls()
+        sums = [each.name for each in fields(cls) if each.name != "turns"]
+        for record in records:
+            for name in sums:
+                setattr(made, name, getattr(made, name) + getattr(record, name))
+        return made
 
     def add(self, turn: Turn) -> None:
         """Count *turn*, which is over."""

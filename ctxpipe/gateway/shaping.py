@@ -108,17 +108,17 @@ class Shaper:
     """Shapes the requests of everybody who shows the same *token*.
 
     In a dry run nothing is written, and what it makes of requests is not sent. *storage* has what
-    has left their contexts; it is None where nothing is written.
+    has left their contexts; it is None where nothing is written. *owner* is a digest of the token.
     """
 
     def __init__(self, settings: Settings, token: str = "") -> None:
         self._is_dry = settings.dry_run
-        owner = _owner(token)
-        storage = _storage(settings, owner)
+        self.owner: str = _owner(token)
+        storage = _storage(settings, self.owner)
         self.storage: LocalStorage | None = storage
         self._journal: JournalStorage | None = storage
         if settings.journal is not None and not self._is_dry:
-            self._journal = open_journal(settings.journal, storage, owner)
+            self._journal = open_journal(settings.journal, storage, self.owner)
         texts: LocalStorage | MemoryStorage | None = storage
         if self._is_dry:
             texts = MemoryStorage()

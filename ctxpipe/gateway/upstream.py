@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TypeAlias
 
 import httpx2
@@ -48,6 +49,8 @@ class Upstream:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
             follow_redirects=False,
             trust_env=False,
+            # No cookie is kept: the next request may be another's.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         )
 
     async def close(self) -> None:

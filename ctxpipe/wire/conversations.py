@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from ..errors import SettingsError
+from ..names import hashed_name
 from ..pipeline import ContextPipeline
 from ..settings import CALLABLE, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
@@ -76,7 +77,8 @@ def conversation_name(
     given = session_id(request) if callable(session_id) else session_id
     for name in (given, _named.get(), *found):
         if isinstance(name, str) and name:
-            return name[:MAX_SESSION_ID]
+            fits = len(name) <= MAX_SESSION_ID
+            return name if fits else hashed_name(name, MAX_SESSION_ID)
     return UNNAMED
 
 

@@ -32,6 +32,13 @@ def test_a_name_that_is_too_long_is_cut():
     assert len(conversation_name(None, {}, ["x" * 5000])) == 1000
 
 
+def test_long_names_that_begin_alike_stay_different():
+    ends = ["", "a", "b", "y" * 5000]
+    names = {conversation_name(None, {}, ["x" * 1000 + end]) for end in ends}
+    names |= {conversation_name("x" * 1000 + end, {}) for end in ends}
+    assert len(names) == len(ends)
+
+
 def test_an_invalid_name_is_refused():
     with pytest.raises(SettingsError), conversation(""):
         pass
