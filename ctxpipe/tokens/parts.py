@@ -99,7 +99,7 @@ def _document(block: Block, as_json: AsJson) -> Iterator[Part]:
         case "content":
             yield from _document_parts(field(source, "content"), as_json)
         case _:
-            yield media.document_tokens(source)
+            yield media.document_part(source)
 
 
 def _document_parts(content: object, as_json: AsJson) -> Iterator[Part]:

@@ -12,6 +12,7 @@ from .values import (
     arguments_json,
     arguments_object,
     block_text,
+    document_block,
     image_block,
     opaque_block,
     result_text,
@@ -151,6 +152,10 @@ def _part_block(part: object) -> dict[str, Any]:
             image = image_block(field(holder, "url"))
             if image is not None:
                 return image
+        case "file":
+            document = document_block(field(part, "file"))
+            if document is not None:
+                return document
     if isinstance(text, str) and says(text):
         return text_block(text)
     return opaque_block(part)

@@ -20,6 +20,7 @@ from .values import (
     arguments_json,
     arguments_object,
     block_text,
+    document_block,
     image_block,
     opaque_block,
     result_text,
@@ -183,6 +184,10 @@ def _part_block(part: object) -> dict[str, Any]:
         image = image_block(field(part, "image_url"))
         if image is not None:
             return image
+    elif name == "input_file":
+        document = document_block(part)
+        if document is not None:
+            return document
     if isinstance(text, str) and says(text):
         return text_block(text)
     return opaque_block(part)

@@ -318,17 +318,14 @@ def _key(block: object) -> Key:
             return "result", plain["tool_use_id"]
         case "text":
             return "text", plain["text"]
-        case "image":
-            return "image", _image_key(plain["source"])
+        case "image" | "document" as name:
+            return name, _source_key(plain["source"])
     return "other", canonical_json(plain)
 
 
-def _image_key(source: Mapping[str, Any]) -> Any:
-    """Its data, or its address."""
-    data = source.get("data")
-    if data:
-        return data
-    return source.get("url") or ""
+def _source_key(source: Mapping[str, Any]) -> Any:
+    """Its data, its address or its id."""
+    return source.get("data") or source.get("url") or source.get("file_id") or ""
 
 
 # Looking for owners -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ __all__ = [
     "arguments_json",
     "arguments_object",
     "block_text",
+    "document_block",
     "image_block",
     "opaque_block",
     "result_text",
@@ -124,12 +125,32 @@ def image_block(url: object) -> dict[str, Any] | None:
     """The image at *url*, which may hold the data itself; None for what is no address."""
     if not isinstance(url, str) or not url:
         return None
-    head, comma, data = url.partition(";base64,")
-    if comma and head.startswith("data:"):
-        source = {"type": "base64", "media_type": head[5:], "data": data}
-    else:
+    return {"type": "image", "source": _data_source(url) or {"type": "url", "url": url}}
+
+
+def document_block(file: object) -> dict[str, Any] | None:
+    """The document that *file* holds or names by its address or id; None where it does neither."""
+    data, url, file_id = (field(file, name) for name in ("file_data", "file_url", "file_id"))
+    if isinstance(data, str) and data:
+        other = {"type": "base64", "media_type": "application/octet-stream", "data": data}
+        source = _data_source(data) or other
+    elif isinstance(url, str) and url:
         source = {"type": "url", "url": url}
-    return {"type": "image", "source": source}
+    elif isinstance(file_id, str) and file_id:
+        source = {"type": "file", "file_id": file_id}
+    else:
+        return None
+    title = field(file, "filename")
+    named = {"title": without_surrogates(title)} if isinstance(title, str) and title else {}
+    return {"type": "document", "source": source, **named}
+
+
+def _data_source(url: str) -> dict[str, Any] | None:
+    """The data in *url* in base64; None where it holds none."""
+    head, comma, data = url.partition(";base64,")
+    if not comma or not head.startswith("data:"):
+        return None
+    return {"type": "base64", "media_type": head[5:], "data": data}
 
 
 def opaque_block(value: object) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from histories import assistant, step, thinking, tool_result, tool_use, user
 
 from ctxpipe.messages import compact_json
 from ctxpipe.tokens import TokenCounter
-from ctxpipe.tokens.media import IMAGE_TOKENS, PDF_PAGE_TOKENS, size_of
+from ctxpipe.tokens.media import DOCUMENT_TOKENS, IMAGE_TOKENS, PDF_PAGE_TOKENS, size_of
 
 COUNT = TokenCounter()
 
@@ -276,22 +276,87 @@ def test_a_document_of_blocks_counts_them() -> None:
     assert COUNT.block(document(type="content", content="hello")) == 1
 
 
-def test_a_pdf_counts_by_its_pages() -> None:
-    pages = (
-        b"%PDF-1.7\n<< /Type /Pages /Count 3 >>\n"
-        + b"<< /Type /Page /Parent 1 0 R >>\n" * 2
-        + b"<</Type/Page>>"
-    )
-
-    assert COUNT.block(document(type="base64", data=encoded(pages))) == 3 * PDF_PAGE_TOKENS
+def tree(count: int) -> bytes:
+    return b"<</Kids[" + b"3 0 R " * count + b"]/Type /Pages /Count %d >>\n" % count
 
 
-def test_a_pdf_whose_pages_are_compressed_counts_by_its_size() -> None:
-    data = encoded(b"%PDF-1.7\n" + bytes(450_000))
-
-    assert COUNT.block(document(type="base64", data=data)) == 5 * PDF_PAGE_TOKENS
+PAGE = b"<</Parent 1 0 R /Resources<</Font<</F1 5 0 R>>>> /Type /Page>>\n"
+OUTLINES = b"<</Type /Outlines /Count 90>>\n"
 
 
-def test_a_document_that_lies_elsewhere_counts_as_a_page() -> None:
-    assert COUNT.block(document(type="url", url="https://a.b/c.pdf")) == PDF_PAGE_TOKENS
-    assert COUNT.block(document(type="base64", data="é")) == PDF_PAGE_TOKENS
+def object_stream(*objects: bytes) -> bytes:
+    packed = zlib.compress(b"11 0 12 90 " + b"".join(objects))
+    head = b"<</Type/ObjStm/N 3/First 9/Filter/FlateDecode/Length %d>>" % len(packed)
+    return b"9 0 obj\n" + head + b"\nstream\r\n" + packed + b"\nendstream\nendobj\n"
+
+
+@pytest.mark.parametrize(
+    ("pages", "objects"),
+    [
+        (3, tree(3) + PAGE * 3),
+        (3, b"<< /Type /Pages /Count 3 >>" + b"<</Type/Page>>" * 3),
+        (4, object_stream(tree(4), *[PAGE] * 4)),
+        (5, object_stream(tree(5), PAGE) + OUTLINES + object_stream(*[PAGE] * 4)),
+        (6, tree(6) + object_stream(*[PAGE] * 6)),
+        (7, PAGE * 7),
+        (8, tree(8)),
+        (9, tree(9) + PAGE * 9 + PAGE * 2),
+        (2, tree(9) + PAGE * 2),
+        (5, tree(2) + tree(3) + tree(5) + PAGE * 5),
+        (2, b"<</Type /Catalog /Pages 1 0 R>> <<" + tree(2) + PAGE * 2),
+    ],
+    ids=[
+        *("as they are", "in another order", "packed", "in several packs", "half packed"),
+        *("without a tree", "the tree alone", "pages written again", "pages that are missing"),
+        *("a tree of trees", "a dictionary without an end"),
+    ],
+)
+def test_a_pdf_counts_by_its_pages(pages: int, objects: bytes) -> None:
+    data = encoded(b"%PDF-1.7\n" + objects + bytes(300_000))
+
+    assert COUNT.block(document(type="base64", data=data)) == pages * PDF_PAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        random.Random(1).randbytes(2_000_000),
+        b"%PDF-1.7\n" + random.Random(1).randbytes(2_000_000),
+        b"%PDF-1.7\n" + bytes(450_000),
+        b"%PDF-1.7\n" + object_stream(tree(4), PAGE)[:60],
+        b"%PDF-1.7\n<</Type/ObjStm>>stream\nno zlib\nendstream",
+        b"%PDF-1.7\n<</Type /Pages /Count 7 0 R>>",
+        b"PK\x03\x04" + tree(4),
+    ],
+    ids=["noise", "a header", "zeros", "cut off", "packed otherwise", "elsewhere", "no pdf"],
+)
+def test_a_document_whose_pages_cannot_be_read_counts_the_same_whatever_its_size(
+    content: bytes,
+) -> None:
+    assert COUNT.block(document(type="base64", data=encoded(content))) == DOCUMENT_TOKENS
+
+
+def test_what_a_pdf_unpacks_to_is_limited() -> None:
+    bomb = object_stream(bytes(40_000_000), PAGE)
+
+    assert COUNT.block(document(type="base64", data=encoded(b"%PDF-1.7" + bomb * 3)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "url", "url": "https://a.b/c.pdf"},
+        {"type": "file", "file_id": "file_1"},
+        {"type": "base64", "data": "é"},
+        {"type": "base64", "data": None},
+        None,
+    ],
+)
+def test_a_document_that_lies_elsewhere_has_a_flat_count(source: Any) -> None:
+    assert COUNT.block({"type": "document", "source": source}) == DOCUMENT_TOKENS
+
+
+def test_a_document_of_text_in_base64_counts_its_text() -> None:
+    data = encoded(b"hello world")
+
+    assert COUNT.block(document(type="base64", media_type="text/plain", data=data)) == 2
