@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 __all__ = [
+    "FAR_BELOW",
     "LEAST_SHARE",
     "MAX_TEXT",
     "REFUSING",
@@ -22,6 +23,7 @@ __all__ = [
 MAX_TEXT = 4096  # characters of an answer that are searched; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
 LEAST_WINDOW = 500  # tokens; a smaller number was misread
+FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
 LEAST_SHARE = 0.5  # of the window; a shorter prompt is refused because of the answer's length
 
 REFUSING = frozenset({400, 413, 422, 500})

@@ -52,6 +52,7 @@ __all__ = [
     "extract_commands",
     "facts_to_keep",
     "gather_facts",
+    "has_words",
     "obstacle",
     "open_tail",
     "partition",
@@ -493,7 +494,7 @@ def _open_server_calls(messages: Sequence[Message]) -> list[str]:
     waiting: dict[str, None] = {}
     for message in messages:
         role = message["role"]
-        if role == "user" and _has_words(message):
+        if role == "user" and has_words(message):
             waiting.clear()
         if role != "assistant":
             continue
@@ -506,7 +507,7 @@ def _open_server_calls(messages: Sequence[Message]) -> list[str]:
     return list(waiting)
 
 
-def _has_words(message: Message) -> bool:
+def has_words(message: Message) -> bool:
     """Whether *message* holds more than tool results."""
     content = blocks(message)
     return not content or any(kind(block) != "tool_result" for block in content)

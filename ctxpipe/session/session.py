@@ -28,13 +28,14 @@ from ..errors import CtxpipeError, InvalidHistory, SettingsError, safe_text
 from ..markers.notes import note_of
 from ..messages import ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
-from ..refusals import LEAST_SHARE, Refusal, as_refusal, read_refusal
+from ..refusals import FAR_BELOW, LEAST_SHARE, Refusal, as_refusal, read_refusal
 from ..reports import Collapsed, Outcome, Result
 from ..runner import Request, Runner, model_of
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, check_client, excerpt
 from ..stages.collapse import Collapse
 from ..stages.compact import Compact
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
+from ..tokens import conservative
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import count_phrase
@@ -79,7 +80,6 @@ __all__ = ["Session"]
 T = TypeVar("T")
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
-FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
 NO_COMPACT = "there is nothing to compact with: the pipeline has no Compact stage"
 NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
 
@@ -1081,7 +1081,8 @@ class Session:
             refusal = Refusal(refusal.provider)
         self._lower_budget(refusal, model)
         trigger = self._runner.budget_for(self._record, options).trigger
-        is_far_below = tokens < FAR_BELOW * trigger
+        likely = tokens if self._billed(model) else conservative(sent.tokens_after)
+        is_far_below = likely < FAR_BELOW * trigger
         if is_far_below and not refusal.has_numbers:
             return None
         if self._recovered_at is not None:
@@ -1095,6 +1096,7 @@ class Session:
                 sent.messages,
                 overhead=self._record.overhead.tokens,
                 model=model,
+                is_certain=True,
             )
         shorter = await self.run(
             history,
@@ -1116,18 +1118,20 @@ class Session:
         Our count may be far too low, as for pictures, until a bill has shown that it is not. A
         prompt that was billed has fitted into the window.
         """
-        samples = self._record.ledger.samples
-        billed = [sample[2] for sample in samples if sample[0] == model]
-        most_billed = max(billed, default=0)
-        if refusal.window is not None and refusal.window < most_billed:
+        if refusal.window is not None and refusal.window < self._billed(model):
             return False
         if refusal.tokens is None:
             return True
         if refusal.tokens < LEAST_SHARE * raw:
             return False
-        if not samples:
+        if not self._record.ledger.samples:
             return True
         return is_possible(raw, refusal.tokens)
+
+    def _billed(self, model: str | None) -> int:
+        """What the last request to *model* was billed, 0 before its first usage."""
+        samples = self._record.ledger.samples
+        return max((sample[2] for sample in samples if sample[0] == model), default=0)
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, if it is smaller than known."""

@@ -58,6 +58,7 @@ from .layout import (
     fold_texts,
     list_paths,
     token_breakdown,
+    window_holds,
 )
 from .references import check_reference, visible_path
 from .restore import Restore, RestoredFiles, restore_files
@@ -320,9 +321,9 @@ class Compact:
     the report says so.
 
     *evidence* says how much is kept word for word: paths, commands, requests, pinned messages. What
-    the model has not answered stays whole, images and results included, as long as the new context
-    meets the target; above it the report's warnings say what is missing. System messages from the
-    middle of the history are carried on.
+    the model has not answered stays whole, images, documents and results included, as long as the
+    window holds it beside the summary, also above the target; where it does not, the report's
+    warnings say what is missing. System messages from the middle of the history are carried on.
 
     *breaker* says how often a summary is tried, and when no attempt is made for a while.
 
@@ -415,13 +416,17 @@ class Compact:
         if obstacle:
             return Skip(obstacle)
         fixed = turn.overhead + await turn.counter.count(head)
+        raw = await turn.raw_tokens()
+        must_cut = not compact.open_tail(rest) or _has_protected_thinking(turn, rest)
+        if must_cut and not turn.force and window_holds(turn, raw):
+            return Skip("postponed: only what the model has not answered could go")
         if turn.budget.reached(turn.ledger.estimate(fixed, head)):
             reason = f"over budget: system prompt, tools and system messages hold {fixed:,} tokens"
         else:
             reason = turn.recall(Attempts).refusal(self.breaker.clock(), tokens)
         if not reason:
             return None
-        raw = await turn.raw_tokens() - turn.overhead
+        raw -= turn.overhead
         detail = Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason)
         return Skip(reason, detail)
 
@@ -567,7 +572,7 @@ class Compact:
         if attempts.record_success(until):
             warning = f"compaction backs off: {attempts.why}"
             detail = replace(detail, warnings=(*detail.warnings, warning))
-        if is_over:
+        elif is_over:
             attempts.record_no_progress(until, estimate)
         return Change(layout.messages, detail)
 

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from ..edits.compact import EvidenceBudget, Replacement, evidence_block
+from ..edits.compact import EvidenceBudget, Replacement, evidence_block, has_words
+from ..edits.offload import newest
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..names import session_folder
+from ..refusals import FAR_BELOW
 from ..settings import excerpt
 from ..storage import TextWriter
+from ..tokens import conservative
 from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ __all__ = [
     "folder_or_default",
     "list_paths",
     "token_breakdown",
+    "window_holds",
 ]
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
@@ -101,8 +105,9 @@ async def choose_layout(
 ) -> tuple[Replacement, Layout]:
     """The first of *replacements*, in its richest layout, that is smaller and meets the target.
 
-    Files and evidence give way before the next one is tried. When none meets the target, it is the
-    leanest layout of the last one.
+    Files and evidence give way before the next one is tried, which cuts the newest message: that is
+    not done as long as the leanest layout of the first one fits. When none meets the
+    target, it is the leanest layout of the last one.
     """
     before = await turn.raw_tokens() - turn.overhead
     tried: list[Layout] = []
@@ -112,6 +117,8 @@ async def choose_layout(
         layout = await _lay_out(turn, replacement, plan)
         if await _fits(turn, layout, before):
             return replacement, layout
+    if await _fits_whole(turn, layout):
+        return replacement, layout
     for replacement in replacements[1:]:
         for plan in tried:
             layout = await _lay_out(turn, replacement, plan)
@@ -127,6 +134,30 @@ async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
         return False
     estimate = turn.ledger.estimate(raw + turn.overhead, layout.messages)
     return estimate <= turn.budget.target
+
+
+async def _fits_whole(turn: Turn, layout: Layout) -> bool:
+    """Whether *layout*, above the target as it may be, is one that the model will take.
+
+    By force is how a refused context is shortened: that one counts as the window at least,
+    whatever its estimate says. One that is far too short to have been refused for its length keeps
+    what the user has said last.
+    """
+    raw = await turn.counter.count(layout.messages) + turn.overhead
+    if not turn.force:
+        return window_holds(turn, raw)
+    raw_before, before = await turn.raw_tokens(), max(1, await turn.tokens())
+    is_short = max(before, conservative(raw_before)) < FAR_BELOW * turn.budget.trigger
+    if is_short and any(map(has_words, turn.messages[newest(turn.messages) :])):
+        return True
+    likely = turn.ledger.estimate(raw, layout.messages) * max(before, turn.budget.window) // before
+    return raw < raw_before and not turn.budget.reached(likely)
+
+
+def window_holds(turn: Turn, raw: int) -> bool:
+    """Whether the window holds *raw* tokens beside a reply, as far as it was measured."""
+    reserve = turn.budget.reserve_output or 0
+    return turn.ledger.measured_estimate(raw) <= turn.budget.window - reserve
 
 
 async def _from_rich_to_lean(

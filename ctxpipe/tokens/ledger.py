@@ -17,19 +17,19 @@ from .counter import Counting, TokenCounter, as_counter
 
 __all__ = ["Ledger", "is_possible"]
 
-FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
 MOST_FIXED = 32_000  # billed tokens that nobody counts, such as a system prompt not given here
 _MANY = 1_000  # messages whose blocks are read in a millisecond
 # Raw tokens between two bills that are enough to separate the price of text from a fixed part.
 ENOUGH_GROWTH = 1_000
+EXTRAPOLATED = 10  # times the measured tokens: a greeting does not show what a long text costs
 
 SavedSample: TypeAlias = tuple[str | None, int, int, int, int]
 """A model, raw and billed tokens of its last bill, and both where the context began to grow."""
 
-UnreadBill: TypeAlias = tuple[int, list[Message], int]
-"""The billed tokens, the messages that were sent, and the raw tokens beside them."""
+UnreadBill: TypeAlias = tuple[int, list[Message], int, bool]
+"""The billed tokens, the messages sent, the raw tokens beside them, and whether it is certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,19 @@ class UsageSample:
 
     @property
     def factor(self) -> Fraction:
-        if not self.raw:
-            return FIRST_FACTOR
-        return _clamp(self.billed, self.raw)
+        return _clamp(self.billed, self.raw) if self.raw else LEAST_FACTOR
 
-    def estimate(self, raw: int) -> int:
+    def estimate(self, raw: int, most: int | None = None) -> int:
+        """What *raw* tokens will be billed; of those appended at most *most* have the price."""
         billed = max(self.billed, self.raw)  # never below the raw count, whatever a proxy reports
         if raw < self.raw:
             return -(-raw * billed // self.raw)
         # In whole numbers: a product of fractions takes as long as all else that an estimate needs.
-        missing = self.raw - raw  # negative, so that the quotient rounds the bill up
+        appended = raw - self.raw
+        priced = appended if most is None else min(appended, most)
         slope = self.slope
-        return billed - missing * slope.numerator // slope.denominator
+        # The quotient of a negative number rounds the bill up.
+        return billed + appended - priced - -priced * slope.numerator // slope.denominator
 
 
 def is_possible(raw: int, billed: int) -> bool:
@@ -94,8 +95,8 @@ class Ledger:
     removed is noticed; an edit inside a message that was counted before is not, except in the list
     of blocks of the last message.
 
-    After `observe`, `estimate` says what the API will bill: before, 1.5 tokens for each of
-    tiktoken's.
+    After `observe`, `estimate` says what the API will bill; before, it is the raw count, so that
+    nothing is cut because of a factor that nobody has measured.
     """
 
     def __init__(self, counter: Counting | None = None) -> None:
@@ -274,7 +275,7 @@ class Ledger:
 
     @property
     def factor(self) -> float:
-        """Billed tokens per raw token, from 1 to 2.25; 1.5 before the first usage of the model."""
+        """Billed tokens per raw token, from 1 to 2.25; 1 before the first usage of the model."""
         return float(self._bill.factor)
 
     @property
@@ -296,6 +297,11 @@ class Ledger:
         """
         return self._bill.estimate(raw)
 
+    def measured_estimate(self, raw: int) -> int:
+        """As `estimate`, without extrapolating far beyond what was measured: a lower bound."""
+        bill = self._bill
+        return bill.estimate(raw, EXTRAPOLATED * bill.raw)
+
     @property
     def samples(self) -> list[SavedSample]:
         """The last bill of each model, the model in use last; for `load`."""
@@ -316,7 +322,7 @@ class Ledger:
             self._model = model
 
     def expect(self, model: str) -> None:
-        """Estimate for *model* from now on: by its own factor, or 1.5 while none was measured."""
+        """Estimate for *model* from now on; before its first usage that is the raw count."""
         self._model = model
 
     def observe(
@@ -326,10 +332,12 @@ class Ledger:
         *,
         overhead: int = 0,
         model: str | None = None,
+        is_certain: bool = False,
     ) -> None:
         """Learn from the *usage* of a reply to *messages*, with *overhead* raw tokens beside them.
 
-        A whole reply is accepted, too. A bill that cannot be that of such messages is ignored.
+        A whole reply is accepted, too. A bill that cannot be that of such messages is ignored,
+        unless it *is_certain*, as what a refusal says of the very request.
         Nothing is counted before an estimate is asked for: where no stage asks, no text is encoded
         for it.
         """
@@ -337,7 +345,7 @@ class Ledger:
         billed = context_tokens(usage)
         if billed > 0:
             unread = self._unread.setdefault(model, [])
-            newest = (billed, list(messages), overhead)
+            newest = (billed, list(messages), overhead, is_certain)
             unread[1:] = [newest]
 
     def _compare(self) -> None:
@@ -345,9 +353,9 @@ class Ledger:
         unread = self._unread
         self._unread = {}
         for model, bills in unread.items():
-            for billed, messages, overhead in bills:
+            for billed, messages, overhead, is_certain in bills:
                 raw = self._raw(messages) + overhead
-                if not is_possible(raw, billed):
+                if not raw or not (is_certain or is_possible(raw, billed)):
                     continue
                 self._bills[model] = self._next_bill(
                     model,

@@ -454,7 +454,7 @@ async def test_the_usage_of_a_reply_is_fed_back(ask: Ask) -> None:
         await ask(client, loop(3))
         await ask(client, [*loop(3), user("and?")])
 
-    assert factors.noted[0] == 1.5
+    assert factors.noted[0] == 1
     assert factors.noted[1] == pytest.approx(1.2, rel=0.05)
 
 
@@ -504,7 +504,7 @@ async def test_whoever_reads_the_body_himself_is_left_alone(
     assert b"Hello." in body
     assert (b"event: message_stop" in body) == streaming
     assert "t0.md" in sent(server.requests[0])
-    assert factors.noted == [1.5, 1.5]
+    assert factors.noted == [1, 1]
     assert not warnings_in(caplog)
 
 

@@ -110,7 +110,7 @@ async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
     stage = Compact(
         summarize, archive=LocalStorage(tmp_path), breaker=Breaker(retry=retry, cooldown_seconds=0)
     )
-    session = ContextPipeline([stage], budget=Budget(window=8_000)).session("s")
+    session = ContextPipeline([stage], budget=Budget(window=5_300)).session("s")
     history = [
         message
         for number in range(10)

@@ -322,7 +322,7 @@ async def test_a_history_comes_back_after_all_stages_in_many_turns(tmp_path: Pat
         Compact(ExtractiveSummarizer(), storage),
         SmartTruncate(storage),
     )
-    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1800))
+    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1200))
     session = pipeline.session("s", journal=storage)
     seen: set[type] = set()
     for stop in range(1, len(history) + 1, 2):

@@ -91,13 +91,13 @@ def small(root: str | os.PathLike[str], summarize: Any = None, **options: Any) -
         ),
         SmartTruncate(storage, max_tokens=900),
     )
-    return ContextPipeline(stages, **{"budget": Budget(window=3000, trigger=2400), **options})
+    return ContextPipeline(stages, **{"budget": Budget(window=3000, trigger=1600), **options})
 
 
 def compacting(root: str | os.PathLike[str], summarize: Summaries) -> ContextPipeline:
     """Compaction alone."""
     return ContextPipeline(
-        [Compact(summarize, LocalStorage(root))], budget=Budget(window=3000, trigger=2400)
+        [Compact(summarize, LocalStorage(root))], budget=Budget(window=3000, trigger=1600)
     )
 
 
@@ -166,7 +166,7 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
         # one for all: its path stands in the context
         root, sent, adopted = (Path(folder, "root"), list[list[str]](), list[list[str]]())
         asked = [Seldom(), Seldom(), Seldom()]
-        tight = Budget(window=1200, trigger=700)
+        tight = Budget(window=1200, trigger=466)
 
         session = small(root, asked[0], budget=tight).session("s")
         for _, end, bill in turns():
@@ -464,7 +464,7 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
         return Summary("a summary")
 
     stage = Compact(twice, LocalStorage(tmp_path), breaker=Breaker(retry=Retry(max_retries=0)))
-    session = ContextPipeline([stage], budget=Budget(window=3000, trigger=2400)).session("s")
+    session = ContextPipeline([stage], budget=Budget(window=3000, trigger=1600)).session("s")
     history = loop(30)
     await session.run(history)
     history += conversation(*(step(f"behind-{n}", think="hm", result=LONG) for n in range(4)))
@@ -883,7 +883,7 @@ async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_wi
     summarize = Summaries(wait=True)
     pipeline = ContextPipeline(
         [Compact(summarize, LocalStorage(tmp_path))],
-        budget=Budget(window=3000, trigger=2400),
+        budget=Budget(window=3000, trigger=1600),
         max_sessions=2,
     )
     async with anyio.create_task_group() as group:

@@ -73,7 +73,7 @@ async def test_one_with_a_turn_running_is_never_let_go(tmp_path: Path) -> None:
 
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline(
-        [Compact(summarize, storage)], budget=Budget(window=3000, trigger=2400)
+        [Compact(summarize, storage)], budget=Budget(window=3000, trigger=1600)
     )
     sessions = Sessions(pipeline, journal=storage, max_bytes=0)
     async with anyio.create_task_group() as group:

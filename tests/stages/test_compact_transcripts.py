@@ -121,7 +121,7 @@ async def compacted(
         run.details.append(report.detail)
         run.context = result.messages
         check_context(run, given)
-        assert report.detail.over_target or 1.5 * report.detail.tokens_after <= budget.target
+        assert report.detail.over_target or report.detail.tokens_after <= budget.target
         raw = repair(given, encoding=False)  # a few of them were recorded broken
         assert await load_archive(report.detail.archive or "") == [
             m for m in raw if m["role"] != "system"

@@ -117,7 +117,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
         Compact(summarize, storage, breaker=Breaker(clock=float, retry=Retry(max_retries=0))),
         SmartTruncate(storage),
     )
-    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1400), on_report=note)
+    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=930), on_report=note)
     session = pipeline.session("s", journal=storage)
     given, found, contexts = history(), list[str](), dict[str, str]()
     known = await pipeline.session("s", journal=storage).history()  # before anything is handed in

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
-from ctxpipe.tokens import Budget, Ledger, TokenCounter, conservative
+from ctxpipe.tokens import Budget, Ledger, TokenCounter
 
 # Totals -------------------------------------------------------------------------------------------
 
@@ -257,19 +257,45 @@ def usage(billed: int, **more: Any) -> dict[str, Any]:
     return {"input_tokens": billed, **more}
 
 
-def test_before_the_first_usage_the_factor_is_one_and_a_half() -> None:
+def test_before_the_first_usage_the_estimate_is_the_raw_count() -> None:
     ledger = Ledger()
 
-    assert ledger.factor == 1.5
+    assert ledger.factor == 1
     for tokens in (0, 1, 100, 101, 33_333):
-        assert ledger.estimate(tokens, []) == conservative(tokens)
+        assert ledger.estimate(tokens, []) == ledger.measured_estimate(tokens) == tokens
 
 
-def test_with_the_first_factor_compaction_begins_at_122_667_raw_tokens() -> None:
+def test_before_the_first_usage_compaction_begins_at_the_trigger() -> None:
     ledger, budget = Ledger(), Budget(window=200_000)
 
-    assert not budget.reached(ledger.estimate(122_666, []))
-    assert budget.reached(ledger.estimate(122_667, []))
+    assert not budget.reached(ledger.estimate(183_999, []))
+    assert budget.reached(ledger.estimate(184_000, []))
+
+
+@pytest.mark.parametrize(("raw", "billed"), [(2, 20), (1_000, 3_000), (3_000, 4_500)])
+async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw: int, billed: int) -> None:
+    ledger = Ledger(TokenCounter(len))
+    ledger.observe(usage(billed), [user("x" * raw)])
+
+    assert ledger.measured_estimate(raw + 120_000) < 184_000
+    assert ledger.measured_estimate(2 * raw) == ledger.estimate(2 * raw, [])
+
+
+async def test_a_long_turn_does() -> None:
+    ledger = Ledger(TokenCounter(len))
+    ledger.observe(usage(30_000), [user("x" * 20_000)])
+
+    assert ledger.measured_estimate(140_000) == ledger.estimate(140_000, []) == 210_000
+
+
+async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was_counted() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 5_000)]
+
+    ledger.observe(usage(210_000), history)
+    assert ledger.estimate(5_000, history) == 5_000
+
+    ledger.observe(usage(210_000), history, is_certain=True)
+    assert ledger.estimate(5_000, history) == 210_000
 
 
 async def test_what_was_billed_is_the_estimate_to_the_token() -> None:
@@ -328,7 +354,7 @@ async def test_a_usage_that_says_nothing_changes_nothing(nonsense: object) -> No
 
     ledger.observe(nonsense, [user("x" * 100)])
 
-    assert ledger.factor == 1.5
+    assert ledger.factor == 1
 
 
 async def test_a_usage_for_nothing_changes_nothing() -> None:
@@ -336,7 +362,7 @@ async def test_a_usage_for_nothing_changes_nothing() -> None:
 
     ledger.observe(usage(100), [])
 
-    assert ledger.factor == 1.5
+    assert ledger.factor == 1
 
 
 async def test_the_factor_never_falls_below_one() -> None:
@@ -415,7 +441,7 @@ async def test_each_model_has_its_own_factor() -> None:
     ledger.observe(usage(1_200), history, model="old")
 
     ledger.expect("new")
-    assert ledger.factor == 1.5
+    assert ledger.factor == 1
 
     ledger.observe(usage(1_600), history, model="new")
     assert ledger.factor == 1.6
@@ -462,7 +488,7 @@ async def test_an_impossible_bill_teaches_nothing(billed: object, field: str) ->
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe({field: billed}, history)
-    assert (ledger.factor, ledger.estimate(50_000, history)) == (1.5, 75_000)
+    assert (ledger.factor, ledger.estimate(50_000, history)) == (1, 50_000)
 
     ledger.observe(usage(60_000), history)
     ledger.observe({field: billed}, history)
@@ -521,7 +547,7 @@ async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: s
 
     ledger.observe(usage(100_000, iterations=iterations), history)
 
-    assert ledger.estimate(50_000, history) == (expected or 75_000)
+    assert ledger.estimate(50_000, history) == (expected or 50_000)
 
 
 async def test_the_sdks_own_usage_is_read_the_same_way() -> None:
@@ -566,7 +592,7 @@ async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: objec
 
     ledger.observe(reply, history)
 
-    assert ledger.estimate(50_000, history) == 75_000
+    assert ledger.estimate(50_000, history) == 50_000
 
 
 @pytest.mark.parametrize("searches", [None, {}, {"web_search_requests": 0}])

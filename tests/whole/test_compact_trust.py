@@ -99,7 +99,7 @@ class Case:
         stage = Compact(
             self.writer, archive=self.storage, **self.settings, breaker=Breaker(cooldown_seconds=0)
         )
-        self.pipeline = ContextPipeline([stage], budget=Budget(window=9000))
+        self.pipeline = ContextPipeline([stage], budget=Budget(window=6000))
 
     async def run(self, messages: list[Message], session_id: str = "s") -> list[Message]:
         return compacted(await self.pipeline.run(messages, session_id=session_id))
@@ -458,7 +458,7 @@ async def test_without_a_reader_of_archives_nothing_is_believed(tmp_path: Path) 
 
     pipeline = ContextPipeline(
         [Compact(Writer(), archive=Saving(), breaker=Breaker(cooldown_seconds=0))],
-        budget=Budget(window=9000),
+        budget=Budget(window=6000),
     )
     first = compacted(await pipeline.run([user("First."), *work(0)], session_id="s"))
     second = compacted(await pipeline.run([*first, *work(1)], session_id="s"))
@@ -523,7 +523,7 @@ async def test_what_the_model_has_not_answered_stays_whole(
         *([user("Go on.")] if end[0]["role"] == "assistant" else []),
         *end,
     ]
-    pipeline = ContextPipeline(case.pipeline.stages, budget=Budget(window=60_000))
+    pipeline = ContextPipeline(case.pipeline.stages, budget=Budget(window=40_000))
     result = await (
         pipeline.session("s").run(history) if in_session else pipeline.run(history, session_id="s")
     )
@@ -543,7 +543,7 @@ def detail_of(result: Result) -> Compacted:
     return detail
 
 
-async def test_only_what_does_not_fit_the_target_is_cut_and_the_report_says_what(
+async def test_only_what_the_window_does_not_hold_is_cut_and_the_report_says_what(
     case: Case,
 ) -> None:
     end = [user("Look: " + "word " * 7000, PICTURE)]
@@ -566,7 +566,7 @@ async def test_thinking_of_an_open_loop_stands_with_what_the_request_needs_for_i
 
     kept_ = await case.pipeline.run(history, session_id="s")
     protected = ContextPipeline(
-        case.pipeline.stages, budget=Budget(window=9000), thinking="protect"
+        case.pipeline.stages, budget=Budget(window=6000), thinking="protect"
     )
     shortened = await protected.run(history, session_id="t")
 
@@ -642,7 +642,7 @@ async def test_truncation_behind_compaction_turns_no_text_into_one_of_ours(
         Compact(Writer(), archive=storage, breaker=Breaker(cooldown_seconds=0)),
         SmartTruncate(storage, max_tokens=3000),
     ]
-    pipeline = ContextPipeline(stages, budget=Budget(window=9000))
+    pipeline = ContextPipeline(stages, budget=Budget(window=6000))
     history = [user(text if first else "Hello."), assistant("Well."), user(text), *talk(0)]
     context = history
     for number in range(times):
@@ -669,7 +669,7 @@ async def test_whatever_is_redacted_the_archives_lead_back_to_the_first_request(
         return Summary(f"{len(messages)} messages")
 
     storage = LocalStorage(tmp_path, redact=lambda text: re.sub(hidden, "[hidden]", text))
-    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(9000))
+    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(6000))
     history = [user("Paint it blue.")]
     for number in range(4):
         history = [*history, assistant("lorem ipsum dolor " * 2000), user(f"next {number}")]
@@ -696,7 +696,7 @@ async def test_what_an_archive_says_of_those_before_it_is_verified_like_any_othe
         assistant("x " * 9000),
         user("go"),
     ]
-    pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(9000))
+    pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(6000))
 
     result = await pipeline.run(context, session_id="s")
 
