@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +29,14 @@ __all__ = [
     "texts_at",
 ]
 
+logger: logging.Logger = logging.getLogger("ctxpipe")
+
 MAX_OTHERS = 8  # conversations under one name, besides the first
 UNNAMED = "unnamed"
+NO_NAME = (
+    'a request names no conversation; all such requests share the session "unnamed" and its folder:'
+    " give the mount session_id=, or call its client inside ctxpipe.wire.conversation(name)"
+)
 _PIPELINE = instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)")
 
 T = TypeVar("T")
@@ -113,6 +120,8 @@ class Conversations(Generic[T]):
         """
         known = self._names.pop(name, None)
         if known is None:
+            if name == UNNAMED:
+                logger.warning(NO_NAME)
             session = self.pipeline.session(name, journal=self.journal)
             known = _Name(beginning, session, self.make(session))
         _keep(self._names, name, known, self.pipeline.max_sessions)

@@ -55,6 +55,21 @@ def test_texts_are_found_at_their_paths():
     ]
 
 
+def test_conversations_without_a_name_share_a_session_which_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+):
+    conversations = of_sessions(ContextPipeline())
+
+    for beginning in (b"one", b"two", b"one"):
+        name = conversation_name(None, {}, [])
+        assert conversations.of(name, beginning).session_id == "unnamed"
+    conversations.of("job-42", b"one")
+
+    [said] = caplog.messages
+    assert 'share the session "unnamed"' in said
+    assert "session_id=" in said
+
+
 def test_the_first_conversation_of_a_name_has_the_journal_and_others_are_siblings(tmp_path: Path):
     conversations = of_sessions(ContextPipeline(), journal=LocalStorage(tmp_path))
 
