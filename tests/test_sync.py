@@ -11,15 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 from histories import assistant, chat, conversation, step, tool_use, user
+from mounts import offloading, placeholders
 from places import ROOT
+from readme import run_row
 
 from ctxpipe import (
     Budget,
@@ -34,9 +37,11 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Summary
+from ctxpipe.testing import MessagesServer
 
 LONG = "a long line of output\n" * 200
 SECONDS = 60
+ASKED: Any = {"model": "m", "max_tokens": 100}
 
 
 def ran(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -257,39 +262,51 @@ def test_one_event_loop_after_another_may_use_a_session() -> None:
     assert covered == [1, 3, 5]
 
 
-def test_the_model_is_called_and_streamed_without_await() -> None:
-    from contextlib import suppress
-
-    from ctxpipe.testing import MessagesServer, answer
-
+@contextmanager
+def serve(*replies: str) -> Iterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+    """A server with an event loop in a thread of its own, and a client for it."""
     stop, ready = threading.Event(), threading.Event()
-    url: list[str] = []
+    server = MessagesServer(replies)
 
-    async def serve() -> None:
-        async with MessagesServer([answer("first"), answer("second")]) as server:
-            url.append(server.url)
+    async def run() -> None:
+        async with server:
             ready.set()
             await asyncio.to_thread(stop.wait)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     ready.wait(SECONDS)
+    client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)
     try:
-        client = anthropic.AsyncAnthropic(base_url=url[0], api_key="test", max_retries=0)
-        session = sync.Session(ContextPipeline(), "s")
-        asked: dict[str, Any] = {"model": "claude-opus-5", "max_tokens": 100}
-        reply = session.create(client, messages=chat(1), **asked)
-        with session.stream(client, messages=chat(1), **asked) as stream:
-            streamed = "".join(stream.text_stream)
+        yield server, client
     finally:
         stop.set()
         thread.join()
         with suppress(Exception):
             sync._PORTAL.call(client.close())
 
+
+def test_the_model_is_called_and_streamed_without_await() -> None:
+    session = sync.Session(ContextPipeline(), "s")
+    with serve("first", "second") as (_, client):
+        reply = session.create(client, messages=chat(1), **ASKED)
+        with session.stream(client, messages=chat(1), **ASKED) as stream:
+            streamed = "".join(stream.text_stream)
+
     [block] = reply.content
     assert block.type == "text"
     assert (block.text, streamed) == ("first", "second")
+
+
+def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path) -> None:
+    history = conversation(user("go"), step("t1", result=LONG))
+    with serve("Done.") as (server, client):
+        session = run_row("sessions", offloading(tmp_path))["session"]
+        reply = session.create(client, messages=history, **ASKED)
+
+    assert reply.content[0].text == "Done."
+    assert placeholders(server.requests[-1]) == 1
+    assert (tmp_path / "job-42" / "t1.md").read_text() == LONG
 
 
 def test_calls_without_results_are_named_here_too() -> None:

@@ -23,6 +23,8 @@ from anthropic import beta_async_tool
 from histories import conversation, histories, python_source, step, text, tool_result, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mounts import CALLS, placeholders, result, rounds
+from readme import run_row
 
 from ctxpipe import (
     BatchOffload,
@@ -1484,3 +1486,27 @@ def test_the_synchronous_client_says_that_it_cannot_await_it() -> None:
         anthropic.Anthropic(
             api_key="x", middleware=[ctxpipe_middleware(ContextPipeline(), session_id="s")]
         )
+
+
+# The row of the README --------------------------------------------------------------------------
+
+
+async def test_the_row_of_the_readme_sends_placeholders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    @beta_async_tool
+    async def look(number: int) -> str:
+        """Looks."""
+        return result(number)
+
+    async with MessagesServer(rounds()) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "test")
+        async with run_row("middleware", offloading(tmp_path))["client"] as client:
+            asked: Any = {"model": "m", "max_tokens": 2000, "messages": [user("go")]}
+            runner = client.beta.messages.tool_runner(tools=[look], **asked)
+            await runner.until_done()
+
+    assert not server.refused
+    assert placeholders(server.requests[-1]) == CALLS
+    assert (tmp_path / "job-42" / "c0.md").read_text() == result(0)

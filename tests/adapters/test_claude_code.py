@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
+from readme import command_of, reader_environment
 
 from ctxpipe.adapters.claude_code import install, main, uninstall
 from ctxpipe.errors import SettingsError
@@ -246,3 +247,23 @@ def test_the_command_installs_what_claude_code_can_run(
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
     )
     assert b"offloaded" in done.stdout
+
+
+def test_the_row_of_the_readme_installs_a_hook_that_offloads(tmp_path: Path):
+    settings = reader_environment()
+    subprocess.run(command_of("claude-code"), cwd=tmp_path, env=settings, check=True)
+
+    installed = read(tmp_path / ".claude" / "settings.json")
+    command = installed["hooks"]["PostToolUse"][0]["hooks"][0]["command"]
+    done = subprocess.run(
+        ["sh", "-c", command],
+        input=event(tmp_path, {"stdout": LONG}),
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+        env=settings,
+    )
+
+    assert b"offloaded" in done.stdout
+    [file] = (tmp_path / ".ctxpipe").rglob("*.md")
+    assert file.read_text() == LONG

@@ -20,6 +20,7 @@ from mounts import (
     result,
     rounds,
 )
+from readme import run_row
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
@@ -276,3 +277,17 @@ def test_a_call_that_left_is_gone_from_both_places():
 
     assert changed.tool_calls == changed.invalid_tool_calls == []
     assert len(changed.content) == 1
+
+
+# The row of the README --------------------------------------------------------------------------
+
+
+@every_api
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        names = run_row("langchain", offloading(tmp_path), model=model, tools=[look])
+        state = await names["agent"].ainvoke(GO, THREAD)
+
+    assert not server.refused
+    assert placeholders(server.requests[-1]) == CALLS
+    assert "Done." in str(state["messages"][-1].content)

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from mounts import CALLS, Factors, bodies, compacting, offloading, placeholders, result, rounds
+from readme import run_row
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script
@@ -216,3 +217,19 @@ async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: st
 
     before, after = bodies(server.requests)[-2:]
     assert before == after
+
+
+# The row of the README --------------------------------------------------------------------------
+
+
+@every_api
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, given):
+        run_row("litellm", offloading(tmp_path))
+        try:
+            await work(api, given)
+        finally:
+            litellm.logging_callback_manager._reset_all_callbacks()
+
+    assert not server.refused
+    assert placeholders(server.requests[-1]) == CALLS

@@ -14,6 +14,7 @@ import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from places import ROOT
+from readme import command_of, reader_environment
 
 from ctxpipe import LocalStorage, SettingsError
 from ctxpipe.adapters.mcp import offload_server
@@ -123,3 +124,18 @@ async def test_a_wrong_option_ends_with_its_reason(tmp_path: Path):
 def test_a_storage_that_cannot_be_read_from_is_refused():
     with pytest.raises(SettingsError, match="TextReader"):
         offload_server("x")  # type: ignore[arg-type]
+
+
+async def test_the_row_of_the_readme_reads_what_was_offloaded(tmp_path: Path):
+    path = await store(tmp_path / ".ctxpipe")
+    name, *arguments = command_of("mcp")
+    server = StdioServerParameters(
+        command=name, args=arguments, env=reader_environment(), cwd=tmp_path
+    )
+
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        page, failed = await call(session, "read_offloaded", path=path, limit=12)
+
+    assert page.startswith("first\nsecond")
+    assert not failed

@@ -17,6 +17,8 @@ import anyio
 import httpx2
 import openai
 import pytest
+from mounts import placeholders
+from readme import run_row
 
 from ctxpipe import (
     BatchOffload,
@@ -571,3 +573,21 @@ async def test_a_synchronous_client_recovers_as_well(tmp_path: Path, stream: boo
 def test_invalid_settings_are_refused_where_they_are_made(make: Any, settings: Any):
     with pytest.raises(SettingsError):
         make(**{"pipeline": ContextPipeline(), **settings})
+
+
+# The row of the README --------------------------------------------------------------------------
+
+
+@every_api
+async def test_the_row_of_the_readme_sends_placeholders(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script: list[Reply] = [answer(tool_use("look", {}, id="c0")), "Done."]
+    async with OpenAIServer(script) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "test")
+        async with run_row("openai", offloading(tmp_path))["client"] as client:
+            await work(client, api, 2)
+
+    assert not server.refused
+    assert placeholders(server.requests[-1]) == 1

@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 from mounts import CALLS, Factors, bodies, compacting, offloading, placeholders, result, rounds
+from readme import run_row
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
@@ -277,3 +278,17 @@ def test_a_call_that_left_is_gone_alone():
     changed = MessageCodec().rebuild(given, [blocks[0], blocks[2]])
 
     assert changed.parts == [given.parts[0], given.parts[2]]
+
+
+# The row of the README --------------------------------------------------------------------------
+
+
+@every_api
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        names = run_row("pydantic-ai", offloading(tmp_path), model=model, tools=[look])
+        done = await names["agent"].run("go", **LIMITS)
+
+    assert not server.refused
+    assert placeholders(server.requests[-1]) == CALLS
+    assert done.output == "Done."

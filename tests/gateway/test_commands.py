@@ -1,13 +1,16 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 from gateways import Upstream, conversation, key, replies
+from readme import command_of, reader_environment
 
 from ctxpipe.testing import MessagesServer
 
@@ -76,6 +79,22 @@ async def test_wrap_passes_output_and_exit_status_through(tmp_path):
     assert error.startswith(b"ctxpipe: 1 turn, ")
     assert len(error.splitlines()) == 1
     assert "shaped" in (tmp_path / ".ctxpipe" / "gateway.log").read_text()
+    assert str(tmp_path) in json.dumps(api.requests[0].body["messages"])
+
+
+async def test_the_row_of_the_readme_runs_the_agent_behind_a_gateway(tmp_path):
+    agent = tmp_path / "bin" / "claude"
+    agent.parent.mkdir()
+    agent.write_text(f"#!/bin/sh\nexec {shlex.join(write_agent(tmp_path))}\n")
+    agent.chmod(0o755)
+    async with MessagesServer(replies(1)) as api:
+        settings = reader_environment(ANTHROPIC_BASE_URL=api.url)
+        settings["PATH"] = f"{agent.parent}:{settings['PATH']}"
+        done = await anyio.run_process(
+            command_of("gateway"), check=False, cwd=tmp_path, env=settings
+        )
+    assert done.stdout == b"reply 0\n"
+    assert done.stderr.startswith(b"ctxpipe: 1 turn, ")
     assert str(tmp_path) in json.dumps(api.requests[0].body["messages"])
 
 

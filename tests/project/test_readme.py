@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 
 import pytest
-from places import ROOT
+from places import ROOT, TESTS
+from readme import adoption_rows
 
 from ctxpipe import settings
 
@@ -40,6 +42,32 @@ def test_every_dependency_has_its_reason():
 def test_every_link_leads_to_a_file():
     assert [link for link in LINKS if not (ROOT / link).exists()] == []
     assert len(LINKS) > 10
+
+
+def test_every_row_of_the_table_of_adapters_is_run_by_a_test():
+    tests = "".join(file.read_text("utf-8") for file in sorted(TESTS.rglob("test_*.py")))
+    run = re.findall(r'\b(?:run_row|command_of)\(\s*"([\w-]+)"', tests)
+
+    assert sorted(run) == sorted(adoption_rows())
+    assert len(run) > 8
+    assert len(PROGRAM_ROWS) > 5
+
+
+PROGRAM_ROWS = {page: code for page, code in adoption_rows().items() if "import " in code}
+
+
+@pytest.mark.parametrize("code", PROGRAM_ROWS.values(), ids=PROGRAM_ROWS)
+def test_a_row_of_the_table_of_adapters_imports_what_it_names(code: str):
+    imported: set[str] = set()
+    named: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            named.add(node.id)
+
+    assert imported <= named
+    assert named - imported <= {"pipeline", "model", "tools"}
 
 
 def test_every_file_of_the_benchmarks_that_is_named_exists():
