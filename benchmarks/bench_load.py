@@ -60,10 +60,10 @@ from ctxpipe import (
     Restore,
     Session,
     SmartTruncate,
-    StageReport,
     StorageError,
 )
 from ctxpipe.messages import Message
+from ctxpipe.reports import StageReport
 from ctxpipe.summarizers import AnthropicSummarizer, PromptSummarizer, Retry, Summarizer
 from ctxpipe.testing import Model, problems
 from ctxpipe.tokens.counter import MEMO_BYTES, TokenCounter

@@ -21,14 +21,8 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from benchmarks.figures import add_figure, recording
-from ctxpipe import (
-    BatchOffload,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    Turn,
-    offload_tool_results,
-)
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Turn
+from ctxpipe.functions import offload_tool_results
 from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message
 

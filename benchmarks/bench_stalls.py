@@ -32,7 +32,6 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
-    Folder,
     LocalStorage,
     Message,
     SmartTruncate,
@@ -42,6 +41,7 @@ from ctxpipe import (
 )
 from ctxpipe.folding import folder
 from ctxpipe.folding.definitions import definitions
+from ctxpipe.folding.folder import Folder
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tools import answer
 

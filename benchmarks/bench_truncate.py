@@ -18,8 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.figures import add_figure, recording
-from ctxpipe import Message, SmartTruncate, TokenCounter, Truncation, Turn, check, smart_truncate
+from ctxpipe import Message, SmartTruncate, TokenCounter, Turn, check
 from ctxpipe.edits.truncate import file_views
+from ctxpipe.functions import Truncation, smart_truncate
 from ctxpipe.stage import Tracked
 from ctxpipe.tokens import Budget, Ledger
 

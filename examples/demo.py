@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from ctxpipe import LocalStorage, Offloaded, TokenCounter, offload_tools
+from ctxpipe import LocalStorage, TokenCounter, offload_tools
 from ctxpipe.agent_tools import READ_BACK_TOOLS
 from ctxpipe.lab.live_report import LiveReport
 from ctxpipe.lab.page import write_page
 from ctxpipe.lab.report import Fact, Report
+from ctxpipe.reports import Offloaded
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
 from examples.scripted_model import FAULTS, survey

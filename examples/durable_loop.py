@@ -23,9 +23,9 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     Session,
-    ToolCall,
     pending_calls,
 )
+from ctxpipe.messages import ToolCall
 from ctxpipe.tools import Tool, answer
 from examples.tools import folder_tools
 

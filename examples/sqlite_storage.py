@@ -14,9 +14,10 @@ from contextlib import closing
 from itertools import count
 from typing import Any
 
-from ctxpipe import Page, StorageError
+from ctxpipe import StorageError
 from ctxpipe.locations import key_parts, possible_keys, url_of
 from ctxpipe.names import candidate_keys, safe_name, session_folder
+from ctxpipe.storage import Page
 from ctxpipe.storage.records import Record, encode_record, record_stamp, storable
 
 TABLES = """

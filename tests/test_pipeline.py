@@ -46,8 +46,6 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Offloaded,
-    Outcome,
     Preview,
     Prices,
     RatioGate,
@@ -56,17 +54,17 @@ from ctxpipe import (
     Skip,
     SmartTruncate,
     Stage,
-    StageReport,
     TokenCounter,
     TrimReadBacks,
     Turn,
     check,
-    count_tokens,
 )
 from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.edits.thinking import drop_block
+from ctxpipe.functions import count_tokens
 from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
+from ctxpipe.reports import Offloaded, Outcome, StageReport
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 HISTORY = conversation(

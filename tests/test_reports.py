@@ -8,8 +8,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from histories import user
 
-from ctxpipe import Compacted, Offloaded, Outcome, Result, StageReport, Truncated
+from ctxpipe import Result
 from ctxpipe.prices import RewriteCost
+from ctxpipe.reports import Compacted, Offloaded, Outcome, StageReport, Truncated
 
 
 def report(outcome: Outcome, **details: object) -> StageReport:

@@ -12,15 +12,14 @@ from ctxpipe import (
     Budget,
     Change,
     DirectOffload,
-    Intent,
-    Ledger,
     LocalStorage,
     Skip,
     TokenCounter,
     Turn,
 )
 from ctxpipe.edits.offload import CandidateIndex
-from ctxpipe.stage import PlannedStage, Rewindable, Tracked
+from ctxpipe.stage import Intent, PlannedStage, Rewindable, Tracked
+from ctxpipe.tokens import Ledger
 
 
 def turn(*messages: str, tracked: Tracked | None = None) -> Turn:

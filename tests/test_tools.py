@@ -19,11 +19,9 @@ from hypothesis import strategies as st
 from ctxpipe import (
     ContextPipeline,
     LocalStorage,
-    Page,
     SettingsError,
     StorageError,
     Tool,
-    ToolInputError,
     answer,
     as_beta_tools,
     offload_tools,
@@ -33,6 +31,8 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.agent_tools import READ_BACK_TOOLS
 from ctxpipe.edits import search as edits
 from ctxpipe.names import session_folder
+from ctxpipe.storage import Page
+from ctxpipe.tools import ToolInputError
 from ctxpipe.tools import offloaded as module
 
 TEXT = "\n".join(

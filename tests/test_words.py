@@ -13,24 +13,21 @@ from ctxpipe import (
     BatchOffload,
     Collapse,
     Compact,
-    CompactResult,
     DirectOffload,
     LocalStorage,
     MemoryStorage,
     ObjectStorage,
-    OffloadedMessage,
-    OffloadResult,
     RentOrBuyGate,
     Restore,
     SmartTruncate,
     TrimReadBacks,
-    Truncated,
-    Truncation,
 )
+from ctxpipe.functions import CompactResult, OffloadedMessage, OffloadResult, Truncation
 from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.replay import Replay
 from ctxpipe.lab.report import PageTurn, Replaced, Report, Run
 from ctxpipe.lab.transcripts import Transcript
+from ctxpipe.reports import Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 from ctxpipe.words import as_dollars, as_percent, as_ratio, count_phrase, one_line, short_repr
 

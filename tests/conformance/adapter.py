@@ -20,15 +20,11 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Offloaded,
     RatioGate,
     Restore,
     Result,
     Stage,
     StorageError,
-    TextWriter,
-    offload_tool_result,
-    offload_tool_results,
 )
 from ctxpipe.edits.compact import assemble, extract_commands, partition
 from ctxpipe.edits.offload import prescan
@@ -41,9 +37,12 @@ from ctxpipe.folding.fold import (
     format_sections,
     merge_functions,
 )
+from ctxpipe.functions import offload_tool_result, offload_tool_results
+from ctxpipe.reports import Offloaded
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
 from ctxpipe.stages.compact import Compact, compact_messages, restore_files
 from ctxpipe.stages.truncate import smart_truncate
+from ctxpipe.storage import TextWriter
 from ctxpipe.summarizers import PromptSummarizer, Retry
 from ctxpipe.tokens import conservative, count_tokens, should_compact
 

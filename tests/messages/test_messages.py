@@ -24,7 +24,7 @@ from histories import tool_use as call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import InvalidHistory, check, split_system
+from ctxpipe import InvalidHistory, check
 from ctxpipe.messages import (
     CacheMarks,
     Message,
@@ -39,6 +39,7 @@ from ctxpipe.messages import (
     result_text,
     results_by_id,
     rewrite,
+    split_system,
     texts,
     tool_calls,
     tool_results,

@@ -30,11 +30,10 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Outcome,
     RatioGate,
     SmartTruncate,
-    load_archive,
 )
+from ctxpipe.functions import load_archive
 from ctxpipe.messages import (
     MAX_DEPTH,
     Message,
@@ -45,6 +44,7 @@ from ctxpipe.messages import (
     rebuilt,
     strings,
 )
+from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.summarizers import Summary
 

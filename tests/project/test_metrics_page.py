@@ -10,8 +10,9 @@ from typing import get_args
 import pytest
 from places import PACKAGE, ROOT
 
-from ctxpipe import Outcome, Result, StageReport
+from ctxpipe import Result
 from ctxpipe.gateway.record import What
+from ctxpipe.reports import Outcome, StageReport
 
 PAGE = (ROOT / "docs/metrics.md").read_text("utf-8")
 NOT_NUMBERS = {"detail", "error", "messages", "reason", "reports", "request_options"}

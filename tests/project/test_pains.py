@@ -47,14 +47,11 @@ from ctxpipe import (
     Breaker,
     Budget,
     Compact,
-    Compacted,
     ContextPipeline,
     CtxpipeError,
     DirectOffload,
     Evidence,
     LocalStorage,
-    Offloaded,
-    Outcome,
     Preview,
     Prices,
     RatioGate,
@@ -63,13 +60,11 @@ from ctxpipe import (
     SettingsError,
     SmartTruncate,
     Stage,
-    StageReport,
     TokenCounter,
-    Truncated,
-    load_archive,
     offload_tools,
 )
 from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.functions import load_archive
 from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.markers.summaries import SUMMARY, summary_extras
 from ctxpipe.messages import (
@@ -82,6 +77,7 @@ from ctxpipe.messages import (
     texts,
     tool_results,
 )
+from ctxpipe.reports import Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,

@@ -171,6 +171,7 @@ socket.getaddrinfo = refuse
 
 import asyncio, ctxpipe
 from ctxpipe import *
+from ctxpipe.functions import *
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 ADD = "    def add(self, item):\\n        self.items.append(item)  # one of many\\n"

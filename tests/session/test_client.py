@@ -15,10 +15,10 @@ import anthropic
 import pytest
 from histories import assistant, user
 
-from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage, StageReport
+from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
-from ctxpipe.reports import Compacted
+from ctxpipe.reports import Compacted, StageReport
 from ctxpipe.session.client import lendable
 from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, server_error

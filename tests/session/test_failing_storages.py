@@ -17,7 +17,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     MemoryStorage,
-    Page,
     RatioGate,
     Session,
     SettingsError,
@@ -27,6 +26,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message
 from ctxpipe.stage import Stage
+from ctxpipe.storage import Page
 from ctxpipe.storage.records import Record
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import MessagesServer

@@ -34,7 +34,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Offloaded,
     Preview,
     RatioGate,
     Result,
@@ -43,11 +42,11 @@ from ctxpipe import (
     Skip,
     SmartTruncate,
     StorageError,
-    Truncated,
 )
 from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.messages import Message, as_json
 from ctxpipe.messages.identity import parse, without_marks
+from ctxpipe.reports import Offloaded, Truncated
 from ctxpipe.stage import Stage, Turn
 from ctxpipe.summarizers import ExtractiveSummarizer
 

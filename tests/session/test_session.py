@@ -37,12 +37,10 @@ from ctxpipe import (
     Budget,
     Change,
     Compact,
-    Compacted,
     ContextPipeline,
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Outcome,
     Result,
     SettingsError,
     Skip,
@@ -54,6 +52,7 @@ from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks, cache_marks
 from ctxpipe.messages.identity import digest, without_marks
+from ctxpipe.reports import Compacted, Outcome
 from ctxpipe.session import Session
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 

@@ -13,9 +13,10 @@ from anthropic.types import TextBlock, ToolUseBlock
 from histories import assistant, histories, system, user
 from hypothesis import given
 
-from ctxpipe import Budget, Compact, ContextPipeline, compact_messages
+from ctxpipe import Budget, Compact, ContextPipeline
 from ctxpipe.edits.compact import Facts
 from ctxpipe.errors import InvalidHistory, StorageError
+from ctxpipe.functions import compact_messages
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import (
     FORM,

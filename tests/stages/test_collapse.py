@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from ctxpipe import (
     Change,
     Collapse,
-    Collapsed,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     Preview,
     Prices,
     Result,
@@ -30,12 +28,13 @@ from ctxpipe import (
     Stage,
     StorageError,
     Turn,
-    load_archive,
 )
+from ctxpipe.functions import load_archive
 from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.markers.notes import Note, note_of
 from ctxpipe.markers.placeholders import DIRECT
 from ctxpipe.messages import Message
+from ctxpipe.reports import Collapsed, Outcome
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import Record
 

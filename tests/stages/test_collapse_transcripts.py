@@ -14,20 +14,19 @@ from recorded import recorded, sample, turns
 from ctxpipe import (
     Budget,
     Collapse,
-    Collapsed,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     Preview,
     Result,
     TokenCounter,
-    load_archive,
     presets,
 )
+from ctxpipe.functions import load_archive
 from ctxpipe.markers.notes import note_of
 from ctxpipe.messages import THINKING, Message
 from ctxpipe.messages.identity import digest
+from ctxpipe.reports import Collapsed, Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import problems

@@ -21,11 +21,9 @@ from histories import tool_use as call
 from ctxpipe import (
     Breaker,
     Budget,
-    Compacted,
     ContextPipeline,
     Evidence,
     LocalStorage,
-    Outcome,
     Restore,
     Result,
     Skip,
@@ -42,6 +40,7 @@ from ctxpipe.markers.summaries import (
     summary_extras,
 )
 from ctxpipe.messages import Message, check
+from ctxpipe.reports import Compacted, Outcome
 from ctxpipe.stage import Intent
 from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
 from ctxpipe.storage.files import FileText

@@ -13,11 +13,12 @@ import pytest
 from histories import said
 from recorded import NIGHTLY, sample
 
-from ctxpipe import Breaker, Budget, Compacted, ContextPipeline, LocalStorage, Restore
+from ctxpipe import Breaker, Budget, ContextPipeline, LocalStorage, Restore
 from ctxpipe.edits.repair import repair
 from ctxpipe.markers.evidence import EVIDENCE, EVIDENCE_END
 from ctxpipe.markers.summaries import own_words, summary_body
 from ctxpipe.messages import Message, check
+from ctxpipe.reports import Compacted
 from ctxpipe.stages.compact import Compact, load_archive
 
 pytestmark = pytest.mark.shared

@@ -19,9 +19,9 @@ from ctxpipe import (
     LocalStorage,
     SmartTruncate,
     Stage,
-    count_tokens,
     presets,
 )
+from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message, as_blocks, kind
 from ctxpipe.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer

@@ -25,19 +25,17 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Offloaded,
-    Outcome,
     Preview,
     RatioGate,
     SettingsError,
     StorageError,
     TokenCounter,
-    offload_tool_result,
-    offload_tool_results,
 )
 from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.functions import offload_tool_result, offload_tool_results
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, blocks, check, tool_calls
+from ctxpipe.reports import Offloaded, Outcome
 from ctxpipe.tokens import vocabulary
 
 

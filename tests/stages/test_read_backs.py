@@ -24,13 +24,13 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     RatioGate,
     SettingsError,
     StorageError,
     presets,
 )
 from ctxpipe.markers.placeholders import reference
+from ctxpipe.reports import Outcome
 from ctxpipe.stages.read_backs import TrimReadBacks
 
 LINES = "\n".join(

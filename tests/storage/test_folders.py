@@ -22,11 +22,10 @@ from ctxpipe import (
     LocalStorage,
     SettingsError,
     StorageError,
-    load_archive,
-    offload_tool_results,
     offload_tools,
 )
 from ctxpipe.errors import CtxpipeError
+from ctxpipe.functions import load_archive, offload_tool_results
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
 from ctxpipe.names import session_folder

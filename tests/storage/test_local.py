@@ -29,20 +29,11 @@ from processes import (
     small_disk,
 )
 
-from ctxpipe import (
-    Archive,
-    InvalidHistory,
-    LocalStorage,
-    Page,
-    Preview,
-    SettingsError,
-    StorageError,
-    TextReader,
-    TextWriter,
-)
+from ctxpipe import InvalidHistory, LocalStorage, Preview, SettingsError, StorageError
 from ctxpipe.markers.placeholders import BATCH, DIRECT, placeholder
 from ctxpipe.messages import Message
 from ctxpipe.names import content_hash, session_folder
+from ctxpipe.storage import Archive, Page, TextReader, TextWriter
 
 AWKWARD = {
     "nul": "a\0b",

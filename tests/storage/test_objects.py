@@ -33,9 +33,9 @@ from ctxpipe import (
     SettingsError,
     SQLiteJournal,
     StorageError,
-    load_archive,
     offload_tools,
 )
+from ctxpipe.functions import load_archive
 from ctxpipe.locations import key_parts
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results

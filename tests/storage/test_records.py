@@ -33,13 +33,13 @@ from ctxpipe import (
     DirectOffload,
     Evidence,
     LocalStorage,
-    Outcome,
     SettingsError,
     SmartTruncate,
     StorageError,
-    load_archive,
 )
+from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message
+from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.storage.cleanup import JOURNAL as NAME

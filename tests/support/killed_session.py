@@ -43,9 +43,9 @@ from ctxpipe import (
     RatioGate,
     SmartTruncate,
     Stage,
-    StageReport,
 )
 from ctxpipe.messages import Message, as_json
+from ctxpipe.reports import StageReport
 from ctxpipe.storage.cleanup import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary
 

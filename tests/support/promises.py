@@ -22,19 +22,11 @@ from typing import Any
 
 from api_rules import faults, parts
 
-from ctxpipe import (
-    Collapsed,
-    Compacted,
-    CtxpipeError,
-    Offloaded,
-    Outcome,
-    Result,
-    StageReport,
-    Truncated,
-)
+from ctxpipe import CtxpipeError, Result
 from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.markers.repairs import INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import Message
+from ctxpipe.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.stage import Change, Turn
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.testing import problems

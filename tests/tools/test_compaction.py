@@ -19,7 +19,6 @@ from ctxpipe import (
     LocalStorage,
     SettingsError,
     Tool,
-    ToolInputError,
     answer,
     as_beta_tools,
     offload_tools,
@@ -29,6 +28,7 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message, pending_calls
 from ctxpipe.session import Session
 from ctxpipe.summarizers import PromptSummarizer, Summary
+from ctxpipe.tools import ToolInputError
 from ctxpipe.tools.compaction import LEAST_TURNS
 
 LONG = "a line of output\n" * 200

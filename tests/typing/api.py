@@ -26,20 +26,14 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     Change,
-    Collapsed,
     Compact,
-    Compacted,
     ContextPipeline,
     CtxpipeError,
     DirectOffload,
     LocalStorage,
     Message,
-    Offloaded,
-    Outcome,
-    Page,
     Preview,
     Prices,
-    Problem,
     RatioGate,
     RentOrBuyGate,
     Result,
@@ -48,35 +42,41 @@ from ctxpipe import (
     Skip,
     SmartTruncate,
     Stage,
-    StageReport,
     StorageError,
     Tool,
-    ToolCall,
-    ToolInputError,
-    ToolResult,
-    Truncated,
     Turn,
     as_beta_tools,
     check,
-    compact_messages,
-    count_tokens,
-    offload_tool_results,
     offload_tools,
     pending_calls,
     prices_of,
     repair,
-    should_compact,
-    smart_truncate,
-    split_system,
 )
 from ctxpipe import answer as answer_call
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.messages import rewrite, tool_calls, tool_results
+from ctxpipe.functions import (
+    compact_messages,
+    count_tokens,
+    offload_tool_results,
+    should_compact,
+    smart_truncate,
+)
+from ctxpipe.messages import (
+    Problem,
+    ToolCall,
+    ToolResult,
+    rewrite,
+    split_system,
+    tool_calls,
+    tool_results,
+)
 from ctxpipe.presets import chat, coding_agent
+from ctxpipe.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.stages.compact import CompactStats
-from ctxpipe.storage import JournalStorage, TextReader, TextWriter
+from ctxpipe.storage import JournalStorage, Page, TextReader, TextWriter
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.testing import MessagesServer, answer, tool_use
+from ctxpipe.tools import ToolInputError
 
 MODEL = "claude-opus-5"
 logger = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from ctxpipe import (
     Breaker,
     Budget,
     Compact,
-    Compacted,
     ContextPipeline,
     Evidence,
     LocalStorage,
@@ -43,6 +42,7 @@ from ctxpipe.markers.summaries import (
     summary_extras,
 )
 from ctxpipe.messages import Message, check
+from ctxpipe.reports import Compacted
 from ctxpipe.stages import source
 from ctxpipe.stages.archive import archive_digest, archive_record
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary

@@ -33,7 +33,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     Restore,
     Result,
     Session,
@@ -42,6 +41,7 @@ from ctxpipe import (
 )
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
+from ctxpipe.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 TABLE: list[tuple[str, str, str, str]] = []
@@ -220,7 +220,7 @@ EMFILE = """
 import asyncio, json, resource, sys
 from pathlib import Path
 import test_faults as here
-from ctxpipe import Outcome
+from ctxpipe.reports import Outcome
 
 async def main(root):
     work = here.Work(Path(root))

@@ -21,7 +21,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     Preview,
     RatioGate,
     TrimReadBacks,
@@ -29,6 +28,7 @@ from ctxpipe import (
 )
 from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, tool_results
+from ctxpipe.reports import Outcome
 from ctxpipe.tools import answer
 
 LONG = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))

@@ -18,16 +18,16 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     RatioGate,
     Result,
     SmartTruncate,
     Stage,
     TokenCounter,
     Turn,
-    count_tokens,
 )
+from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message
+from ctxpipe.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 # All four stages act at every turn: a tenth of the examples takes as long as another property.

@@ -65,7 +65,6 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Outcome,
     Preview,
     RatioGate,
     RentOrBuyGate,
@@ -73,7 +72,6 @@ from ctxpipe import (
     Result,
     SmartTruncate,
     Stage,
-    StageReport,
     TokenCounter,
     TrimReadBacks,
     Turn,
@@ -81,6 +79,7 @@ from ctxpipe import (
 from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message
 from ctxpipe.names import session_folder
+from ctxpipe.reports import Outcome, StageReport
 from ctxpipe.session import Session
 from ctxpipe.storage.cleanup import JOURNAL as NAME
 from ctxpipe.storage.files import LocalFiles

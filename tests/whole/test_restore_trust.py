@@ -18,7 +18,6 @@ from histories import assistant, conversation, step, tool_result, tool_use, user
 from ctxpipe import (
     Budget,
     Compact,
-    Compacted,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
@@ -31,6 +30,7 @@ from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
 from ctxpipe.markers.repairs import INTERRUPTED
 from ctxpipe.messages import Message
+from ctxpipe.reports import Compacted
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret
 from ctxpipe.summarizers import Summary

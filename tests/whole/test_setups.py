@@ -26,10 +26,8 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     Evidence,
-    Folder,
     InvalidHistory,
     LocalStorage,
-    Outcome,
     Preview,
     Prices,
     RatioGate,
@@ -44,7 +42,9 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
+from ctxpipe.folding.folder import Folder
 from ctxpipe.presets import chat, coding_agent
+from ctxpipe.reports import Outcome
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import (
     AnthropicSummarizer,

@@ -21,18 +21,17 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Outcome,
     RatioGate,
     Result,
     Skip,
     SmartTruncate,
     Stage,
-    StageReport,
     StorageError,
     SummaryFailed,
     Turn,
 )
 from ctxpipe.messages import Message, tool_calls, tool_results
+from ctxpipe.reports import Outcome, StageReport
 from ctxpipe.runner import Request
 from ctxpipe.stages.compact import CompactResult
 from ctxpipe.stages.restore import RestoredFile, RestoredFiles

@@ -11,10 +11,11 @@ import pytest
 from api_rules import faults
 from recorded import TRANSCRIPTS, recorded, sample, turns
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Outcome, check
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, check
 from ctxpipe.edits.offload import stored_text
 from ctxpipe.markers.placeholders import BATCH, reference
 from ctxpipe.messages import Message, blocks, tool_results
+from ctxpipe.reports import Outcome
 
 pytestmark = pytest.mark.shared
 
