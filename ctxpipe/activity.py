@@ -51,7 +51,8 @@ __all__ = [
     "says_failure",
     "target",
     "touched_paths",
-    "writes",
+    "written_lines",
+    "written_paths",
 ]
 
 _MAX_PATH_CHARS = 400
@@ -82,7 +83,7 @@ _PRINTING = re.compile(
 )
 _OPENING = re.compile(  # programs that fail for many a reason of their own
     r"(?:^|[\s;|&(`/])"
-    r"(?:ack|ag|[ef]?grep|findstr|git\s+(?:\S+\s+)*?(?:blame|diff|grep|log|show)|node|perl|php|"
+    r"(?:ack|ag|[ef]?grep|findstr|git\s+(?:\S+\s+){0,4}?(?:blame|diff|grep|log|show)|node|perl|php|"
     r"i?python[\d.]*|rg|ruby|Select-String)\s"
 )
 _NOWHERE = ("/dev/", "/proc/self")
@@ -181,21 +182,23 @@ def paths_to_deny(call: ToolCall, result: object) -> list[str]:
 
 def _was_denied(result: object) -> bool:
     text = result_text(result)
+    text = text if len(text) <= 4000 else text[:2000] + text[-2000:]
     if _NO_PERMISSION.search(text):
         return True
     has_run = _FAILURE.search(text) or _PROGRAM_SPEAKS.search(text)
     return _is_short(text) and not has_run
 
 
-def writes(call: ToolCall) -> tuple[list[str], str]:
-    """The paths that *call* writes, and the lines that its input puts there, as far as it says.
+def written_paths(call: ToolCall) -> list[str]:
+    """The paths that *call* writes."""
+    return list(dict.fromkeys(path for path, is_written in _paths(call) if is_written))
 
-    The lines are known only of a call that writes one file.
-    """
-    paths = [path for path, is_written in _paths(call) if is_written]
+
+def written_lines(call: ToolCall) -> str:
+    """The lines that the input of *call*, which writes a file, puts into it, as far as it says."""
     old: set[str] = set()
     new: list[str] = []
-    for name, text in _strings(call.input) if len(set(paths)) == 1 else ():
+    for name, text in _strings(call.input):
         lines = text.splitlines()
         if OLD_TEXT_KEY.match(name):
             old.update(lines)
@@ -204,7 +207,7 @@ def writes(call: ToolCall) -> tuple[list[str], str]:
         elif NEW_TEXT_KEY.match(name):
             # An edit may begin and end within lines.
             new += lines[1:-1] if old or name.startswith("new") else lines
-    return paths, "\n".join(line for line in new if line not in old)
+    return "\n".join(line for line in new if line not in old)
 
 
 def is_about_file(call: ToolCall) -> bool:

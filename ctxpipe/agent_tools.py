@@ -225,7 +225,7 @@ ADDED_LINE = re.compile(
     # Cursor, for the part that an edit leaves as it is
     r"\W*\.\.\. existing code \.\.\.\W*|"
     # how much is shown, in the words of many
-    r"[\[(<.…]+(?!.*(?:hid|redact|mask|secre|secur|sensi|privat|protect|polic|\*\*|xxx|••))"
+    r"[\[(<.…]{1,4}(?!.*(?:hid|redact|mask|secre|secur|sensi|privat|protect|polic|\*\*|xxx|••))"
     r"[^\n]{0,80}\b(?:more|shown|showing|total|truncated|omitted|elided|end of file)\b.*|"
     r"```\w*"
     r")\s*",

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
-from ..activity import command_line, is_failure, paths_to_deny, says_failure, writes
+from ..activity import (
+    command_line,
+    is_failure,
+    paths_to_deny,
+    says_failure,
+    written_lines,
+    written_paths,
+)
 from ..agent_tools import (
     FOLDER_VIEW,
     NOTE,
@@ -75,7 +82,7 @@ def working_set(
     of `trusting_working_set`.
     """
     latest: dict[str, WorkingFile] = {}
-    views: dict[str, list[tuple[int, str]]] = {}
+    views: dict[str, list[tuple[int, str | ToolCall]]] = {}
     changed: dict[str, int] = {}
     last_command = -1
     folder_changed = False
@@ -90,11 +97,12 @@ def working_set(
             names = paths_to_deny(call, result) if path is None else [path]
             files = [WorkingFile(name, denied=True) for name in names]
         elif path is None:
-            written, lines = writes(call)
-            for name in written:
+            paths = written_paths(call)
+            for name in paths:
                 key = _key(work_dir, name)
                 changed[key] = number
-                views.setdefault(key, []).append((number, lines))
+                if len(paths) == 1:  # otherwise it is not known which line is whose
+                    views.setdefault(key, []).append((number, call))
         elif not by_shell or (shell and (os.path.isabs(path) or not folder_changed)):
             files = [WorkingFile(path, text)]
             views.setdefault(_key(work_dir, path), []).append((number, text))
@@ -106,8 +114,11 @@ def working_set(
     found: list[WorkingFile] = []
     for key, file in reversed(latest.items()):
         since = max(last_command, changed.get(key, -1))
-        shown = tuple(Shown(text, number >= since) for number, text in views.get(key, ()))
-        found.append(replace(file, views=shown))
+        shown: list[Shown] = []
+        for number, seen in views.get(key, ()):
+            text = seen if isinstance(seen, str) else written_lines(seen)
+            shown.append(Shown(text, number >= since))
+        found.append(replace(file, views=tuple(shown)))
     return found
 
 

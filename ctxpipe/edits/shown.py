@@ -16,7 +16,8 @@ __all__ = ["Shown", "obstacle"]
 
 _LONG = 2000  # characters; agents shorten longer lines
 _PIECE = 200
-_MAX_TIMES, _MAX_MORE = 20, 100_000  # no frame and no line numbers make a view so much longer
+_MAX_ADDED = 400  # a longer line is none that an agent adds
+_MAX_TIMES, _MAX_MORE = 8, 100_000  # no frame and no line numbers make a view so much longer
 
 
 class Shown(NamedTuple):
@@ -91,7 +92,9 @@ class _Lines:
         return found
 
     def _is_added(self, line: _Line) -> bool:
-        return self.lines.isdisjoint(line) and any(map(ADDED_LINE.fullmatch, line))
+        if len(line[0]) > _MAX_ADDED or not self.lines.isdisjoint(line):
+            return False
+        return any(map(ADDED_LINE.fullmatch, line))
 
     def hold(self, line: _Line) -> bool:
         """Whether *line* is one of the file, or the rest of one that was too long."""

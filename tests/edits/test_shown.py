@@ -166,6 +166,15 @@ def test_what_redact_hides_is_no_difference() -> None:
     assert obstacle(views, redact(FILE), redact) == ""
 
 
+@pytest.mark.parametrize(
+    "shown", ["." * 10**6, "[(" * 10**6, "1" * 10**6, "<system-reminder>" * 10**5]
+)
+def test_a_hostile_view_is_compared_without_delay(shown: str) -> None:
+    text = "a line of the file\n" * 15_000
+
+    assert reason(shown, text=text) == NOTHING_SHOWN  # in quadratic time this took minutes
+
+
 def test_a_view_that_is_far_longer_than_the_file_is_none_of_it() -> None:
     assert reason(FILE + "x\n" * 10**6) == NOTHING_SHOWN
     assert "hidden on purpose" in reason(FILE[:-3], "x\n" * 10**6)
