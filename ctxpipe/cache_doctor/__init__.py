@@ -1,7 +1,6 @@
 """Why a prompt was not read from the provider's cache: what was sent against what was billed."""
 
-from .bills import as_bill
 from .doctor import CacheDoctor, Sent
-from .misses import Bill, CacheMiss, Cause, Tally
+from .misses import Bill, CacheMiss, Cause, Tally, as_bill
 
 __all__ = ["Bill", "CacheDoctor", "CacheMiss", "Cause", "Sent", "Tally", "as_bill"]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ..words import one_line
 from .misses import Cause
 from .prompts import Prompt, Sent
-from .texts import first_change
 
 __all__ = ["Difference", "common_blocks", "differences", "index_blocks"]
 
@@ -130,20 +129,9 @@ def _system(before: Prompt, now: Prompt) -> Iterator[Difference]:
     where = "the system prompt"
     if max(len(old), len(new)) > 1:
         where = f"block {place} of the system prompt"
-    detail = f"{where} was added or removed"
-    is_lasting = False
-    if place < min(len(old), len(new)):
-        change = first_change(before.system[place], now.system[place])
-        detail = f"{where} changed at character {change.character:,}"
-        if change.thing:
-            detail = f"{where} contains {change.thing} at character {change.character:,}"
-            is_lasting = True
-    yield Difference(
-        len(now.tools) + place,
-        Cause.SYSTEM,
-        detail,
-        is_lasting,
-    )
+    is_changed = place < min(len(old), len(new))
+    what = "changed" if is_changed else "was added or removed"
+    yield Difference(len(now.tools) + place, Cause.SYSTEM, f"{where} {what}")
 
 
 def _settings(before: Prompt, now: Prompt) -> Iterator[Difference]:

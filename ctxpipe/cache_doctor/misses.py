@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ..messages import field
 from ..prices import Prices
+from ..tokens.billed import context_tokens
 from ..words import as_dollars
 
-__all__ = ["Bill", "CacheMiss", "Cause", "Tally", "most_tokens_first"]
+__all__ = ["Bill", "CacheMiss", "Cause", "Tally", "as_bill", "most_tokens_first"]
 
 
 class Cause(StrEnum):
@@ -66,6 +68,26 @@ class Bill:
     def total(self) -> int:
         """The tokens of the whole prompt."""
         return self.cached + self.uncached
+
+
+def as_bill(given: object) -> Bill | None:
+    """What a reply, or its usage, says of the prompt cache.
+
+    None where it says nothing of it, or bills more than the one request that was sent: the server
+    ran tools, or has cleared results.
+    """
+    held = field(given, "usage")
+    usage = given if held is None else held
+    read = field(usage, "cache_read_input_tokens")
+    written = field(usage, "cache_creation_input_tokens")
+    uncached = field(usage, "input_tokens")
+    counts = [read, written, uncached]
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        return None
+    if context_tokens(given) != sum(counts):
+        return None
+    for_hour = field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")
+    return Bill(read, written, uncached, for_hour if isinstance(for_hour, int) else 0)
 
 
 @dataclass(frozen=True, slots=True)

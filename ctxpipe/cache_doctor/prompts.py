@@ -1,7 +1,7 @@
 """A request as the prompt cache sees it: digests and sizes of its blocks, its settings and marks.
 
-No text is kept but that of the system prompt, whose changes are to be located. Digests are Python's
-own hashes: they are compared within one process only, and those of a text are computed once.
+No text is kept. Digests are Python's own hashes: they are compared within one process only, and
+those of a text are computed once.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ class Prompt:
 
     *keys* are their digests; *chain* those of all up to each, with the settings that they depend
     on; *sums* the raw tokens of the first 0, 1, 2 … blocks. *starts* has the first block of each
-    message. *settings* are digests, too. *tools* are the tools' names.
+    message. *settings* are digests, too. *tools* are the tools' names, *head* counts the
+    blocks before the messages.
     """
 
     model: str | None
     settings: Settings
     tools: tuple[str, ...]
-    system: tuple[str, ...] = field(repr=False)
+    head: int
     keys: array[int] = field(repr=False)
     sums: array[int] = field(repr=False)
     chain: array[int] = field(repr=False)
@@ -108,13 +109,8 @@ class Prompt:
     images: tuple[int, ...] = ()  # messages that hold one
     is_summarized: bool = False  # by the server: it ignores what came before
     is_amended: bool = False
-    given: tuple[object, object] = field(default=(None, None), repr=False)
+    given_tools: Sequence[object] = field(default=(), repr=False)
     seed: int = 0  # what the chain of the messages begins with
-
-    @property
-    def head(self) -> int:
-        """How many blocks precede the messages."""
-        return len(self.tools) + len(self.system)
 
     @property
     def raw_tokens(self) -> int:
@@ -181,7 +177,7 @@ def as_prompt(
         model=head.model,
         settings=settings,
         tools=head.tools,
-        system=head.system,
+        head=head_blocks,
         keys=keys,
         sums=sums,
         chain=chain,
@@ -191,7 +187,7 @@ def as_prompt(
         images=tuple(images),
         is_summarized=is_summarized,
         is_amended=sent.is_amended,
-        given=(head.given_tools, sent.system),
+        given_tools=head.given_tools,
         seed=seed,
     )
 
@@ -329,14 +325,14 @@ class _Head:
         tools = list(sent.tools or ())
         blocks = _system_blocks(sent.system)
         self.given_tools = tools
-        self.system = tuple(map(_system_text, blocks))
+        system = array("q", (_key("system", block) for block in blocks))
         self.seed = hash(self.settings[:2])
         self.marks = (
             *_marks_in(tools, 0),
             *_marks_in(blocks, len(tools)),
         )
         self.chain = array("q")
-        if last is not None and self._is_that_of(last):
+        if last is not None and _has_head(last, tools, system):
             self.tools = last.tools
             self.keys = last.keys[: last.head]
             self.sums = last.sums[: last.head + 1]
@@ -346,9 +342,7 @@ class _Head:
                 return
         else:
             self.tools = tuple(map(_tool_name, tools))
-            self.keys = array("q")
-            self.keys.extend(_key("tools", tool) for tool in tools)
-            self.keys.extend(_key("system", block) for block in blocks)
+            self.keys = array("q", (_key("tools", tool) for tool in tools)) + system
             sizes = [counter.total((), tools=[tool]) for tool in tools]
             sizes += map(counter.block_estimate, blocks)
             self.sums = array("q", accumulate(sizes, initial=0))
@@ -359,21 +353,18 @@ class _Head:
             value = hash((value, key))
             self.chain.append(value)
 
-    def _is_that_of(self, last: Prompt) -> bool:
-        tools, _ = last.given
-        if not _are_the_same(tools, self.given_tools):
-            return False
-        return self.system == last.system
 
+def _has_head(last: Prompt, tools: list[object], system: array[int]) -> bool:
+    """Whether *last* has these very tools, and the system prompt with the keys *system*.
 
-def _are_the_same(before: object, tools: list[object]) -> bool:
-    """Whether these are the very tools of *before*; equal ones may have other keys in front."""
-    if not isinstance(before, list):
+    Equal tools do not count: they may have other keys in front.
+    """
+    if len(last.given_tools) != len(tools):
         return False
-    if len(before) != len(tools):
+    pairs = zip(last.given_tools, tools, strict=True)
+    if not all(one is other for one, other in pairs):
         return False
-    pairs = zip(before, tools, strict=True)
-    return all(one is other for one, other in pairs)
+    return system == last.keys[len(tools) : last.head]
 
 
 def _system_blocks(system: object) -> Sequence[Block]:
@@ -382,11 +373,6 @@ def _system_blocks(system: object) -> Sequence[Block]:
     if isinstance(system, Sequence):
         return system
     return ()
-
-
-def _system_text(block: Block) -> str:
-    text = read(block, "text") or ""
-    return str(text)
 
 
 def _tool_name(tool: object) -> str:

@@ -1,4 +1,4 @@
-"""The bill of a request, read off the usage of its reply."""
+"""Bills: read off the usage of a reply."""
 
 from __future__ import annotations
 
