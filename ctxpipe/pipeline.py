@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,11 @@ from .session.client import check_usage
 from .session.held import Held
 from .session.session import CACHE_SECONDS, Session
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
+from .stages.collapse import Collapse
+from .stages.compact import Compact
+from .stages.offload import BatchOffload, DirectOffload
+from .stages.read_backs import TrimReadBacks
+from .stages.truncate import SmartTruncate
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.counter import COUNTING
 from .workers.threads import in_thread_if
@@ -29,6 +35,15 @@ if TYPE_CHECKING:
     from .storage import JournalStorage
 
 __all__ = ["ContextPipeline"]
+
+logger: logging.Logger = logging.getLogger("ctxpipe")
+
+# What comes first leaves less for what comes after it: files cost nothing, a summary loses detail,
+# and truncation loses all.
+_FILING = (DirectOffload, TrimReadBacks, BatchOffload, Collapse)
+_LATER = {Compact: _FILING, SmartTruncate: (*_FILING, Compact)}
+_RIVALS = frozenset({BatchOffload, Collapse})
+_ONCE = (TrimReadBacks, Collapse, Compact, SmartTruncate)
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
 
@@ -96,6 +111,7 @@ class ContextPipeline:
             thinking,
             prices,
         )
+        self._doubts: set[str] = set()  # that were warned of
         self._max_sessions = max_sessions
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._sessions = Held(max_sessions, lambda _: 1)
@@ -129,10 +145,16 @@ class ContextPipeline:
     def use(self, stage: Stage) -> Self:
         """Add *stage* after the ones already here.
 
+        An order that is valid and hardly meant is warned of in the log, once.
+
         Raises SettingsError for what can be no stage: a class, a function that is not async, or
         anything that cannot be called with a turn.
         """
         _check_stage(stage)
+        for doubt in _doubts(self._runner.stages, stage):
+            if doubt not in self._doubts:
+                self._doubts.add(doubt)
+                logger.warning("%s", doubt)
         self._runner.stages.append(stage)
         return self
 
@@ -289,6 +311,25 @@ class ContextPipeline:
             yield record
         finally:
             record.busy = False
+
+
+def _doubts(stages: Sequence[Stage], new: Stage) -> Iterator[str]:
+    """What is hardly meant where the stage *new* comes after *stages*."""
+    name = stage_name(new)
+    for stage in stages:
+        other = stage_name(stage)
+        if isinstance(new, _LATER.get(type(stage), ())):
+            yield (
+                f"the stage {other} comes before {name}, and leaves it little to do; "
+                f"add {other} after it"
+            )
+        elif {type(stage), type(new)} == _RIVALS:
+            yield (
+                f"the stages {other} and {name} both remove old results, and hinder each other; "
+                "use one of them"
+            )
+        elif type(stage) is type(new) and isinstance(new, _ONCE):
+            yield f"the stage {name} is there twice; the second finds little left to do"
 
 
 def _check_stage(stage: object) -> None:

@@ -98,6 +98,9 @@ def nothing_blocks_the_loop() -> Iterator[None]:
             "os.getcwd",
         ):  # they ask the process for its folder, and no disk
             blocking.functions[harmless].deactivate()
+        # That the folder exists is asked once, where the settings are made.
+        stat = blocking.functions["os.stat"]
+        stat.can_block_in("ctxpipe/stages/restore.py", "__post_init__")
         # What measures the coverage locks its own data, wherever a file is met for the first time.
         lock = blocking.functions["threading.Lock.acquire"]
         lock.can_block_in("coverage/collector.py", "lock_data")

@@ -41,11 +41,13 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     Change,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
     InvalidHistory,
     LocalStorage,
+    MemoryStorage,
     Preview,
     Prices,
     RatioGate,
@@ -58,6 +60,7 @@ from ctxpipe import (
     TrimReadBacks,
     Turn,
     check,
+    presets,
 )
 from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.edits.thinking import drop_block
@@ -1369,3 +1372,52 @@ async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path) -> N
         assert faults(result.messages) == []
         context = result.messages
     assert len(pointers_in(context)) == 6
+
+
+# Orders that are hardly meant ---------------------------------------------------------------------
+
+STORE = MemoryStorage()
+
+
+@pytest.mark.parametrize(
+    ("stages", "warned"),
+    [
+        ([SmartTruncate(STORE), Compact(archive=STORE)], "SmartTruncate comes before Compact"),
+        ([Compact(archive=STORE), DirectOffload(STORE)], "Compact comes before DirectOffload"),
+        ([Compact(archive=STORE), Collapse(STORE)], "Compact comes before Collapse"),
+        ([SmartTruncate(STORE), TrimReadBacks(STORE)], "SmartTruncate comes before TrimReadBacks"),
+        ([BatchOffload(STORE), Collapse(STORE)], "BatchOffload and Collapse both remove"),
+        ([Collapse(STORE), BatchOffload(STORE)], "Collapse and BatchOffload both remove"),
+        ([Compact(archive=STORE), Compact(archive=STORE)], "Compact is there twice"),
+        ([SmartTruncate(STORE), SmartTruncate(STORE)], "SmartTruncate is there twice"),
+    ],
+)
+def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
+    stages: list[Any], warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = ContextPipeline(stages)
+    pipeline.use(stages[-1])
+    pipeline.session("a")
+    pipeline.session("b")
+
+    assert sum(warned in record.getMessage() for record in caplog.records) == 1
+    assert pipeline.stages == (*stages, stages[-1])
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [DirectOffload(STORE), BatchOffload(STORE), Compact(archive=STORE), SmartTruncate(STORE)],
+        [DirectOffload(STORE, min_chars=9), DirectOffload(STORE), Collapse(STORE)],
+        [BatchOffload(STORE), TrimReadBacks(STORE), BatchOffload(STORE, min_chars=9)],
+        presets.coding_agent(STORE, work_dir="."),
+        presets.coding_agent(STORE, work_dir=None, old_exchanges="lines"),
+        presets.chat(STORE),
+    ],
+)
+def test_an_order_that_is_meant_is_not_warned_of(
+    stages: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    ContextPipeline(stages)
+
+    assert caplog.records == []

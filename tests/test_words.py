@@ -73,7 +73,7 @@ SHOWN: list[object] = [
     TrimReadBacks(STORAGE),
     BatchOffload(STORAGE, gate=RentOrBuyGate(min_calls=1), exempt_tools=frozenset({CANARY})),
     Collapse(STORAGE),
-    Compact(PromptSummarizer(ask), STORAGE, Restore(work_dir="/srv/app")),
+    Compact(PromptSummarizer(ask), STORAGE, Restore(work_dir="/")),
     SmartTruncate(STORAGE, marker=LONG[:30].replace(CANARY, "cut")),
     ExtractiveSummarizer(),
     AnthropicSummarizer(

@@ -35,6 +35,7 @@ from ..settings import (
     SIZE,
     TOOLS,
     check_settings,
+    excerpt,
     instance_of,
     setting,
 )
@@ -241,6 +242,11 @@ class Restore:
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         if not isinstance(reader, FileReader):
             reader = _ToolFiles(reader)
+        if isinstance(reader, LocalFiles) and not os.path.isdir(reader.root):
+            raise SettingsError(
+                f"work_dir is {excerpt(reader.root)}, which is no folder; "
+                "give the folder of the agent's files, or with files= a reader of your own"
+            )
         object.__setattr__(self, "reader", reader)
 
     async def read_again(

@@ -16,6 +16,7 @@ __all__ = ["Budget", "Share"]
 Share: TypeAlias = int | float | Decimal
 """A number of tokens (int), or a fraction of the window (float or Decimal, above 0, at most 1)."""
 
+_LEAST_WINDOW = 100
 _TARGET_OF_TRIGGER = Fraction(6, 10)
 _USABLE_OF_WINDOW = Fraction(9, 10)
 
@@ -49,7 +50,13 @@ class Budget:
             name = f"the window ({CONTEXT_TOKEN_LIMIT.name})"
             window_tokens = _tokens(name, CONTEXT_TOKEN_LIMIT())
         else:
-            window_tokens = _tokens("window", window)
+            name = "window"
+            window_tokens = _tokens(name, window)
+        if window_tokens < _LEAST_WINDOW:
+            raise SettingsError(
+                f"{name} is {window_tokens} tokens, too few for any request; "
+                "give the model's context window, such as 200_000"
+            )
         if trigger is None:
             name = f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
             trigger_share = _share(name, COMPACT_THRESHOLD_RATIO(), window_tokens)
@@ -88,7 +95,7 @@ class Budget:
         usable = math.floor(window * _USABLE_OF_WINDOW) - reserve
         trigger = min(self.trigger, max(1, usable))
         target = min(self.target, self.target * trigger // self.trigger)
-        return Budget(window, trigger, target)
+        return Budget(max(window, _LEAST_WINDOW), trigger, target)
 
     def reached(self, tokens: int) -> bool:
         """Whether a context of *tokens* is to be compacted."""

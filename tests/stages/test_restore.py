@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from histories import assistant, conversation, step, tool_use, user, view
 
-from ctxpipe.errors import StorageError
+from ctxpipe import MemoryStorage, Restore, presets
+from ctxpipe.errors import SettingsError, StorageError
 from ctxpipe.markers.summaries import restored_text
 from ctxpipe.messages import Message
 from ctxpipe.stages.restore import restore_files
@@ -218,3 +219,24 @@ async def test_the_messages_are_not_modified(project: Path) -> None:
     await restore_files(history, work_dir=project)
 
     assert repr(history) == before
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "below a file"])
+def test_a_folder_that_is_none_is_refused_where_it_is_named(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("x")
+    paths = {"missing": "nope/nope", "a file": "file", "below a file": "file/nope"}
+    path = tmp_path / paths[kind]
+    storage = MemoryStorage()
+
+    for make in (
+        lambda: Restore(work_dir=path),
+        lambda: Restore(work_dir=str(path)),
+        lambda: Restore(files=LocalFiles(path)),
+        lambda: presets.coding_agent(storage, work_dir=path),
+        lambda: presets.coding_agent(storage, work_dir=path, old_exchanges="lines"),
+    ):
+        with pytest.raises(SettingsError, match="which is no folder; give the folder of the"):
+            make()

@@ -56,7 +56,7 @@ def test_a_fraction_is_the_decimal_it_is_written_as() -> None:
     assert not budget.reached(6)
 
 
-@given(st.integers(10, 10**7), st.integers(1, 100), st.integers(-2, 2))
+@given(st.integers(100, 10**7), st.integers(1, 100), st.integers(-2, 2))
 def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(
     window: int, percent: int, off: int
 ) -> None:
@@ -112,6 +112,10 @@ def test_a_budget_cannot_be_changed() -> None:
         ({"target": 0.95}, "target"),
         ({"target": -1}, "target"),
         ({"trigger": 0.5, "target": 0.5}, "target"),
+        ({"window": 10}, "window is 10 tokens, too few for any request; give the model's context"),
+        ({"window": 99, "reserve_output": 10}, "window is 99 tokens"),
+        ({"window": 4_000, "reserve_output": 4_096}, "reserve_output is 4096 tokens: it must be"),
+        ({"window": 4_000, "reserve_output": 3_600}, "reserve_output leaves 0 tokens"),
         ({"reserve_output": -1}, "reserve_output"),
         ({"reserve_output": 0.1}, "reserve_output"),
         ({"reserve_output": 180_000}, "reserve_output leaves 0 tokens"),
@@ -129,6 +133,7 @@ def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str) -> No
     [
         ("CONTEXT_TOKEN_LIMIT", "many"),
         ("CONTEXT_TOKEN_LIMIT", "0"),
+        ("CONTEXT_TOKEN_LIMIT", "99"),
         ("COMPACT_THRESHOLD_RATIO", "92"),
     ],
 )
@@ -139,3 +144,10 @@ def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
 
     with pytest.raises(SettingsError, match=variable):
         Budget()
+
+
+@pytest.mark.parametrize("window", [1, 10, 99, 100, 1_000])
+def test_a_window_that_a_refusal_names_is_believed_however_small_it_is(window: int) -> None:
+    budget = Budget(200_000).within(window)
+
+    assert 0 < budget.trigger <= window
