@@ -3,7 +3,7 @@
 They stand beside those of no management in the same run.
 
     python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
-        [--strict] [--pareto FILE.svg [--peers RESULTS.md]]
+        [--strict]
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
 tokens: writing to the cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what
@@ -16,7 +16,6 @@ lapses, or with --rest before every Nth call. With --quick only the read price
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +25,15 @@ from statistics import mean
 
 import anyio
 
+from benchmarks.baselines import BASELINES, BUDGETED, Baseline, BudgetedPolicy
 from benchmarks.figures import add_figure, recording
+from benchmarks.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
 from ctxpipe import ContextPipeline, presets
 from ctxpipe.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.batch import FileReplay, replay_files
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
-from ctxpipe.lab.pareto import Panel, Point, pareto_svg
-from ctxpipe.lab.policies import BUDGETED, BudgetedPolicy, Policy
-from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
+from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
@@ -55,9 +54,6 @@ MAIN = (
     "lean",
 )
 OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
-OF_OTHERS = frozenset({"clear-old", "keep-last", "drop-middle", "mask"})
-PEER_SESSIONS = 8
-"""The sessions that the peers were run on, spread evenly over the folder."""
 SHARES = (0.1, 0.25, 0.5)
 TARGETS = {
     ("rent-or-buy", 0.1): 0.95,
@@ -168,9 +164,12 @@ def makers(
         return chosen | {
             (name, read): make(read) for name, make in ABLATIONS.items() for read in reads
         }
-    return {
-        (name, read): Policy(name, Prices.relative(read=read)) for name in names for read in reads
-    }
+    return {(name, read): _policy(name, read) for name in names for read in reads}
+
+
+def _policy(name: str, read: float) -> PipelineMaker:
+    prices = Prices.relative(read=read)
+    return Baseline(name, prices) if name in BASELINES else Policy(name, prices)
 
 
 def measured(
@@ -258,53 +257,6 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
     )
 
 
-# The chart ----------------------------------------------------------------------------------------
-
-
-def panels(rows: Sequence[Row], peers: Path | None) -> list[Panel]:
-    """What *rows* cost and show on all sessions; and beside the *peers*, on those of theirs."""
-    here = [row for row in rows if row.read == READ_PRICES[0]]
-    none = next(row for row in here if row.name == "none")
-    points = [
-        Point(row.name, row.of(none), row.use.recall, row.name not in OF_OTHERS) for row in here
-    ]
-    found = [Panel(f"{len(none.paid)} recorded sessions", points)]
-    if peers is not None:
-        paths = peer_sessions(list(none.paid))
-        own = [peer_point(row, none, paths) for row in here if row.name in MAIN]
-        title = f"{len(paths)} of them, beside peers that run their own code"
-        found.append(Panel(title, [*own, *peer_points(peers)]))
-    return found
-
-
-def peer_points(path: Path, title: str = "## Dollars at equal recall") -> list[Point]:
-    """The rows of that table in the peers' results: cost at a read price of 0.1, and sight."""
-    _, _, section = path.read_text("utf-8").partition(f"{title}\n")
-    section, _, _ = section.partition("\n## ")
-    points = []
-    for line in section.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and re.fullmatch(r"[\d.]+", cells[1]):
-            name, cost, _, _, seen = cells
-            if name.startswith("ctxpipe"):
-                continue  # ours are measured anew
-            name = name.removesuffix(", defaults").replace(", at 100,000", ", 100k")
-            points.append(Point(name, float(cost), float(seen), is_ours=False))
-    return points
-
-
-def peer_sessions(paths: Sequence[str]) -> list[str]:
-    """The sessions that the peers were run on, as `peers.run` takes them."""
-    return sorted(paths)[:: max(1, -(-len(paths) // PEER_SESSIONS))]
-
-
-def peer_point(row: Row, none: Row, paths: Sequence[str]) -> Point:
-    """*row* on these sessions, in the terms of the peers' table: sight is the sessions' mean."""
-    cost = sum(row.paid[path].total for path in paths)
-    of_none = sum(none.paid[path].total for path in paths)
-    return Point(row.name, cost / of_none, mean(row.uses[path].recall for path in paths))
-
-
 # Recall -------------------------------------------------------------------------------------------
 
 
@@ -367,12 +319,6 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int)
     parser.add_argument(
-        "--pareto", type=Path, help="draw all policies, cost against sight, into this SVG file"
-    )
-    parser.add_argument(
-        "--peers", type=Path, help="the peers' results.md, for a second panel of the chart"
-    )
-    parser.add_argument(
         "--strict", action="store_true", help="what only a chosen line shows is read back as well"
     )
     given = parser.parse_args()
@@ -386,13 +332,11 @@ def main() -> None:
         reads, kinds = (
             (READ_PRICES[:1], ("paid",)) if given.quick else (READ_PRICES, ("paid", "free"))
         )
-        names = (*MAIN, *OTHERS) if given.all or given.pareto else MAIN
+        names = (*MAIN, *OTHERS) if given.all else MAIN
         chosen = makers(names, given.ablate, reads)
         calls = sum(read_transcript(path).calls for path in paths)
         rows = measured(paths, chosen, given.rest, given.processes, kinds, strict=given.strict)
         print_costs(rows, calls)
-        if given.pareto:
-            given.pareto.write_text(pareto_svg(panels(rows, given.peers)), "utf-8")
     print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
 
 

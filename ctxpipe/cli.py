@@ -30,8 +30,6 @@ from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .lab.cluster import cluster
 from .lab.config import read_config
 from .lab.contents import Contents, contents, total_contents
-from .lab.costs import CacheRules
-from .lab.explain import Expensive
 from .lab.figures import figures, total_figures
 from .lab.page import write_page
 from .lab.policies import NONE, POLICIES, policies
@@ -43,7 +41,6 @@ from .lab.terminal import (
     discard_output,
     escape_unencodable_output,
     print_error,
-    print_explained,
     print_figures,
     print_json,
     print_line,
@@ -93,7 +90,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-USUAL_MARKS = 3
+PRESET = "coding"
 
 # Warnings of the stages are for whoever runs an agent, not for whoever replays a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
@@ -107,7 +104,6 @@ Files = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Preset = Annotated[str, typer.Option(help=f"What to try: {', '.join(POLICIES)}.")]
 Config = Annotated[
     Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")
 ]
@@ -121,24 +117,6 @@ ReadPrice = Annotated[
         "--read",
         help="The price of a cached token, relative to an input token; default: the model's, "
         "without --model 0.1.",
-    ),
-]
-Refetch = Annotated[bool, typer.Option(help="Price what the agent has to read again.")]
-Rest = Annotated[
-    int,
-    typer.Option(
-        help="Where a transcript has no times, the prompt cache expires before every Nth call, "
-        "as in the pauses of real sessions; 0: never.",
-        min=0,
-    ),
-]
-Marks = Annotated[
-    int,
-    typer.Option(
-        help="The cache marks of a request: after the system prompt and at its end; with 3 also "
-        "before what was rewritten, with 4 also after it.",
-        min=2,
-        max=4,
     ),
 ]
 Strict = Annotated[
@@ -179,14 +157,16 @@ def _common(
 @app.command(epilog=LEGEND.replace("\n", "\n\n"))
 def replay(
     files: Files,
-    compare: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "",
-    preset: Preset = "coding",
+    compare: Annotated[
+        str,
+        typer.Option(
+            help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}; "
+            f"default: {NONE},{PRESET}."
+        ),
+    ] = "",
     config: Config = None,
     model: Model = "",
     read: ReadPrice = None,
-    refetch: Refetch = True,
-    rest: Rest = LAPSES_EVERY,
-    marks: Marks = USUAL_MARKS,
     strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
@@ -197,14 +177,6 @@ def replay(
             "All files are on the one page.",
         ),
     ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="The ten most expensive turns under the last policy: what each cost, why, and "
-            "what it carried that no reply used any more.",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Replay conversations turn by turn: what they cost, and what the agent still sees.
@@ -213,7 +185,7 @@ def replay(
     """
     with _exit_on_error():
         prices = _prices(model, read)
-        makers = _makers(compare, preset, config, prices)
+        makers = _makers(compare, config, prices)
         found = _recordings(files)
         names = list(makers)
         baseline = names[0]
@@ -221,11 +193,9 @@ def replay(
         if html:
             _check_writable(html)
             pages = Pages(prices if model else None)
-        expensive = Expensive(names[-1], prices) if explain else None
-        cache = CacheRules.with_marks(marks)
-        settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
+        settings = Settings(rest_every=LAPSES_EVERY, strict=strict)
         with _executor(scheduler, processes, len(found.files)) as executor:
-            replays = _replay_all(found.files, makers, settings, executor, pages, expensive)
+            replays = _replay_all(found.files, makers, settings, executor, pages)
         _print_replays(replays, prices, model, baseline, found, as_json=as_json)
         if html:
             _write_page(html, replays, prices, baseline)
@@ -236,7 +206,6 @@ def replay(
 
 def _makers(
     compare: str,
-    preset: str,
     config: Path | None,
     prices: Prices,
 ) -> dict[str, PipelineMaker]:
@@ -248,7 +217,7 @@ def _makers(
     if config is not None and not compare:
         names = [NONE]
     elif not names:
-        names = [NONE, preset]
+        names = [NONE, PRESET]
     distinct = dict.fromkeys(names)
     makers: dict[str, PipelineMaker] = {**policies(distinct, prices)}
     for make in makers.values():
@@ -260,10 +229,11 @@ def _makers(
     return makers
 
 
-def _maker(preset: str, config: Path | None, prices: Prices) -> PipelineMaker:
-    if config:
-        return read_config(config, prices)
-    return policies([preset], prices)[preset]
+def _planned(plan: str) -> PipelineMaker:
+    """The policy of that name, or what the file of that name describes."""
+    if plan.endswith(".toml"):
+        return read_config(plan, Prices.relative())
+    return policies([plan])[plan]
 
 
 def _recordings(names: Sequence[str]) -> Recordings:
@@ -292,7 +262,6 @@ def _replay_all(
     settings: Settings,
     executor: Workers,
     pages: Pages | None,
-    expensive: Expensive | None,
 ) -> list[FileReplay]:
     with _progress() as progress:
         task = progress.add_task("replaying", total=len(set(files)))
@@ -306,7 +275,6 @@ def _replay_all(
             settings,
             executor=executor,
             pages=pages,
-            expensive=expensive,
             progress=advance,
         )
 
@@ -375,7 +343,6 @@ def _print_replays(
                 "files": {path: [row.as_json() for row in own] for path, own in rows.items()},
                 "read": {path: tables.file_json(file) for path, file in read.items()},
                 "all": [row.as_json() for row in totals],
-                **_explanations_json(read),
                 "errors": errors,
                 "skipped": found.unreadable,
             }
@@ -389,8 +356,6 @@ def _print_replays(
                 file.calibration,
                 dollars=dollars,
             )
-            if file.explained:
-                print_explained(file.explained, dollars=dollars)
         if len(read) > 1:
             title = f"all {len(read)} conversations ({unit(model)})"
             calibration = tables.total_calibration(read.values())
@@ -400,12 +365,6 @@ def _print_replays(
                 print_line(line)
     for error in errors.values():
         print_error(error)
-
-
-def _explanations_json(read: Mapping[str, FileReplay]) -> dict[str, Any]:
-    """The most expensive turns by file, where they were asked for."""
-    found = {path: file.explained.as_json() for path, file in read.items() if file.explained}
-    return {"explained": found} if found else {}
 
 
 def _display_name(path: str) -> str:
@@ -427,19 +386,32 @@ def inspect(
     cache: Annotated[
         bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
     ] = False,
+    plan: Annotated[
+        str,
+        typer.Option(
+            help="What this policy, or the pipeline of a TOML file, would change at the end."
+        ),
+    ] = "",
     model: Model = "",
     as_json: AsJson = False,
 ) -> None:
     """What fills the context: by kind, by tool, and the largest blocks.
 
     Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
-    tokens are billed ones, and the prices those of each reply's model, or of --model.
+    tokens are billed ones, and the prices those of each reply's model, or of --model. With --plan:
+    what each stage would do at the end of the transcript, without doing it.
     """
     with _exit_on_error():
+        if cache and plan:
+            raise SettingsError("give --cache or --plan, not both")
         prices = prices_of(model) if model else None
+        make = _planned(plan) if plan else None
         found = _recordings(files)
         counter = TokenCounter()
-        if cache:
+        if make:
+            plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
+            _print_each(plans, _print_plan, _total_plan, errors, found, as_json=as_json)
+        elif cache:
             reports, errors = _look_at_each(
                 found.files, lambda transcript: cache_report(transcript, counter, prices)
             )
@@ -535,23 +507,6 @@ def _print_cache(name: str, report: CacheReport) -> None:
     if report.shortened:
         times = count_phrase(report.shortened, "time")
         print_line(f"{times} the client sent far less than the recorded history: not judged.")
-
-
-@app.command()
-def plan(
-    files: Files,
-    preset: Preset = "coding",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
-    """What a pipeline would change in the context at the end of a transcript, without doing it."""
-    with _exit_on_error():
-        make = _maker(preset, config, Prices.relative())
-        found = _recordings(files)
-        plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
-        _print_each(plans, _print_plan, _total_plan, errors, found, as_json=as_json)
-    if errors:
-        raise typer.Exit(FAILED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
     def cost(*options: object) -> float:
         told = json.loads(
             run(
-                "replay", path, "--json", "--preset", "none", "--model", "claude-opus-5", *options
+                "replay", path, "--json", "--compare", "none", "--model", "claude-opus-5", *options
             ).stdout
         )
         return float(told["all"][0]["cost"])
@@ -156,62 +156,15 @@ def test_what_was_repaired_in_a_file_is_counted(tmp_path: Path):
     assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["repaired"] == 1
 
 
-def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
-    path = tmp_path / "long.jsonl"
-    path.write_text(
-        lines(conversation(user("Go."), *(step(f"t{n}", result="word " * 900) for n in range(40))))
-    )
-
-    def hits(*options: object) -> float:
-        done = run("replay", path, "--compare", "none", "--json", *options)
-        return float(json.loads(done.stdout)["all"][0]["hits"])
-
-    assert hits("--rest", 3) < hits() < hits("--rest", 0)
-
-
-def test_the_most_expensive_turns_are_explained_where_that_is_asked(sound: Path):
-    plain = run("replay", sound, "--json")
-    assert "explained" not in json.loads(plain.stdout)
-
-    printed = run("replay", sound, "--explain").stdout
-    told = json.loads(run("replay", sound, "--explain", "--json").stdout)["explained"][str(sound)]
-    assert "The most expensive turns under coding" in printed
-    assert told["policy"] == "coding"
-    costs = [turn["cost"] for turn in told["turns"]]
-    assert costs == sorted(costs, reverse=True) != []
-    for turn in told["turns"]:
-        assert f"turn {turn['turn']}: " in printed
-        assert turn["unused"] <= turn["context"]
-
-
-def test_more_cache_marks_read_more(tmp_path: Path):
-    path = tmp_path / "long.jsonl"
-    steps = (step(f"t{n}", result=f"{n} word " * 300) for n in range(70))
-    path.write_text(lines(conversation(user("Go."), *steps)))
-    config = tmp_path / "mine.toml"
-    gate = 'gate = { use = "RatioGate", ratio = 0.5 }'
-    config.write_text(f'[[stage]]\nuse = "BatchOffload"\nkeep_recent = 12\n{gate}\n', "utf-8")
-
-    def mine(*options: object) -> Any:
-        done = run("replay", path, "--config", config, "--rest", 0, "--json", *options)
-        return json.loads(done.stdout)["all"][1]
-
-    two, three, four = (mine("--marks", count) for count in (2, 3, 4))
-    assert two["cost"] >= three["cost"] > four["cost"]
-    assert two["marked"] == three["marked"] == four["marked"] == four["ratio"]
-    assert mine()["cost"] == three["cost"]
-    assert run("replay", path, "--marks", 5).exit_code == 2
-
-
 def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path: Path):
-    facts = [f"the port of service_{n} is {4000 + n} on host_{n}" for n in range(40)]
+    facts = [f"FAILED src/service_{n}.py: port {4000 + n} of host_{n} is in use" for n in range(40)]
     rest = "\nnothing more to say\n" * 60
     steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, facts[n] + rest) for n in range(40))
     path = tmp_path / "long.jsonl"
     told = [*steps, assistant("\n".join(facts[:9]))]
     path.write_text(lines(conversation(user("Go."), *told)))
     config = tmp_path / "mine.toml"
-    config.write_text('[[stage]]\nuse = "BatchOffload"\nexcerpt = { min_value = 1 }\n', "utf-8")
+    config.write_text('[[stage]]\nuse = "Collapse"\nmin_value = 1\n', "utf-8")
 
     def mine(*options: object) -> Any:
         done = run("replay", path, "--config", config, "--json", *options)
@@ -338,15 +291,14 @@ USABLE = {
 def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path: Path):
     path = tmp_path / "odd.jsonl"
     path.write_text(lines(USABLE[name]), "utf-8")
-    for command in ("replay", "inspect", "plan"):
-        done = run(command, path)
+    for command in (("replay",), ("inspect",), ("inspect", "--plan", "coding")):
+        done = run(*command, path)
         assert (done.exit_code, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--preset", "nonsense"), "there is no policy 'nonsense'"),
         (("--compare", "none,nonsense"), "there is no policy 'nonsense'"),
         (
             ("--model", "nonsense-9"),
@@ -452,11 +404,11 @@ def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(
 def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
-    told = json.loads(run("plan", sound, "--config", config, "--json").stdout)["files"][str(sound)]
+    told = json.loads(run("inspect", sound, "--plan", config, "--json").stdout)["files"][str(sound)]
     found = [(stage["stage"], stage["outcome"]) for stage in told["stages"]]
     assert found == [("BatchOffload", "would act")]
     assert told["saved"] > 0
-    assert "skipped" in run("plan", sound).stdout
+    assert "skipped" in run("inspect", sound, "--plan", "coding").stdout
 
 
 def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
@@ -465,7 +417,7 @@ def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
         '[[stage]]\nuse = "BatchOffload"\nmin_chars = 100\nkeep_recent = 0\n', "utf-8"
     )
 
-    printed = run("plan", sound, "--config", config).stdout
+    printed = run("inspect", sound, "--plan", config).stdout
 
     assert re.search(
         r"BatchOffload +would act +4 blocks moved to files, [\d,]+ characters", printed
@@ -490,7 +442,7 @@ def recordings(tmp_path: Path) -> Path:
     [
         ("replay", "--processes", "1"),
         ("inspect",),
-        ("plan",),
+        ("inspect", "--plan", "coding"),
     ],
 )
 def test_every_command_reads_the_recordings_in_a_folder_and_says_what_it_skipped(
@@ -547,8 +499,15 @@ def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path
 def test_plan_adds_what_would_leave_several_files(recordings: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
-    told = json.loads(run("plan", recordings, "--config", config, "--json").stdout)
+    told = json.loads(run("inspect", recordings, "--plan", config, "--json").stdout)
     assert told["all"]["saved"] == sum(one["saved"] for one in told["files"].values()) > 0
+
+
+def test_a_plan_of_nothing_known_and_two_questions_at_once_are_refused(sound: Path):
+    unknown = run("inspect", sound, "--plan", "nonsense")
+    assert (unknown.exit_code, "there is no policy 'nonsense'" in unknown.stderr) == (2, True)
+    both = run("inspect", sound, "--plan", "coding", "--cache")
+    assert (both.exit_code, "--cache or --plan, not both" in both.stderr) == (2, True)
 
 
 def test_a_folder_without_a_recording_is_an_error(tmp_path: Path):
@@ -663,7 +622,7 @@ def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
 def test_help_names_every_command_and_the_exit_codes():
     done = run("--help")
     assert done.exit_code == 0
-    for name in ("replay", "inspect", "plan", "clean", "Exit codes"):
+    for name in ("replay", "inspect", "clean", "Exit codes"):
         assert name in done.stdout
 
 

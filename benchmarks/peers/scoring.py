@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from anyio import to_thread
 
+from benchmarks.recall import Cut
 from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill, bill
-from ctxpipe.lab.recall import Cut
 from ctxpipe.lab.replay import Settings, replay
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench

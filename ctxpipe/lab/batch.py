@@ -26,7 +26,6 @@ from ..atoms import AtomIndex
 from ..errors import CtxpipeError
 from ..words import short_repr
 from .calibration import Calibration, calibration
-from .explain import Expensive, Explained
 from .policies import NONE
 from .replay import PipelineMaker, Replay, Settings, replay
 from .replay_report import Pages
@@ -44,8 +43,7 @@ _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 class FileReplay:
     """The result for one file: a replay for each policy, by its name, or the *error* to report.
 
-    *explained* are the most expensive turns of one policy, where they were asked for. *calibration*
-    sets the policy ``none``, where it was replayed, beside the bills in the file.
+    *calibration* sets the policy ``none``, where it was replayed, beside the bills in the file.
     """
 
     path: str
@@ -57,7 +55,6 @@ class FileReplay:
     repaired: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     report: Report | None = None
-    explained: Explained | None = None
     calibration: Calibration | None = None
 
     __repr__ = short_repr
@@ -69,13 +66,11 @@ def replay_file(
     settings: _Settings = None,
     raw: bytes | None = None,
     pages: Pages | None = None,
-    expensive: Expensive | None = None,
 ) -> FileReplay:
     """Replay the conversation at *path* through each of *makers*.
 
     *settings* may differ by the maker's name. *raw* is the file's content, where that has been
-    read; *pages* asks for the report of a page, *expensive* for the most expensive turns. Whatever
-    fails is in the result's error.
+    read; *pages* asks for the report of a page. Whatever fails is in the result's error.
     """
     import anyio
 
@@ -88,7 +83,6 @@ def replay_file(
             makers,
             settings,
             pages,
-            expensive,
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
@@ -100,14 +94,11 @@ async def _replay_all(
     makers: _Makers,
     settings: _Settings,
     pages: Pages | None,
-    expensive: Expensive | None,
 ) -> FileReplay:
     index = AtomIndex()
     moments: dict[str, list[Moment]] = {}
     if pages:
         moments.update((name, []) for name in makers)
-    elif expensive:
-        moments[expensive.policy] = []
     replays: dict[str, Replay] = {}
     for name, make in makers.items():
         watch = None
@@ -121,12 +112,7 @@ async def _replay_all(
     report = None
     if pages:
         by_name = {name: _settings_of(name, settings) for name in makers}
-        report = await pages.report(transcript, replays, moments, by_name, index)
-    explained = None
-    if expensive:
-        policy = expensive.policy
-        own = _settings_of(policy, settings)
-        explained = expensive.explain(transcript, replays[policy], moments[policy], own, index)
+        report = pages.report(transcript, replays, moments, by_name)
     return FileReplay(
         path,
         replays,
@@ -137,7 +123,6 @@ async def _replay_all(
         dropped=transcript.dropped,
         calibration=compared,
         report=report,
-        explained=explained,
     )
 
 
@@ -155,18 +140,17 @@ def replay_files(
     processes: int | None = None,
     executor: Workers | None = None,
     pages: Pages | None = None,
-    expensive: Expensive | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker; the result has the order of *paths*.
 
     A file that cannot be replayed stops no other. With more than one of *processes* (default: one
     for each processor), or with workers that exist already (*executor*), the makers must be
-    picklable, as `Policy` is. *pages* asks for the report of a page for each file, *expensive* for
-    its most expensive turns. *progress* is called with each file that is finished, in any order.
+    picklable, as `Policy` is. *pages* asks for the report of a page for each file.
+    *progress* is called with each file that is finished, in any order.
     """
     distinct = sorted(set(paths), key=_size, reverse=True)
-    job = _Job(makers, settings, pages, expensive)
+    job = _Job(makers, settings, pages)
     results: dict[str, FileReplay] = {}
     with ExitStack() as stack:
         if not executor:
@@ -255,7 +239,6 @@ class _Job:
     makers: _Makers
     settings: _Settings
     pages: Pages | None
-    expensive: Expensive | None
 
     def __call__(self, path: str, raw: bytes | None = None) -> FileReplay:
         return replay_file(
@@ -264,7 +247,6 @@ class _Job:
             self.settings,
             raw,
             self.pages,
-            self.expensive,
         )
 
 

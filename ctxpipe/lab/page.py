@@ -18,16 +18,14 @@ from importlib.resources import files
 from ..words import as_number, as_percent, as_ratio, count_phrase
 from .advice import Advice, advise, lead
 from .cache import HEADINGS, rows
-from .charts import charts, library
 from .cost_shares import total_shares
-from .pareto import Point, front
 from .report import KINDS, Action, BlockFate, CostShare, Figures, Kind, Report, Run
 from .words import FIGURES, cost, figure
 
 __all__ = ["page", "write_page"]
 
 TEXT_BYTES = 1_200_000
-"""All texts of actions together: the library takes 0.9 MB, and the page must stay below 3."""
+"""All texts of actions together: the page must stay below 3 MB."""
 
 
 def write_page(
@@ -47,11 +45,10 @@ def page(reports: Sequence[Report], totals: Sequence[Figures] = ()) -> str:
     What cannot be encoded as UTF-8 becomes a question mark.
     """
     book = _Book.of(reports, totals)
-    scripts = [library(), _asset("page.js")]
-    drawn = charts(reports, book.totals if book.has_choice else ())
+    script = _asset("page.js")
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(book.title)}</title>\n"
         f"<style>\n{_asset('palette.css')}{_asset('page.css')}</style>\n"
@@ -59,8 +56,7 @@ def page(reports: Sequence[Report], totals: Sequence[Figures] = ()) -> str:
         f"<main>\n{''.join(_body(book))}</main>\n"
         f"{_asset('dialog.html')}"
         f'<script type="application/json" id="report">{_json(_data(book))}</script>\n'
-        f'<script type="application/json" id="charts">{_json(drawn)}</script>\n'
-        f"{''.join(map(_script, scripts))}"
+        f'<script type="module">{script}</script>\n'
         "</body>\n</html>\n"
     )
     return html.encode("utf-8", "replace").decode()
@@ -70,24 +66,11 @@ def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
-def _script(text: str) -> str:
-    """A module: its names are its own, and it runs when the page is loaded."""
-    return f'<script type="module">{text}</script>\n'
-
-
-def _policy(scripts: Iterable[str]) -> str:
-    """Nothing is loaded, and no script runs but these.
-
-    The library makes functions of the charts' expressions, which hold none of the report's texts;
-    interpreted, they would take three times as long.
-    """
-    sources = []
-    for script in scripts:
-        digest = hashlib.sha256(script.encode()).digest()
-        sources.append(f"'sha256-{base64.b64encode(digest).decode()}'")
-    allowed = " ".join(sources)
+def _policy(script: str) -> str:
+    """Nothing is loaded, and no script runs but *script*."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        f"default-src 'none'; script-src {allowed} 'unsafe-eval'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'"
     )
 
@@ -202,10 +185,6 @@ def _policies(book: _Book) -> Iterator[str]:
     if not book.totals:
         return
     yield "<section>\n<h2>The policies</h2>\n"
-    if book.has_choice:
-        label = "Policies by their cost and what they left in sight; the table below has all."
-        yield "<p>Up is more in sight, left is cheaper; nothing beats what is on the line.</p>\n"
-        yield f'<div class="chart" id="policies" role="img" aria-label="{label}"></div>\n'
     header = ("policy", "cost", *FIGURES)
     cells = [
         (row.policy, book.cost(row.cost), *(figure(row, name) for name in FIGURES))
@@ -366,19 +345,9 @@ def _data(book: _Book) -> dict[str, object]:
         "kinds": list(KINDS.items()),
         "policies": [run.policy for run in book.reports[0].runs],
         "chosen": [book.ours, 0],
-        "totals": _points(book.totals),
         "conversations": [_conversation(book, report, texts) for report in book.reports],
         "texts": texts.shown,
     }
-
-
-def _points(totals: Sequence[Figures]) -> list[dict[str, object]]:
-    points = {row.policy: Point(row.policy, row.ratio, row.seen) for row in totals}
-    best = front(points.values())
-    return [
-        {"policy": name, "ratio": point.cost, "seen": point.seen, "best": point in best}
-        for name, point in points.items()
-    ]
 
 
 def _conversation(book: _Book, report: Report, texts: _Texts) -> dict[str, object]:
@@ -391,15 +360,6 @@ def _conversation(book: _Book, report: Report, texts: _Texts) -> dict[str, objec
         "facts": [(fact.name, fact.values) for fact in report.facts],
         "labels": report.labels,
         "runs": [_run(run, texts) for run in report.runs],
-        "recall": [
-            {
-                "policy": point.policy,
-                "tokens": round(point.tokens),
-                "seen": _round(point.recall),
-                "source": point.source,
-            }
-            for point in report.recall
-        ],
         "cache": cache,
     }
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .. import presets
+from ..edits.offload import text_of
 from ..errors import SettingsError
-from ..markers.placeholders import Preview
+from ..messages import ToolResult, rewrite, tool_results
 from ..pipeline import ContextPipeline
 from ..prices import Prices
-from ..stage import Stage
+from ..stage import Change, Skip, Stage, Turn
 from ..stages.compact import Breaker, Compact, Restore
-from ..stages.gates import RatioGate, RentOrBuyGate
-from ..stages.offload import BatchOffload
-from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
-from ..tokens import Budget, Ledger
-from .baselines import (
-    ClearOldResults,
-    DropMiddle,
-    KeepLast,
-    MaskOldResults,
-    OffloadInputs,
-    OldestUntil,
-)
+from ..tokens import Budget
 from .workbench import Workbench
 
-__all__ = ["BUDGETED", "NONE", "POLICIES", "BudgetedPolicy", "Policy", "policies"]
+__all__ = [
+    "CLEARED",
+    "NONE",
+    "POLICIES",
+    "ClearOldResults",
+    "Policy",
+    "clear_results",
+    "oldest_until",
+    "policies",
+]
 
 NONE = "none"
 """The policy that leaves every context as it is."""
@@ -74,33 +73,6 @@ def _compact(bench: Workbench) -> Compact:
     )
 
 
-def _ratio_gate(bench: Workbench, _: Prices) -> list[Stage]:
-    """The gate of the requirements: everything old leaves when it is a fifth of the context."""
-    gate = RatioGate(0.2)
-    offload = BatchOffload(
-        bench.storage,
-        gate,
-        keep_recent=5,
-        reference="absolute",
-    )
-    return [offload, _compact(bench)]
-
-
-def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
-    """As `_ratio_gate`, except for the gate."""
-    gate = RentOrBuyGate(prices)
-    return [
-        BatchOffload(
-            bench.storage,
-            gate,
-            min_chars=400,
-            keep_recent=5,
-            reference="absolute",
-        ),
-        _compact(bench),
-    ]
-
-
 def _coding(
     bench: Workbench, prices: Prices, old_exchanges: Literal["calls", "lines"] = "calls"
 ) -> list[Stage]:
@@ -133,16 +105,11 @@ _Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
 # In raw tokens: 80,000 are billed as 100,000, where the API's context editing begins by default.
 POLICIES: Mapping[str, _Stages] = {
     NONE: lambda _bench, _prices: [],
-    "keep-last": lambda _bench, _prices: [KeepLast(80_000)],
-    "drop-middle": lambda _bench, _prices: [DropMiddle(80_000)],
+    "compact": lambda bench, _prices: [_compact(bench)],
     "clear-old": lambda bench, _prices: [
         ClearOldResults(80_000, keep=3, at_least=16_000),
         _compact(bench),
     ],
-    "mask": lambda _bench, _prices: [MaskOldResults(keep_calls=10)],
-    "compact": lambda bench, _prices: [_compact(bench)],
-    "fixed-ratio": _ratio_gate,
-    "rent-or-buy": _rent_or_buy,
     "coding": _coding,
     "lean": _lean,
     "chat": _chat,
@@ -150,78 +117,62 @@ POLICIES: Mapping[str, _Stages] = {
 """The stages behind each name."""
 
 
-# To a budget --------------------------------------------------------------------------------------
+# Context editing, as the API does it --------------------------------------------------------------
+
+CLEARED = "[Old tool result content cleared]"
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetedPolicy:
-    """Makes pipelines that bring a context down to *max_tokens* raw tokens, as *name* says.
+class ClearOldResults:
+    """Context editing: above *trigger* tokens, clear every result but the last *keep*.
 
-    Raises SettingsError for a name that does not exist.
+    Only if that frees *at_least* tokens. With *target* the oldest are cleared only until the
+    context fits it.
     """
 
-    name: str
-    max_tokens: int
+    trigger: int
+    keep: int = 3
+    at_least: int = 1
+    target: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.name not in BUDGETED:
-            names = ", ".join(BUDGETED)
-            raise SettingsError(
-                f"there is no way {self.name!r} to keep to a budget; there are {names}"
-            )
-
-    def __call__(self, bench: Workbench) -> ContextPipeline:
-        estimated = _estimate(self.max_tokens)
-        budget = Budget(
-            window=100 * estimated,
-            trigger=estimated + 1,
-            target=estimated,
-        )
-        stages = BUDGETED[self.name](bench, self.max_tokens)
-        return ContextPipeline(stages, budget=budget)
-
-
-def _estimate(raw_tokens: int) -> int:
-    """How the stages count *raw_tokens* before they have seen a bill."""
-    return Ledger().estimate(raw_tokens, ())
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        tokens = await turn.raw_tokens()
+        if tokens <= self.trigger:
+            return Skip(f"{tokens:,} tokens, no more than {self.trigger:,}")
+        results = list(tool_results(turn.messages))
+        old = results[: max(0, len(results) - self.keep)]
+        old = [result for result in old if result.content != CLEARED]
+        excess = None
+        if self.target is not None:
+            excess = tokens - self.target
+        chosen = oldest_until(turn, old, excess)
+        freed = sum(freed for _, freed in chosen)
+        if freed < self.at_least:
+            return Skip(f"{freed:,} tokens could be freed, fewer than {self.at_least:,}")
+        return clear_results(turn, chosen)
 
 
-def _offload(
-    bench: Workbench,
-    max_tokens: int,
-    preview: Preview | None = None,
-) -> list[Stage]:
-    gate = OldestUntil(max_tokens)
-    offload = BatchOffload(
-        bench.storage,
-        gate,
-        reference="absolute",
-        preview=preview,
-    )
-    return [offload, KeepLast(max_tokens)]
+def clear_results(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Change:
+    """Put the API's words in the place of the results *chosen*."""
+    replacements = {result.place: CLEARED for result, _ in chosen}
+    return Change(rewrite(turn.messages, replacements))
 
 
-def _offload_inputs(bench: Workbench, max_tokens: int) -> list[Stage]:
-    results, last = _offload(bench, max_tokens)
-    return [results, OffloadInputs(bench.storage, max_tokens), last]
-
-
-BUDGETED: Mapping[str, Callable[[Workbench, int], list[Stage]]] = {
-    "keep last": lambda _bench, tokens: [KeepLast(tokens)],
-    "drop middle": lambda _bench, tokens: [DropMiddle(tokens)],
-    "clear old results": lambda _bench, tokens: [
-        ClearOldResults(tokens, keep=1, target=tokens),
-        KeepLast(tokens),
-    ],
-    "smart truncate": lambda _bench, tokens: [
-        SmartTruncate(max_tokens=_estimate(tokens), require_archive=False)
-    ],
-    "offload oldest": _offload,
-    "offload, then inputs": _offload_inputs,
-    "offload, 450 characters shown": lambda bench, tokens: _offload(
-        bench,
-        tokens,
-        Preview(300, 150),
-    ),
-}
-"""Ways to bring a context down to a budget, for `recall`: the oldest leaves first."""
+def oldest_until(
+    turn: Turn,
+    results: Sequence[ToolResult],
+    tokens: int | None,
+) -> list[tuple[ToolResult, int]]:
+    """The oldest results with what each frees, until they free *tokens* (None: all of them)."""
+    chosen = []
+    freed = 0
+    cleared = turn.counter.text(CLEARED)
+    for result in results:
+        if tokens is not None and freed >= tokens:
+            break
+        tokens_before = turn.counter.text(text_of(result.content))
+        saved = tokens_before - cleared
+        if saved > 0:
+            chosen.append((result, saved))
+            freed += saved
+    return chosen

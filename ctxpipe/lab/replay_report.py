@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 from ..atoms import AtomIndex
 from ..cache_doctor import Tally
@@ -19,10 +18,9 @@ from .cache import cache_report
 from .cost_shares import Exchange, cost_shares
 from .costs import bill
 from .figures import figures
-from .policies import NONE, BudgetedPolicy
-from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline, score_context
+from .policies import NONE
 from .replay import PipelineMaker, Replay, Settings, replay
-from .report import Fact, Figures, PageTurn, RecallPoint, Report, Run
+from .report import Fact, Figures, PageTurn, Report, Run
 from .story import Moment, story
 from .transcripts import Transcript
 from .words import FIGURES, cost, figure
@@ -32,7 +30,6 @@ __all__ = [
     "Walk",
     "display_name",
     "label",
-    "recall_points",
     "replay_and_report",
     "report_of",
 ]
@@ -48,21 +45,19 @@ class Pages:
 
     prices: Prices | None = None
 
-    async def report(
+    def report(
         self,
         transcript: Transcript,
         replays: Mapping[str, Replay],
         moments: Mapping[str, Sequence[Moment]],
         settings: Mapping[str, Settings | None],
-        index: AtomIndex,
     ) -> Report:
         """The report of *transcript*, from its replays by policy, and the *moments* of each."""
         walks = {}
         for name, made in replays.items():
             own = settings.get(name) or Settings()
             walks[name] = Walk(made, moments[name], own)
-        recall = await recall_points(transcript, index, moments)
-        return report_of(transcript, walks, prices=self.prices, recall=recall)
+        return report_of(transcript, walks, prices=self.prices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,6 @@ async def replay_and_report(
     *,
     settings: Settings | None = None,
     prices: Prices | None = None,
-    recall: Sequence[RecallPoint] = (),
 ) -> Report:
     """Replay *transcript* through each of *makers*, of which the first is the baseline.
 
@@ -94,7 +88,7 @@ async def replay_and_report(
         moments: list[Moment] = []
         made = await replay(transcript, make, effective_settings, index, moments.append)
         walks[name] = Walk(made, moments, effective_settings)
-    return report_of(transcript, walks, prices=prices, recall=recall)
+    return report_of(transcript, walks, prices=prices)
 
 
 def report_of(
@@ -102,7 +96,6 @@ def report_of(
     walks: Mapping[str, Walk],
     *,
     prices: Prices | None = None,
-    recall: Sequence[RecallPoint] = (),
     counter: TokenCounter | None = None,
 ) -> Report:
     """The report of replays of one transcript, by policy; the first is the baseline."""
@@ -124,7 +117,6 @@ def report_of(
         subtitle=f"{turns} replayed: {', '.join(names[1:])}, compared with {names[0]}",
         unit=unit,
         facts=tuple(_facts(rows, replays.values(), unit)),
-        recall=tuple(recall),
         cache=_tally_recording(transcript, counter, prices),
     )
 
@@ -224,61 +216,3 @@ def _facts(
         values = tuple(figure(row, name) for row in rows)
         yield Fact(f"{name}: {meaning}", values)
     yield Fact("tokens sent in all", tuple(map(as_number, sent)))
-
-
-# Recall against budget ----------------------------------------------------------------------------
-
-SHARES = (0.1, 0.2, 0.35, 0.5, 0.75)
-WAYS = ("keep last", "clear old results", "offload oldest", "offload, 450 characters shown")
-ORACLE = "oracle blocks"
-
-
-async def recall_points(
-    transcript: Transcript,
-    index: AtomIndex | None = None,
-    moments: Mapping[str, Sequence[Moment]] | None = None,
-) -> list[RecallPoint]:
-    """What policies that keep to a budget still show of what is used later, and the best possible.
-
-    And what the contexts of replays showed at the same calls, of which *moments* are given by
-    policy. Empty where the conversation is too short to be cut anywhere.
-    """
-    found = list(cuts(transcript, index=index or AtomIndex()))
-    if not found:
-        return []
-    points: list[RecallPoint] = []
-    for policy, own in (moments or {}).items():
-        points.append(_replay_point(policy, own, found))
-    for share in SHARES:
-        total = sum(share * cut.tokens for cut in found)
-        tokens = total / len(found)
-        for way in WAYS:
-            scored = [await _score(cut, way, share) for cut in found]
-            points.append(_point(way, tokens, scored))
-        best = [ORACLES[ORACLE](cut, int(share * cut.tokens)) for cut in found]
-        points.append(_point(ORACLE, tokens, best, "oracle"))
-    return points
-
-
-async def _score(cut: Cut, way: str, share: float) -> Scored:
-    budget = int(share * cut.tokens)
-    return await run_pipeline(cut, BudgetedPolicy(way, budget))
-
-
-def _replay_point(policy: str, moments: Iterable[Moment], found: Sequence[Cut]) -> RecallPoint:
-    """The contexts before the calls of the cuts, ahead of what was read back for these calls."""
-    contexts: dict[int, Sequence[Message]] = {}
-    for moment in moments:
-        contexts.setdefault(moment.call, moment.after)
-    scored = [score_context(cut, contexts[cut.call]) for cut in found]
-    recall = mean_recall(scored)
-    return RecallPoint(display_name(policy), recall.tokens, recall.visible, "replay")
-
-
-def _point(
-    way: str,
-    tokens: float,
-    scored: Iterable[Scored],
-    source: Literal["budget", "oracle"] = "budget",
-) -> RecallPoint:
-    return RecallPoint(way, tokens, mean_recall(scored).visible, source)

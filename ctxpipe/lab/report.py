@@ -18,7 +18,6 @@ __all__ = [
     "Figures",
     "Kind",
     "PageTurn",
-    "RecallPoint",
     "Replaced",
     "Report",
     "Run",
@@ -130,20 +129,6 @@ class CostShare:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallPoint:
-    """The share of what is used later that a context of *tokens* still shows, from 0 to 1.
-
-    *source* is where that context comes from: a policy that keeps to a budget of so many tokens,
-    an oracle that does, or the replay of a policy.
-    """
-
-    policy: str
-    tokens: float
-    recall: float
-    source: Literal["budget", "oracle", "replay"] = "budget"
-
-
-@dataclass(frozen=True, slots=True)
 class Fact:
     """A row of the page's first table, in words: its name, and a value for each run."""
 
@@ -217,7 +202,6 @@ class Report:
     subtitle: str = ""
     unit: str = "input tokens"
     facts: tuple[Fact, ...] = ()
-    recall: tuple[RecallPoint, ...] = ()
     cache: tuple[Tally, ...] | None = None
 
     __repr__ = short_repr

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from ..words import as_number, as_percent, as_ratio, count_phrase, escape_unprintable
 from .calibration import Calibration
-from .explain import Explained
 from .report import Figures
 from .words import FIGURES, cost, figure
 
@@ -26,7 +25,6 @@ __all__ = [
     "escape_unencodable_output",
     "figures_text",
     "print_error",
-    "print_explained",
     "print_figures",
     "print_json",
     "print_line",
@@ -167,25 +165,6 @@ def _print_figures(
     else:
         for group in _groups(cells, console.width):
             console.print(_table(*_transpose(group)))
-    console.print()
-
-
-def print_explained(found: Explained, *, dollars: bool) -> None:
-    """Print the most expensive turns, each with what it carried in vain below."""
-    console = _console()
-    console.print(Text(f"The most expensive turns under {found.policy}", "bold"))
-    for turn in found.turns:
-        price = cost(turn.cost, dollars=dollars)
-        share = as_percent(turn.share)
-        unused = f"{as_number(turn.unused)} of {as_number(turn.context)} tokens"
-        lines = [
-            f"turn {turn.turn}: {price}, {share} of all; {'; '.join(turn.reasons)}",
-            f"  {turn.label or 'a reply'}; {unused} were used by no reply from here on",
-        ]
-        lines += [
-            f"    {as_number(block.tokens)} {block.name} ({block.kind})" for block in turn.blocks
-        ]
-        console.print(Text("\n".join(lines)), soft_wrap=True)
     console.print()
 
 

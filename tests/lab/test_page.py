@@ -33,7 +33,6 @@ from ctxpipe.lab.report import (
     Fact,
     Figures,
     PageTurn,
-    RecallPoint,
     Replaced,
     Report,
     Run,
@@ -92,13 +91,8 @@ def without(_: Workbench) -> ContextPipeline:
 @pytest.fixture(scope="module")
 def replayed() -> Report:
     """A replay through a pipeline that offloads, beside none, and one that does the same."""
-    recall = [
-        RecallPoint("keep last", 1000.0, 0.4),
-        RecallPoint("oracle", 1000.0, 0.9, "oracle"),
-        RecallPoint("mine", 800.0, 0.7, "replay"),
-    ]
     makers = {"none": without, "other": without, "mine": with_offload}
-    return anyio.run(lambda: replay_and_report(transcript(), makers, recall=recall))
+    return anyio.run(lambda: replay_and_report(transcript(), makers))
 
 
 def long_run(
@@ -188,15 +182,12 @@ def test_no_text_of_a_transcript_becomes_markup():
         (BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE),),
     )
     facts = (Fact(HOSTILE, (HOSTILE,) * 3),)
-    recall = (RecallPoint(HOSTILE, 10.0, 0.5),)
-    report = Report(
-        HOSTILE, (run, run, run), (HOSTILE,), HOSTILE, HOSTILE, facts=facts, recall=recall
-    )
+    report = Report(HOSTILE, (run, run, run), (HOSTILE,), HOSTILE, HOSTILE, facts=facts)
 
     written = page([report, report], rows((HOSTILE, 2.0, 1.0), (HOSTILE, 1.0, 0.9)) * 2)
 
     assert "<img src=x" not in written
-    assert written.count("</script>") == 4  # data, charts, the library, our own
+    assert written.count("</script>") == 2  # data, our own
 
 
 def test_a_report_without_turns_says_so():
@@ -315,17 +306,17 @@ def text_of(chrome: Chrome, selector: str) -> str:
 
 
 def mark(chrome: Chrome, number: int = 0) -> WebElement:
-    return chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")[number]
+    return chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")[number]
 
 
-def test_three_charts_are_drawn_and_the_console_stays_empty(show: Show, replayed: Report):
+def test_both_charts_are_drawn_and_the_console_stays_empty(show: Show, replayed: Report):
     chrome = show(replayed)
 
-    for name in ("tokens", "cost", "recall"):
+    for name in ("tokens", "cost"):
         box = chrome.find_element(By.CSS_SELECTOR, f"#{name} svg").rect
         assert box["width"] > 500
         assert box["height"] > 150
-    assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")) == 8
+    assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")) == 8
     assert logged(chrome, "browser") == []
 
 
@@ -426,16 +417,13 @@ def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(
     show: Show, replayed: Report
 ):
     chrome = show(replayed)
-    before = int(
-        float(chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"])
-    )
+    before = int(float(chrome.find_element(By.CSS_SELECTOR, "#tokens path.area").rect["height"]))
 
     chrome.find_element(By.ID, "compare").click()
 
     def height(_: Chrome) -> bool:
         return bool(
-            chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"]
-            > 2 * before
+            chrome.find_element(By.CSS_SELECTOR, "#tokens path.area").rect["height"] > 2 * before
         )
 
     WebDriverWait(chrome, 10).until(height)
@@ -444,7 +432,7 @@ def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(
 def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
     chrome = show(replayed)
     button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=placeholders]")
-    drawn_kinds = len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-area path"))
+    drawn_kinds = len(chrome.find_elements(By.CSS_SELECTOR, "#tokens path.area"))
     assert drawn_kinds == len(
         {kind for turn in replayed.runs[2].turns for kind, tokens in turn.tokens.items() if tokens}
     )
@@ -452,7 +440,7 @@ def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
     button.click()
 
     def faint() -> int:
-        return len(chrome.find_elements(By.CSS_SELECTOR, '#tokens .mark-area path[opacity="0.15"]'))
+        return len(chrome.find_elements(By.CSS_SELECTOR, '#tokens path.area[opacity="0.15"]'))
 
     WebDriverWait(chrome, 10).until(lambda _: faint() == drawn_kinds - 1)
     assert button.get_attribute("aria-pressed") == "true"
@@ -518,7 +506,7 @@ def test_any_two_policies_stand_side_by_side(show: Show, replayed: Report):
     assert heads() == ["", "other", "mine"]
     assert "other and mine" in str(chrome.find_element(By.ID, "cost").get_attribute("aria-label"))
     WebDriverWait(chrome, 10).until(
-        lambda _: not chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")
+        lambda _: not chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")
     )
     assert "No stage acted." in text_of(chrome, "#readout")
     assert logged(chrome, "browser") == []
@@ -535,9 +523,6 @@ def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Repo
     assert chrome.find_element(By.ID, "turn").get_attribute("max") == "3"
     chrome.execute_script("location.hash = '#conversation-0'")
     WebDriverWait(chrome, 10).until(lambda _: text_of(chrome, "#name") == "a-conversation")
-    WebDriverWait(chrome, 10).until(
-        lambda _: chrome.find_elements(By.CSS_SELECTOR, "#recall .mark-text.role-mark text")
-    )
     assert logged(chrome, "browser") == []
 
 
@@ -555,16 +540,9 @@ def test_every_figure_stands_in_a_table(show: Show):
     assert "BatchOffload 3 times, 11,964 tokens saved." in text_of(chrome, "#actions")
 
 
-def test_the_replayed_policy_is_a_named_point_in_the_recall_chart(show: Show, replayed: Report):
-    chrome = show(replayed)
-
-    texts = chrome.find_elements(By.CSS_SELECTOR, "#recall .mark-text.role-mark text")
-    assert {text.get_property("textContent") for text in texts} == {"mine"}
-
-
 def test_500_turns_are_drawn(show: Show):
     chrome = show(long_report())
 
     print(f"500 turns: drawn {drawn(chrome)} ms after the page was opened")
-    assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")) == 500
+    assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")) == 500
     assert logged(chrome, "browser") == []

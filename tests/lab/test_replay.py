@@ -21,6 +21,7 @@ from histories import (
 )
 from hypothesis import given, settings
 
+from benchmarks.baselines import Baseline, KeepLast
 from ctxpipe import (
     BatchOffload,
     Breaker,
@@ -33,7 +34,6 @@ from ctxpipe import (
     Restore,
 )
 from ctxpipe.atoms import Atom
-from ctxpipe.lab.baselines import KeepLast
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
@@ -281,7 +281,7 @@ async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
-        return ContextPipeline([*Policy("mask")(bench).stages, seen])
+        return ContextPipeline([*Baseline("mask")(bench).stages, seen])
 
     history = conversation(
         user("Go."),
@@ -518,7 +518,7 @@ def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_
 @pytest.mark.shared
 def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared: Path) -> None:
     file = shared / "transcripts" / "kimicli-pr-checklist-sonnet46.jsonl"
-    none, gated = replayed(file, NONE), replayed(file, Policy("rent-or-buy"))
+    none, gated = replayed(file, NONE), replayed(file, Baseline("rent-or-buy"))
 
     assert gated.use.lost == 0
     assert (

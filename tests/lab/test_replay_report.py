@@ -6,18 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 from anyio import to_thread
-from histories import assistant, conversation, step, user
 from workdays import batch, compact, direct, none, transcript
 
 from ctxpipe import TokenCounter
-from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.figures import figures
 from ctxpipe.lab.replay import PipelineMaker, Settings, replay
-from ctxpipe.lab.replay_report import Pages, label, recall_points, replay_and_report
+from ctxpipe.lab.replay_report import Pages, label, replay_and_report
 from ctxpipe.lab.story import Moment
-from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.words import FIGURES
-from ctxpipe.messages import compact_json
 from ctxpipe.prices import Prices, prices_of
 from ctxpipe.words import as_number, as_percent, as_ratio
 
@@ -64,7 +60,7 @@ async def test_no_management_is_called_so_on_the_page():
         "mine": await replay(told, direct, watch=moments["mine"].append),
     }
 
-    report = await Pages(prices).report(told, replays, moments, {}, AtomIndex())
+    report = Pages(prices).report(told, replays, moments, {})
 
     assert [run.policy for run in report.runs] == ["no management", "mine"]
     assert report.unit == "dollars"
@@ -97,49 +93,7 @@ async def test_the_shares_of_the_tools_add_up_to_the_bill(make: PipelineMaker):
     assert read.sent > read.tokens > 0
 
 
-async def test_a_short_conversation_has_no_curve_of_recall():
-    assert await recall_points(transcript(turns=4)) == []
-
-
 @pytest.fixture(scope="module", autouse=True)
 def ranks() -> None:
     """Loaded before any loop runs: a test may be the first to count."""
     TokenCounter().text("a")
-
-
-def talk_that_looks_back() -> Transcript:
-    """Twenty views of files, then a search for something in each of them."""
-
-    def source(number: int) -> str:
-        return "".join(f"value_{number}_{line} = {line}\n" for line in range(300))
-
-    views = [step(f"t{n}", "Read", {"path": f"src/f{n}.py"}, source(n)) for n in range(20)]
-    uses = [step(f"u{n}", "Grep", {"pattern": f"value_{n}_150"}, "none") for n in range(20)]
-    history = conversation(user("Go."), *views, *uses, assistant("Done."))
-    return parse_transcript(compact_json(history))
-
-
-async def test_the_oracle_stands_above_each_way_to_keep_to_a_budget():
-    told = talk_that_looks_back()
-
-    points = await recall_points(told)
-
-    budgets = {point.tokens for point in points}
-    assert len(budgets) == 5
-    for budget in budgets:
-        here = [point for point in points if point.tokens == budget]
-        (best,) = [point.recall for point in here if point.source == "oracle"]
-        assert all(point.recall <= best for point in here)
-    assert len({point.recall for point in points}) > 2
-
-
-async def test_a_replay_is_a_point_beside_the_curves_at_the_same_calls():
-    told = talk_that_looks_back()
-    moments: list[Moment] = []
-    await replay(told, none, watch=moments.append)
-
-    points = await recall_points(told, moments={"none": moments})
-
-    [point] = [point for point in points if point.source == "replay"]
-    assert (point.policy, point.recall) == ("no management", 1.0)
-    assert point.tokens > max(one.tokens for one in points if one.source != "replay")

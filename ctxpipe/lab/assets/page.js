@@ -3,18 +3,19 @@
 "use strict";
 
 const report = JSON.parse(document.getElementById("report").textContent);
-const charts = JSON.parse(document.getElementById("charts").textContent);
 const views = {};
 const chosen = { conversation: 0, ours: report.chosen[0], theirs: report.chosen[1] };
 let turns = [];
 let actions = [];
 let current = -1;
 let shown = 0;
+let alone = null; // the kind that is shown alone
 
 const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const digits = new Intl.NumberFormat("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+const compact = new Intl.NumberFormat("en", { notation: "compact" });
 const number = (amount) => whole.format(amount);
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 const dollars = (amount) => `$${(amount > 0 && amount < 1 ? digits : cents).format(amount)}`;
@@ -48,94 +49,108 @@ function walk() {
   actions.forEach((action, index) => turns[action.turn - 1].actions.push(index));
 }
 
-function datasets() {
-  return {
-    turns,
-    without: without(),
-    kinds: report.kinds.flatMap(([kind], order) => (turns.some((turn) => turn.kinds[order])
-      ? turns.map((turn) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] })) : [])),
-    marks: actions.map(({ turn, stage, outcome }, action) => ({ turn, stage, outcome, action, total: turns[turn - 1].total })),
-    costs: ["theirs", "ours"].flatMap((series) => turns.map((turn) => ({ turn: turn.turn, series, cost: turn.costs[series] }))),
-    recall: conversation().recall.filter((point) => point.source !== "replay"),
-    replays: withPlaces(conversation().recall.filter((point) => point.source === "replay"), "tokens", conversation().recall),
-    policies: withPlaces(report.totals, "ratio", report.totals),
-    best: report.totals.filter((point) => point.best),
+// Charts ----------------------------------------------------------------------------------------------------
+
+const EDGE = { left: 58, right: 16, top: 12, bottom: 38 };
+const SHAPES = ["M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0", "M-4.5-4.5h9v9h-9z", "M0-6l5.5 10h-11z", "M0-6.5l5 6.5-5 6.5-5-6.5z",
+  "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z", "M0 6l5.5-10h-11z", "M6 0l-10 5.5v-11z", "M-6 0l10 5.5v-11z"];
+// Each stage has the same mark in every conversation.
+const stages = [...new Set(report.conversations.flatMap(({ runs }) => runs.flatMap((one) => one.actions.map(({ stage }) => stage))))];
+const markOf = (stage) => SHAPES[stages.indexOf(stage) % SHAPES.length];
+
+function shape(name, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+// Round numbers from 0 to the most, about so many.
+function ticks(most, count) {
+  const least = most / Math.max(count, 1), power = 10 ** Math.floor(Math.log10(least));
+  const step = power * [1, 2, 5, 10].find((times) => times * power >= least);
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, index) => index * step);
+}
+
+// Axes, what paint adds to them, and a line at the chosen turn.
+function draw(place, height, most, title, format, paint) {
+  const box = byId(place), width = box.clientWidth, bottom = height - EDGE.bottom, last = turns.length;
+  const x = (turn) => EDGE.left + (last > 1 ? (turn - 1) / (last - 1) : 0.5) * (width - EDGE.left - EDGE.right);
+  const y = (amount) => bottom - (amount / most) * (bottom - EDGE.top);
+  const svg = shape("svg", { width, height });
+  for (const tick of ticks(most, height / 60)) {
+    svg.append(shape("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(tick), y2: y(tick) }),
+      shape("text", { class: "tick", x: EDGE.left - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick)));
+  }
+  const whole = ticks(last, width / 90).filter((tick) => Number.isInteger(tick) && tick > 0);
+  for (const tick of whole.length ? whole : [last]) {
+    svg.append(shape("text", { class: "tick", x: x(tick), y: bottom + 16, "text-anchor": "middle" }, number(tick)));
+  }
+  svg.append(shape("text", { class: "tick", x: x((last + 1) / 2), y: height - 4, "text-anchor": "middle" }, "turn"),
+    shape("text", { class: "tick", x: 12, y: (EDGE.top + bottom) / 2, transform: `rotate(-90 12 ${(EDGE.top + bottom) / 2})`, "text-anchor": "middle" }, title));
+  const cursor = shape("line", { class: "cursor", y1: EDGE.top, y2: bottom, x1: x(last), x2: x(last) });
+  svg.append(...paint(x, y), cursor);
+  const before = box.querySelector(":scope > svg");
+  if (before) before.replaceWith(svg);
+  else { box.prepend(svg); follow(place); }
+  views[place] = {
+    point(turn) { cursor.setAttribute("x1", x(turn)); cursor.setAttribute("x2", x(turn)); },
+    turnAt(left) { return Math.min(Math.max(Math.round(1 + ((left - EDGE.left) / (width - EDGE.left - EDGE.right)) * (last - 1)), 1), last) - 1; },
   };
 }
 
-function without() {
-  return byId("compare").checked ? turns.map((turn) => ({ turn: turn.turn, tokens: turn.without })) : [];
+// A line through the amounts; as steps, each turn is as wide as its neighbors.
+const line = (x, y, amounts) => amounts.map((amount, index) => `${index ? "L" : "M"}${x(index + 1)} ${y(amount)}`).join("");
+function steps(x, y, amounts) {
+  const sides = (turn) => turns.length > 1 ? [x(Math.max(turn - 0.5, 1)), x(Math.min(turn + 0.5, turns.length))] : [x(turn) - 20, x(turn) + 20];
+  return amounts.flatMap((amount, index) => sides(index + 1).map((at) => `${at} ${y(amount)}`));
 }
 
-// Puts each name beside its point, and a line lower where that would cover another name.
-function withPlaces(points, field, all) {
-  const values = all.map((point) => point[field]), low = Math.min(...values), width = Math.max(...values) - low || 1;
-  const heights = all.map((point) => point.seen), height = Math.max(...heights) - Math.min(...heights) || 1;
-  const taken = [];
-  return [...points].sort((one, other) => other.seen - one.seen).map((point) => {
-    const x = (point[field] - low) / width, align = x > 0.5 ? "right" : "left", y = point.seen / height * 200;
-    let dy = 0;
-    while (taken.some((at) => Math.abs(at.x - x) < 0.35 && Math.abs(at.y - (dy - y)) < 14)) dy += 14;
-    taken.push({ x, y: dy - y });
-    return { ...point, align, dy };
-  });
-}
-
-// Charts ----------------------------------------------------------------------------------------------------
-
-// The data and the signals of each chart. One without data is not drawn.
-const USES = {
-  policies: { data: ["policies", "best"], signals: [] },
-  tokens: { data: ["turns", "kinds", "without", "marks"], signals: ["last", "most", "crowded"] },
-  cost: { data: ["turns", "costs"], signals: ["last"] },
-  recall: { data: ["recall", "replays"], signals: [] },
-};
-
-function signals() {
-  return { last: turns.length, most: mostTokens(), crowded: actions.length > 40 };
-}
-
-function mostTokens() {
-  const key = byId("compare").checked ? (turn) => Math.max(turn.total, turn.without) : (turn) => turn.total;
-  return turns.reduce((most, turn) => Math.max(most, key(turn)), 1);
-}
-
-async function draw(place, data) {
-  const uses = USES[place];
-  if (!byId(place) || !charts[place] || !data[uses.data[0]].length) return;
-  const rows = (used) => data[used].map((row) => ({ ...row }));
-  const values = signals();
-  if (views[place]) {
-    for (const used of uses.data) views[place].data(used, rows(used));
-    for (const used of uses.signals) views[place].signal(used, values[used]);
-    await views[place].runAsync();
-    return;
+function* tokenShapes(x, y) {
+  const below = turns.map(() => 0);
+  for (const [order, [kind]] of report.kinds.entries()) {
+    if (!turns.some((turn) => turn.kinds[order])) continue;
+    const base = steps(x, y, below).reverse();
+    turns.forEach((turn, index) => { below[index] += turn.kinds[order]; });
+    const faint = alone !== null && alone !== kind;
+    yield shape("path", { class: "area", d: `M${[...steps(x, y, below), ...base].join("L")}Z`, fill: `var(--${kind})`, opacity: faint ? 0.15 : 1 });
   }
-  for (const entry of charts[place].data) if (uses.data.includes(entry.name)) entry.values = rows(entry.name);
-  for (const signal of charts[place].signals) if (uses.signals.includes(signal.name)) signal.value = values[signal.name];
-  const options = { mode: "vega", renderer: "svg", actions: false, tooltip: false, hover: false };
-  views[place] = (await vegaEmbed(byId(place), charts[place], options)).view;
-  if (uses.signals.length) follow(place);
+  if (byId("compare").checked) yield shape("path", { class: "other", d: `M${steps(x, y, turns.map((turn) => turn.without)).join("L")}` });
+  for (const [index, { turn, stage, outcome }] of actions.entries()) {
+    const size = actions.length > 40 ? 0.7 : 1;
+    const made = shape("path", { class: outcome === "changed" ? "mark" : "mark failed", d: markOf(stage), transform: `translate(${x(turn)} ${y(turns[turn - 1].total)}) scale(${size})` });
+    made.addEventListener("click", () => open(index));
+    yield made;
+  }
 }
 
-async function drawAll() {
-  const data = datasets();
-  for (const place of Object.keys(USES)) await draw(place, data);
+function drawAll() {
+  if (!turns.length) return;
+  const most = (amounts) => Math.max(...amounts, Number.MIN_VALUE) || 1;
+  const compared = byId("compare").checked;
+  const tokens = most(turns.map((turn) => Math.max(turn.total, compared ? turn.without : 0)));
+  draw("tokens", 340, tokens, "tokens", compact.format, tokenShapes);
+  const costs = (side) => turns.map((turn) => turn.costs[side]);
+  const unit = report.unit === "dollars" ? dollars : compact.format;
+  draw("cost", 220, most([...costs("ours"), ...costs("theirs")]), `cost, ${report.unit}`, unit, (x, y) => [
+    shape("path", { class: "other", d: line(x, y, costs("theirs")) }), shape("path", { class: "ours", d: line(x, y, costs("ours")) })]);
+  byId("stages").replaceChildren(...stages.map((stage) => element("li", {},
+    shape("svg", { width: 16, height: 16, viewBox: "-8 -8 16 16" }, shape("path", { class: "mark", d: markOf(stage) })), stage)));
 }
 
-function turnAt(view, event) {
-  const box = view.container().getBoundingClientRect();
-  const x = view.scale("x").invert(event.clientX - box.left - view.origin()[0]);
-  return Math.min(Math.max(Math.round(x), 1), turns.length) - 1;
+function redraw() {
+  drawAll();
+  for (const view of Object.values(views)) view.point(turns[current].turn);
 }
 
+// The reader's pointer chooses the turn.
 function follow(place) {
-  const view = views[place], chart = byId(place), tip = element("div", { className: "tip", hidden: true });
+  const chart = byId(place), tip = element("div", { className: "tip", hidden: true });
   tip.setAttribute("aria-hidden", "true");
   chart.append(tip);
   const point = (event) => {
-    go(turnAt(view, event));
     const box = chart.getBoundingClientRect(), left = event.clientX - box.left;
+    go(views[place].turnAt(left));
     tip.textContent = inShort(turns[current]);
     tip.hidden = false;
     tip.style.top = "0";
@@ -145,10 +160,6 @@ function follow(place) {
   chart.addEventListener("pointermove", point);
   chart.addEventListener("pointerdown", point);
   chart.addEventListener("pointerleave", () => { tip.hidden = true; });
-  view.addEventListener("click", (event, item) => {
-    const action = item && item.datum && item.datum.action;
-    if (action !== undefined) open(action);
-  });
 }
 
 // Tables ----------------------------------------------------------------------------------------------------
@@ -201,10 +212,6 @@ function turnTable() {
 function costTable() {
   const columns = ["#turn", ...sides().map((side) => `#${name(side)}`)];
   return table(`Cost so far, ${report.unit}`, columns, turns.map((turn) => [turn.turn, ...sides().map((side) => money(turn.costs[side]))]));
-}
-
-function recallTable() {
-  return table("Recall", ["policy", "#tokens", "#share still visible"], conversation().recall.map((point) => [point.policy, number(point.tokens), percent(point.seen)]));
 }
 
 function actionTable() {
@@ -272,7 +279,7 @@ function go(index) {
   byId("turn").value = turn.turn;
   byId("turn").setAttribute("aria-valuetext", inShort(turn).replaceAll("\n", ", "));
   byId("readout").replaceChildren(...readout(turn));
-  for (const place of ["tokens", "cost"]) views[place]?.signal("turn", turn.turn).runAsync();
+  for (const view of Object.values(views)) view.point(turn.turn);
 }
 
 function readout(turn) {
@@ -337,7 +344,8 @@ function choose(button) {
   const off = button.getAttribute("aria-pressed") === "true";
   for (const other of document.querySelectorAll(".kinds button")) other.setAttribute("aria-pressed", "false");
   button.setAttribute("aria-pressed", String(!off));
-  views.tokens?.signal("chosen", off ? null : button.dataset.kind).runAsync();
+  alone = off ? null : button.dataset.kind;
+  redraw();
 }
 
 // Everything that depends on what is chosen, but the charts.
@@ -351,17 +359,15 @@ function write() {
   const most = (key) => number(turns.reduce((largest, turn) => Math.max(largest, turn[key]), 0));
   byId("tokens").setAttribute("aria-label", `Tokens of ${plural(turns.length, "turn")}, stacked by kind: at most ${most("total")}; ${name("theirs")}: at most ${most("without")}. The table below has them all.`);
   byId("cost").setAttribute("aria-label", `Cost so far, ${name("ours")} and ${name("theirs")}, turn by turn; the table below has all.`);
-  byId("curves").hidden = !conversation().recall.length;
   facts();
   fill("turns", turnTable);
   fill("costs", costTable);
-  fill("points", recallTable);
   for (const make of [actionTable, shareTable, cacheTable, blockTable]) make();
 }
 
-async function show() {
+function show() {
   write();
-  await drawAll();
+  drawAll();
   go(turns.length - 1);
 }
 
@@ -374,26 +380,24 @@ function goToAddress() {
   return true;
 }
 
-async function start() {
+function start() {
   goToAddress();
-  write();
-  await drawAll();
   for (const key of Object.keys(chosen)) {
     byId(key)?.addEventListener("change", (event) => { chosen[key] = Number(event.target.value); show(); });
   }
-  addEventListener("hashchange", async () => {
+  addEventListener("hashchange", () => {
     if (!goToAddress()) return;
-    await show();
+    show();
     byId("part").scrollIntoView();
   });
   byId("turn").addEventListener("input", (event) => go(Number(event.target.value) - 1));
-  byId("compare").addEventListener("change", () => views.tokens.data("without", without()).signal("most", mostTokens()).runAsync());
+  byId("compare").addEventListener("change", redraw);
+  addEventListener("resize", redraw);
   for (const button of document.querySelectorAll(".kinds button")) button.addEventListener("click", () => choose(button));
   byId("previous").addEventListener("click", () => open(shown - 1));
   byId("next").addEventListener("click", () => open(shown + 1));
   byId("close").addEventListener("click", () => byId("action").close());
-  go(turns.length - 1);
-  await Promise.all(Object.values(views).map((view) => view.runAsync()));
+  show();
   document.documentElement.dataset.drawn = performance.now().toFixed(0);
 }
 

@@ -10,9 +10,8 @@ from histories import assistant, conversation, step, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe.atoms import AtomIndex
-from ctxpipe.lab.policies import BudgetedPolicy, Policy
-from ctxpipe.lab.recall import (
+from benchmarks.baselines import BudgetedPolicy
+from benchmarks.recall import (
     ORACLES,
     Cut,
     Scored,
@@ -24,6 +23,8 @@ from ctxpipe.lab.recall import (
     oracle_pointers,
     run_pipeline,
 )
+from ctxpipe.atoms import AtomIndex
+from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.messages import compact_json

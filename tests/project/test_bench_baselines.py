@@ -19,18 +19,21 @@ from histories import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
-from ctxpipe.errors import SettingsError
-from ctxpipe.lab.baselines import (
-    CLEARED,
-    ClearOldResults,
+from benchmarks.baselines import (
+    BASELINES,
+    BUDGETED,
+    Baseline,
+    BudgetedPolicy,
     DropMiddle,
     KeepLast,
     MaskOldResults,
     OffloadInputs,
     OldestUntil,
 )
-from ctxpipe.lab.policies import BUDGETED, POLICIES, BudgetedPolicy, Policy, policies
+from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
+from ctxpipe.errors import SettingsError
+from ctxpipe.lab.policies import CLEARED, POLICIES, ClearOldResults, Policy, policies
+from ctxpipe.lab.replay import PipelineMaker
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, check, tool_calls, tool_results
 from ctxpipe.prices import Prices
@@ -189,12 +192,12 @@ async def test_on_any_history_the_result_is_valid_and_not_longer(
 # By name ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("make", [*map(Policy, POLICIES), *map(Baseline, BASELINES)])
 async def test_every_policy_makes_a_pipeline_that_leaves_a_short_conversation_alone(
-    name: str,
+    make: PipelineMaker,
 ) -> None:
     history = work(3)
-    pipeline = Policy(name)(Workbench())
+    pipeline = make(Workbench())
 
     assert (await pipeline.run(history, session_id="s")).messages is history
 

@@ -16,13 +16,13 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from ..atoms import Atom, AtomIndex, atoms, weight
-from ..messages import Message
-from ..tokens import TokenCounter, as_counter
-from .references import Context, Past, Store, Use, use_of
-from .replay import PipelineMaker
-from .transcripts import Transcript
-from .workbench import ROOT, Workbench
+from ctxpipe.atoms import Atom, AtomIndex, atoms, weight
+from ctxpipe.lab.references import Context, Past, Store, Use, use_of
+from ctxpipe.lab.replay import PipelineMaker
+from ctxpipe.lab.transcripts import Transcript
+from ctxpipe.lab.workbench import ROOT, Workbench
+from ctxpipe.messages import Message
+from ctxpipe.tokens import TokenCounter, as_counter
 
 __all__ = [
     "ORACLES",
