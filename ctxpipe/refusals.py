@@ -86,6 +86,14 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
+# The name of a field of the request that holds no prompt, and the end of a path to one.
+_FIELD = (
+    r"(?:(?:metadata|user_id|safety_identifier|prompt_cache_key|container|tool_choice|mcp_servers|"
+    r"response_format|output_config|output_format|service_tier|stop_sequences?|stop sequences?|"
+    r"tool_call_id|cachedcontent|guardrail\w*|betas)\b|tools?(?:\.\w|\[)|"
+    r"messages?[.\[][^\s:'\"]{1,60}[._](?:id|name|title|url|filename|media_type)\b)"
+)
+
 # The first row that matches decides. A gap in a pattern is bounded, so that a search stays linear.
 ROWS: tuple[Row, ...] = (
     # The answer is what is too long, unless the numbers say that it is the prompt.
@@ -137,6 +145,41 @@ ROWS: tuple[Row, ...] = (
         r"at most \d[\d,]{0,14} (?:characters|items)|(?:tool|function|user_id|metadata)\S{0,40}"
         r"(?: name| id)? (?:is )?too long",
         "Invalid 'metadata.user_id': string too long. Expected a string with maximum length 64.",
+    ),
+    _lookalike(
+        "a field of the request",
+        r"too (?:long|large|big|many)[^.\n]{0,30}? (?:for|in) (?:the )?(?:request )?(?:field|"
+        r"parameter|property|attribute|argument|header)s?[ :]{1,2}[`'\"]?"
+        r"(?!(?:messages?|prompts?|inputs?|contents?|input_?text)\b(?![.\[]\w))\w",
+        "Input is too long for field metadata.user_id",
+    ),
+    _lookalike(
+        "a field of the request",
+        rf"too (?:long|large|big|many)(?: \w{{1,12}})? (?:for|in) (?:the )?[`'\"]?{_FIELD}",
+        "Input is too long for `stop_sequences`",
+    ),
+    _lookalike(
+        "a field of the request",
+        rf"(?<![\w.]){_FIELD}[^\s:'\"`]{{0,60}}[`'\"]?"
+        r"(?::| is| are| was| were| has| value| (?=exceed))"
+        r"[^.\n]{0,40}?\b(?:too (?:long|large|big|many)|exceeds?\b)",
+        "tools.0.name: Input is too long",
+    ),
+    _lookalike(
+        "a field of the request",
+        rf"[`'\"](?:param|parameter|field|loc)[`'\"]: ?\[?(?:[`'\"]body[`'\"], ?)?[`'\"]"
+        rf"(?:{_FIELD}|user[`'\"])",
+        "{'message': 'Input is too long', 'param': 'metadata.user_id'}",
+    ),
+    _lookalike(
+        "the budget of the thinking",
+        r"(?:thinking[ _.]budget|budget_tokens)\b[^.\n]{0,40}?\b(?:exceeds?|too|must|greater)\b",
+        "Thinking budget exceeds context window",
+    ),
+    _lookalike(
+        "a queue of batches",
+        r"\benqueued (?:tokens?|requests?)\b|\bbatch(?:es)? queue\b|\bbatch (?:is )?too large",
+        "Enqueued token limit reached for m: tokens_limit_reached",
     ),
     _lookalike(
         "a picture or a document",

@@ -109,6 +109,43 @@ def test_a_window_that_no_model_has_is_not_believed(window: int) -> None:
     )
 
 
+FIELDS = [
+    "Input is too long for field metadata.user_id",
+    "Input is too long for field 'tools.0.name'",
+    "Input is too long for parameter stop_sequences[2].",
+    "input is too long for the property `container`",
+    "Input is too long for tool_choice.name",
+    "Input is too long for messages.3.content.0.tool_use_id",
+    "tools.0.custom.name: Input is too long",
+    "stop_sequences.1: input is too long",
+    "container: Input is too long",
+    "metadata: prompt is too long",
+    "The value of 'safety_identifier' is too long: input is too long",
+    "messages.2.content.1.id: Input is too long",
+    "Error code: 400 - {'error': {'message': 'Input is too long', 'param': 'user'}}",
+    '{"detail": [{"loc": ["body", "metadata", "user_id"], "msg": "Input is too long"}]}',
+    "response_format.json_schema.name exceeds the maximum context length",
+    "Too many input tokens for the header x-session: input is too long for header: x-session",
+]
+PROMPTS = [
+    "Input is too long for requested model.",
+    "Input is too long for field messages",
+    "Input is too long for field 'prompt': shorten it",
+    "Input is too long for the field `inputText`.",
+    "messages: Input is too long",
+    "messages.0.content: prompt is too long: 200251 tokens > 200000 maximum",
+    "The user prompt is too long: 9000 tokens > 8000 maximum",
+    "Your input, tools included, is too long: input is too long for model claude.3_5",
+    "{'error': {'message': 'prompt is too long', 'param': 'messages'}}",
+    "{'message': 'This model maximum context length is 8192 tokens', 'param': 'input_tokens'}",
+]
+
+
+@pytest.mark.parametrize("text", PROMPTS)
+def test_the_fields_that_hold_the_prompt_may_be_named(text: str) -> None:
+    assert as_refusal(ApiError(400, text)) is not None
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -130,6 +167,9 @@ def test_a_window_that_no_model_has_is_not_believed(window: int) -> None:
         "max_output_tokens value is too high",
         "Too much media: 0 document pages + 101 images > 100",
         "stop sequence is too long",
+        *FIELDS,
+        "thinking.budget_tokens must be less than the context window: it exceeds context window",
+        "The batch queue is full: tokens_limit_reached",
         "",
     ],
 )

@@ -10,7 +10,7 @@ __all__ = ["MAPPINGS", "is_bulky", "is_heavier", "weight"]
 MAPPINGS = (dict, Mapping)  # nearly always a dict, which is recognized six times as fast
 
 _ATOMS = frozenset({int, float, bool, type(None)})
-_TEXTS, _LISTS = (str, bytes), (list, tuple)
+_TEXTS, _LISTS, _NUMBERS = (str, bytes), (list, tuple), (int, float)
 _MANY_MESSAGES = 200
 _BULKY = 200_000
 _VALUE_CHARS = 100  # visiting a value takes as long as reading this many characters
@@ -49,8 +49,8 @@ def weight(values: Iterable[object], limit: int = sys.maxsize) -> int:
                 unread.append(value.values())  # type: ignore[attr-defined]
             elif kind is list:
                 unread.append(value)  # type: ignore[arg-type]
-            elif kind in _ATOMS:
-                pass
+            elif kind in _ATOMS or isinstance(value, _NUMBERS):
+                pass  # also a member of an enum, whose dict leads to the whole class
             elif isinstance(value, _TEXTS):
                 left -= len(value)
             elif isinstance(value, _LISTS):

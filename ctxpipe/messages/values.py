@@ -10,9 +10,11 @@ import copy
 import json
 import math
 import os
+import re
 from collections import UserString
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from datetime import date
 from io import StringIO
 from typing import Any, cast
@@ -48,6 +50,7 @@ _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _JSON = (str, dict, list, tuple, int, float, type(None))
 _KEYS = (str, int, float, type(None))
+_KEY_LIKE_A_VALUE = re.compile(r'"(?:-?\d[^"\\]*|true|false|null)":')
 _LISTS = (list, tuple, Sequence, AbstractSet, MappingView)
 _CHARACTERS = (str, bytes, bytearray, memoryview, UserString)
 
@@ -80,6 +83,8 @@ def wire_value(value: object) -> object:
         return value.isoformat()
     if isinstance(value, MAPPINGS) or hasattr(value, "model_dump"):
         return as_dict(value)
+    if isinstance(value, AbstractSet) and not isinstance(value, MappingView):
+        return sorted(value, key=canonical_json)  # its own order is another in each process
     if isinstance(value, _LISTS) and not isinstance(value, _CHARACTERS):
         return list(cast("Iterable[object]", value))
     if isinstance(value, os.PathLike):
@@ -124,9 +129,13 @@ def canonical_json(value: object) -> str:
     Raises InvalidHistory for a value that the client could not send either.
     """
     try:
-        return _encode(_SORTED, value)
+        text = _encode(_SORTED, value)
     except InvalidHistory:  # keys of several types cannot be sorted
-        return _encode(_ASCII, value)
+        text = _encode(_ASCII, value)
+    if _KEY_LIKE_A_VALUE.search(text):  # numbers sort otherwise than the texts that they become
+        with suppress(RecursionError):
+            text = _encode(_SORTED, json.loads(text))
+    return text
 
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:

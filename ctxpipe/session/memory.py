@@ -384,6 +384,7 @@ class Memory:
         if not is_bulk:
             is_bulk = _is_bulky(step.edits)
         turns = self._unwritten
+        journal.unanswered = ""
         try:
             if not step.is_idle:
                 turn = await in_thread_if(is_bulk, self._packing.pack, step)
@@ -514,13 +515,19 @@ class Memory:
 
     async def newest_history(self) -> list[Message]:
         """The history with what others have added to it. Raises StorageError."""
-        if self._journal is None or self._unwritten:
+        if self._journal is None:
             return self.timeline.history
         if not self._is_read:
             return await self.history(None)
-        if await self._has_news(copy(self._journal)):
-            return await self.history(self._branch, self.timeline.history)
-        return self.timeline.history
+        try:
+            has_news = await self._has_news(copy(self._journal))
+        except StorageError:
+            if self._unwritten:
+                return self.timeline.history
+            raise
+        if not has_news or (self._unwritten and not self.has_found_own):
+            return self.timeline.history
+        return await self.history(self._branch, self.timeline.history)
 
     async def branches(self) -> list[str]:
         """The names of the branches, in order. Raises StorageError."""

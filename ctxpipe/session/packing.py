@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..edits.diff import Edit
 from ..errors import StorageError, storage_errors
@@ -228,7 +228,7 @@ class Packing:
         for index, message in enumerate(plain):
             safe = redact_message(message, self._redact)
             hidden.append(safe)
-            if message != safe:
+            if not says_the_same(message, cast("Message", safe)):
                 digests[index] = self._digest(message)
         return hidden, digests
 

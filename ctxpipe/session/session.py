@@ -145,9 +145,7 @@ class Session:
         # beginning is taken by the one exchange that is under way.
         self._appended: list[Message] = []
         self._taken = 0  # appended messages that are in the turn under way
-        self._doubtful = (
-            0  # those of a turn that was cancelled, perhaps after its entry was written
-        )
+        self._doubtful = 0  # that are in the entry that was given to the journal last
         self._reply: object = object()  # the content of the newest that was added by itself
         self._is_owner = False  # of the history
         self._bodies = 0  # of `async with` that have not ended
@@ -308,7 +306,7 @@ class Session:
             self._cache.send(result, asked)
             return result
         finally:
-            self._doubt_taken()
+            self._taken = 0
             entered.leave()
 
     async def compact(
@@ -466,7 +464,7 @@ class Session:
                 if self._verify:
                     is_bulk = is_bulky(step.agreement.history)
                     await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
-                if await memory.write(step):
+                if await self._write(step):
                     await self._watch_for_signals(step, result)
                     return self._finish(step, result)
 
@@ -541,10 +539,8 @@ class Session:
             new = f"message {step.agreement.fresh} and those after it are new"
             self._memory.notices.append(f"the history differs from the known one; {new}")
         self._memory.apply(step)
-        if self._taken:
-            del self._appended[: self._taken]
-            self._forget_doubt()
-            self._taken = 0
+        del self._appended[: self._taken]
+        self._taken = self._doubtful = 0
         if self.on_change is not None:
             self.on_change(self.session_id)
 
@@ -605,10 +601,12 @@ class Session:
         of the next result. Raises StorageError when it cannot be read.
         """
         async with self._own_exchange():
-            history, count = await self._own_history()
+            history, taken = await self._own_history()
             async with self._alone():
+                self._taken = taken
                 await self._memory.catch_up(history)
-                await self._write_appended(count)
+                self._settle()
+                await self._write_appended(self._taken)
 
     def flush_soon(self) -> None:
         """Begin to `flush` on the running event loop, if that is needed and possible."""
@@ -688,9 +686,7 @@ class Session:
         """
         async with self._alone():
             history = await self._memory.newest_history()
-            if self._memory.has_found_own:
-                del self._appended[: self._doubtful]
-            self._forget_doubt()
+            self._settle()
             appended = self._appended[: self._unclaimed()]
             return add_appended(history, appended), len(appended)
 
@@ -702,16 +698,22 @@ class Session:
                 return count
         return len(self._appended)
 
-    def _forget_doubt(self) -> None:
-        self._doubtful = 0
-        self._memory.has_found_own = False
+    async def _write(self, step: Step) -> bool:
+        """Write *step*; if that is cancelled, what it has taken may be in the journal all the same.
 
-    def _doubt_taken(self) -> None:
-        """What a turn has taken and not applied may be in the journal, if it was cancelled."""
-        if self._taken:
-            self._doubtful = self._taken
+        It is, once the entry is found there.
+        """
+        self._settle()
+        self._doubtful = self._taken
+        return await self._memory.write(step)
+
+    def _settle(self) -> None:
+        """Take what a cancelled turn has written from the appended messages."""
+        if self._memory.has_found_own:
+            del self._appended[: self._doubtful]
+            self._taken = max(0, self._taken - self._doubtful)
+            self._doubtful = 0
             self._memory.has_found_own = False
-            self._taken = 0
 
     async def _keep_reply(self, reply: object) -> None:
         """Add *reply* to the history that this session owns, and write it down."""
@@ -741,12 +743,12 @@ class Session:
         step = memory.timeline.begin(history)
         try:
             self._taken = count
-            if not await memory.write(step):
+            if not await self._write(step):
                 return
             self._apply(step)
             self._record.keep(min(self._record.agreed, step.same))
         finally:
-            self._doubt_taken()
+            self._taken = 0
 
     # Reading the bill -----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ..errors import StorageError
-from ..messages import as_dict, as_json, is_encodable
+from ..messages import as_dict, as_json, is_encodable, without_surrogates
 from ..workers.pieces import pieces
 
 __all__ = [
@@ -324,4 +324,6 @@ def _call(redact: Redact, text: str) -> str:
         kind = type(redacted).__name__
         reason = f"redact returned {kind}; it must return the text to write"
         raise StorageError(errno.EINVAL, reason)
-    return redacted
+    if redacted is text or is_encodable(redacted) or not is_encodable(text):
+        return redacted
+    return without_surrogates(redacted)

@@ -20,7 +20,7 @@ import anyio
 
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..markers.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..messages import compact_json, is_blank, tool_results
+from ..messages import compact_json, is_blank, tool_results, without_surrogates
 from ..refusals import as_refusal, status_of
 from ..settings import (
     COMPACT_MAX_RETRIES,
@@ -290,7 +290,8 @@ async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
         raise SettingsError(f"the summarizer answered with {name}; return a Summary")
     if is_blank(summary.text):
         raise SummaryFailed("the summary is blank")
-    return summary
+    # With half an emoji, as programs that count UTF-16 cut texts, it would be paid and refused.
+    return replace(summary, text=without_surrogates(summary.text))
 
 
 def _description(error: BaseException | None) -> str:

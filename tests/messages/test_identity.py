@@ -6,8 +6,12 @@ import copy
 import hashlib
 import hmac
 import json
-from collections import OrderedDict
-from datetime import UTC, datetime
+import os
+import subprocess
+import sys
+from collections import OrderedDict, deque
+from datetime import UTC, date, datetime
+from enum import IntEnum, StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
@@ -21,6 +25,8 @@ from api_histories import few, valid_histories
 from histories import assistant, histories, step, text, thinking, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
+from pydantic import BaseModel
 
 from ctxpipe.errors import InvalidHistory
 from ctxpipe.messages import Message, blocks, compact_json, is_equal
@@ -330,3 +336,87 @@ def test_marks_come_and_go_and_nothing_else_changes(history: list[Message], data
     assert says_the_same(moved, message)
     assert says_the_same(without_marks(moved), message)
     assert message == before
+
+
+# Values that JSON says in another form ------------------------------------------------------------
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Point(BaseModel):
+    x: int
+    when: datetime
+
+
+IN_ANOTHER_FORM: dict[str, Any] = {
+    "a tuple": (1, 2),
+    "tuples in lists": [(1, (2,)), {"a": (3,)}],
+    "a set of texts": {"b", "a", "c", "ä"},
+    "a set of several types": {1, "1", None, (2, 3)},
+    "a frozenset": frozenset({"x", "y"}),
+    "a deque": deque([1, 2]),
+    "a range": range(3),
+    "a view of keys": {"b": 1, "a": 2}.keys(),
+    "a date": date(2026, 1, 1),
+    "a time with a zone": datetime(2026, 1, 1, 12, tzinfo=UTC),
+    "numbers as keys": {10: "a", 2: "b", 1: "c"},
+    "keys of several types": {7: "a", "b": 2, None: 3, True: 4, 1.5: 5},
+    "an enum of texts": Colour.RED,
+    "an enum of numbers": Level.HIGH,
+    "enums as keys": {Colour.RED: 1, Level.HIGH: 2},
+    "a model": Point(x=1, when=datetime(2026, 1, 1, tzinfo=UTC)),
+    "an ordered mapping": OrderedDict(b=1, a=2),
+    "a mapping that cannot change": MappingProxyType({"b": (1,)}),
+}
+
+
+@pytest.mark.parametrize("name", IN_ANOTHER_FORM)
+def test_a_value_says_the_same_as_what_a_journal_gives_back_for_it(name: str) -> None:
+    message = assistant(tool_use("t", given={"v": IN_ANOTHER_FORM[name]}))
+    back = json.loads(compact_json(message))
+
+    assert says_the_same(message, back)
+    assert says_the_same(back, message)
+    assert digest(message) == digest(back)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 2), [2, 1]),
+        ({1: "a"}, {"2": "a"}),
+        ({1: "a"}, {"1": "b"}),
+        (date(2026, 1, 1), "2026-01-02"),
+        ({"a", "b"}, ["a", "c"]),
+        ({None: 1}, {"None": 1}),
+        (Colour.RED, "Colour.RED"),
+        ((), None),
+    ],
+)
+def test_another_value_says_something_else(one: Any, other: Any) -> None:
+    message, changed = (assistant(tool_use("t", given={"v": value})) for value in (one, other))
+
+    assert not says_the_same(message, changed)
+    assert not says_the_same(changed, message)
+    assert digest(message) != digest(changed)
+
+
+def test_a_set_says_the_same_in_every_process() -> None:
+    code = (
+        "from ctxpipe.messages.identity import digest; "
+        "names = {f'name {i}' for i in range(40)}; "
+        "block = {'type': 'tool_use', 'id': 't', 'name': 'n', 'input': {'v': names}}; "
+        "print(digest({'role': 'assistant', 'content': [block]}).hex())"
+    )
+    digests = set()
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        digests.add(subprocess.check_output([sys.executable, "-c", code], env=environment))
+
+    assert len(digests) == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from api_rules import faults, parts
 from histories import assistant, text, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxpipe import ContextPipeline, InvalidHistory, MemoryStorage, Session, Sessions, StorageError
@@ -242,6 +242,12 @@ KINDS += ["evict", "flush", "stage", "model", "journal", "unanswered"]
 ACTIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), min_size=1, max_size=12)
 
 
+ENTRY_OF_TWO_TURNS = [("flush", 32), ("cancel", 30), ("stream", 9), ("model", 34), ("model", 34)]
+ENTRY_OF_TWO_TURNS += [("journal", 28), ("unanswered", 34), ("append", 24), ("model", 6)]
+ENTRY_OF_TWO_TURNS += [("flush", 9), ("stream", 12), ("flush", 1)]
+
+
+@example(ENTRY_OF_TWO_TURNS, [1, 2, 5, 2, 0])
 @given(ACTIONS, st.lists(st.integers(0, 6), min_size=1, max_size=5))
 async def test_whatever_happens_at_once_each_message_is_sent_and_kept_once_and_in_order(
     actions: list[tuple[str, int]], pace: list[int]

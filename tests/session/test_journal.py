@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hmac
 import json
 import logging
@@ -12,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -225,6 +227,36 @@ async def test_a_caller_whose_last_adoption_was_lost_goes_on_from_the_one_before
 
     assert result.messages == adopted
     assert await again.history() == history
+
+
+def hidden(text: str) -> str:
+    """*text* without the one secret there is."""
+    return text.replace("hunter2", "…")
+
+
+@pytest.mark.parametrize("keeps", ["texts", "digests", "redacted texts"])
+@pytest.mark.parametrize(
+    "value",
+    [(1, 2), {"b", "a"}, date(2026, 1, 1), {10: "a", 2: "b", None: "c"}, [{True: (1.5,)}]],
+    ids=["tuple", "set", "date", "keys", "nested"],
+)
+async def test_values_that_json_says_in_another_form_are_recognized(
+    value: object, keeps: str, tmp_path: Path
+) -> None:
+    redact = hidden if keeps == "redacted texts" else None
+    storage, summarize = LocalStorage(tmp_path, redact=redact), Counting()
+    history = [*loop(20), *step("odd", given={"v": value}), *loop(20)[1:]]
+
+    session = new_session(storage, summarize, history=keeps != "digests")
+    first = await session.run(history)
+    paid = summarize.calls
+    for _ in range(2):
+        session = new_session(storage, summarize, history=keeps != "digests")
+        again = await session.run(copy.deepcopy(history))
+        assert [message for message in again.notices if "differs" in message] == []
+        assert again.messages == first.messages
+
+    assert summarize.calls == paid > 0
 
 
 async def test_what_bills_have_taught_is_known_again(tmp_path: Path) -> None:

@@ -452,3 +452,34 @@ def test_no_text_makes_redacting_hang(piece: str) -> None:
     text = piece * (5_000_000 // len(piece))
 
     assert redact_text(text, lambda text: text) == text
+
+
+# Half an emoji -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "redact",
+    [
+        lambda text: text.replace("SECRET", "\ud83d"),
+        lambda text: text.replace("SECRET", "x\udc00"),
+        lambda text: text.replace("SECRET", "\udc00\ud83d\ude00"),
+    ],
+    ids=["half an emoji", "a second half", "both"],
+)
+async def test_what_redact_returns_can_be_stored_and_read_back(
+    redact: Callable[[str], str], tmp_path: Path
+) -> None:
+    storage = LocalStorage(tmp_path, redact=redact)
+    pipeline = ContextPipeline([DirectOffload(storage, min_chars=100)])
+    history = conversation(user("go SECRET"), step("t1", result="SECRET " * 100))
+    await pipeline.session("s", journal=storage).run(history)
+
+    again = await pipeline.new_session("s", journal=storage).history()
+    written = json.dumps(again, ensure_ascii=False)
+    assert "SECRET" not in written
+    assert written.encode().decode() == written
+    assert "\ufffd" in redact_text("go SECRET", redact)
+
+
+def test_a_surrogate_that_was_there_before_redact_is_kept() -> None:
+    assert redact_text("\ud83d", str) == "\ud83d"

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from histories import chat, conversation, step, user
+from histories import assistant, chat, conversation, step, user
 
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.markers.summaries import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.messages import Message, pending_calls, tool_results
 from ctxpipe.summarizers import (
+    ExtractiveSummarizer,
     FinishedParts,
     PromptTooLong,
     Retry,
@@ -583,3 +587,29 @@ async def test_a_final_answer_is_known_in_the_form_of_every_sdk(shape: dict[str,
     await failure_of(scripted, Time().retry())
 
     assert len(scripted.seen) == 1
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "so far \udc00.", "\udc00\ud83d and \ud83d\ude00"])
+async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_judged(
+    half: str, tmp_path: Path
+) -> None:
+    storage, summarize = LocalStorage(tmp_path), Scripted([Summary(f"all {half}")])
+    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=2000))
+
+    result = await pipeline.session("s", journal=storage).run(
+        [user("go"), assistant("words " * 3000), user("on")]
+    )
+
+    assert result.changed
+    assert "\ufffd" in json.dumps(result.messages, ensure_ascii=False)
+    assert json.dumps(result.messages, ensure_ascii=False).encode()
+    again = await summarize_with_retry(summarize, HISTORY, Time().retry())
+    assert again.text.encode()
+
+
+async def test_a_summary_without_a_model_holds_no_half_of_an_emoji() -> None:
+    summary = await summarize_with_retry(
+        ExtractiveSummarizer(), [user("do \ud83d this"), assistant("done \udc00")], Time().retry()
+    )
+
+    assert summary.text.encode()
