@@ -36,13 +36,14 @@ from ctxpipe.cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
 from ctxpipe.prices import Prices
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.offload import BatchOffload
 from ctxpipe.testing import MessagesServer, Model
 from ctxpipe.testing.billing import Meter, Usage
 from ctxpipe.tokens import TokenCounter
 
-MODELS = ("claude-sonnet-5", "claude-opus-5")
+MODELS = ("claude-sonnet-5", EXAMPLE_MODEL)
 BETA = "interleaved-thinking-2025-05-14"
 PAUSE_SECONDS, TURN_SECONDS = 400.0, 7.0
 MARK = {"type": "ephemeral"}

@@ -40,10 +40,10 @@ from ctxpipe.lab.transcripts import Transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
 from ctxpipe.prices import prices_of
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.testing import MessagesServer, Model, answer
 from ctxpipe.testing.billing import as_blocks
 
-MODEL = "claude-opus-5"
 WINDOW = 200_000
 UNLIMITED = 100_000_000
 LIMIT = 1.01
@@ -103,7 +103,7 @@ async def send_all(transcript: Transcript, api: MessagesServer, url: str) -> Spe
             if reply.status_code != 200:
                 raise SystemExit(f"{transcript.name}, message {at}: {reply.text[:300]}")
             message = reply.json()
-            cost += dollars(MODEL, message["usage"]) or 0.0
+            cost += dollars(EXAMPLE_MODEL, message["usage"]) or 0.0
             history.append({"role": "assistant", "content": message["content"]})
     longest = max(received.tokens for received in api.requests)
     return Spent(cost, longest, len(api.refused))
@@ -112,7 +112,11 @@ async def send_all(transcript: Transcript, api: MessagesServer, url: str) -> Spe
 def request(transcript: Transcript, history: Sequence[Message]) -> Mapping[str, Any]:
     """The request that an agent sends with *history*."""
     *before, last = history
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": 32_000, "thinking": {"type": "adaptive"}}
+    body: dict[str, Any] = {
+        "model": EXAMPLE_MODEL,
+        "max_tokens": 32_000,
+        "thinking": {"type": "adaptive"},
+    }
     if transcript.tools:
         body["tools"] = transcript.tools
     if transcript.system:
@@ -134,13 +138,13 @@ async def laboratory(transcript: Transcript, preset: str, window: int) -> float:
     """The dollars of *transcript* in the laboratory, with the stages of the gateway's *preset*."""
 
     def make(bench: Workbench) -> ContextPipeline:
-        return Pipelines(preset, bench.storage, window=window).of(MODEL, "")
+        return Pipelines(preset, bench.storage, window=window).of(EXAMPLE_MODEL, "")
 
     rules = CacheRules(by_settings=True)
     replayed = await replay(transcript, make, Settings(refetch=False, cache=rules))
     # A summary that is extracted is no request.
     requests = [request for request in replayed.requests if request.purpose != "summary"]
-    return bill(requests, prices_of(MODEL)).total
+    return bill(requests, prices_of(EXAMPLE_MODEL)).total
 
 
 # Both ---------------------------------------------------------------------------------------------

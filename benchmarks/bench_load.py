@@ -64,6 +64,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message
 from ctxpipe.reports import StageReport
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.summarizers import AnthropicSummarizer, PromptSummarizer, Retry, Summarizer
 from ctxpipe.testing import Model, problems
 from ctxpipe.tokens.counter import MEMO_BYTES, TokenCounter
@@ -71,7 +72,7 @@ from ctxpipe.tokens.counter import MEMO_BYTES, TokenCounter
 if TYPE_CHECKING:
     import anthropic
 
-AGENT, SUMMARY = "claude-opus-5", "claude-haiku-4-5"
+AGENT, SUMMARY = EXAMPLE_MODEL, "claude-haiku-4-5"
 LAG_LIMIT_MS = 50.0
 TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so

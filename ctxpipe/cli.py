@@ -56,6 +56,7 @@ from .messages import strings
 from .names import session_folder
 from .prices import Prices, prices_of
 from .reports import Outcome, Result
+from .settings import EXAMPLE_MODEL
 from .storage.adoption import adopt as mark_adopted
 from .storage.adoption import find_adoptable
 from .storage.atomic import STALE_SECONDS
@@ -109,7 +110,7 @@ Config = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(help="Whose prices to take, such as claude-opus-5; default: in input tokens."),
+    typer.Option(help=f"Whose prices to take, such as {EXAMPLE_MODEL}; default: in input tokens."),
 ]
 ReadPrice = Annotated[
     float | None,

@@ -74,7 +74,7 @@ class ContextPipeline:
     exactly these go (never inside an open tool loop); with "protect" nothing before them is
     rewritten.
 
-    With *prices* (``prices_of("claude-opus-5")``) each report says what a change burns and saves in
+    With *prices* (``prices_of(model)``) each report says what a change burns and saves in
     dollars.
 
     Raises SettingsError for an invalid setting.

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from .errors import SettingsError
-from .settings import NUMBER, Wanted, excerpt, instance_of
+from .settings import EXAMPLE_MODEL, NUMBER, Wanted, excerpt, instance_of
 from .words import short_repr
 
 if TYPE_CHECKING:
@@ -279,5 +279,5 @@ def rewrite_cost(
     )
 
 
-PRICES = instance_of(Prices, "prices such as prices_of('claude-opus-5')")
+PRICES = instance_of(Prices, f"prices such as prices_of({EXAMPLE_MODEL!r})")
 """What an argument that takes prices must be."""

@@ -249,6 +249,8 @@ CONTEXT_TOKEN_LIMIT = Setting("CONTEXT_TOKEN_LIMIT", 200_000)
 COMPACT_THRESHOLD_RATIO = Setting("COMPACT_THRESHOLD_RATIO", Decimal("0.92"))
 COMPACT_MAX_RETRIES = Setting("COMPACT_MAX_RETRIES", 2)
 COMPACT_OUTPUT_DIR = Setting("COMPACT_OUTPUT_DIR", ".compact")
+EXAMPLE_MODEL = "claude-opus-5"
+"""The model that errors, help and tests name: a current one, with a price."""
 SUMMARY_MODEL = Setting("SUMMARY_MODEL", "claude-haiku-4-5-20251001")
 SUMMARY_MAX_WORDS = Setting("SUMMARY_MAX_WORDS", 1200)
 MAX_RESTORE_FILES = Setting("MAX_RESTORE_FILES", 5)

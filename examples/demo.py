@@ -166,9 +166,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--storage", default="", help="where tool results go (a new temporary folder)"
     )
-    parser.add_argument(
-        "--model", default="claude-sonnet-5-5", help="the model to ask (%(default)s)"
-    )
+    parser.add_argument("--model", default="claude-opus-5", help="the model to ask (%(default)s)")
     parser.add_argument(
         "--max-turns", type=int, default=600, help="give up after that many (%(default)s)"
     )

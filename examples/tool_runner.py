@@ -62,7 +62,7 @@ async def main() -> None:
         default=PACKAGE,
         help="what the tools may read (this package)",
     )
-    parser.add_argument("--model", default="claude-sonnet-5-5", help="the model to ask")
+    parser.add_argument("--model", default="claude-opus-5", help="the model to ask")
     given = parser.parse_args()
     if os.environ.get("ANTHROPIC_API_KEY"):
         print(await ask(given.task, given.folder, given.model))

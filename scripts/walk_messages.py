@@ -42,12 +42,12 @@ from ctxpipe import (
     SmartTruncate,
 )
 from ctxpipe.messages import Message
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import MessagesServer, answer
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 PACKAGE = Path(ctxpipe.__file__).parent
-MODEL = "claude-sonnet-5"
 LONG_RESULT = "a line of a log\n" * 2_000
 
 
@@ -250,13 +250,13 @@ async def traced_turn() -> list[Call]:
             anthropic.AsyncAnthropic(api_key="none", base_url=server.url, max_retries=0) as client,
         ):
             session = pipeline.session("walk", journal=storage)
-            await session.create(client, messages=history, model=MODEL, max_tokens=100)
+            await session.create(client, messages=history, model=EXAMPLE_MODEL, max_tokens=100)
             history.append({"role": "assistant", "content": [call]})
             history.append({"role": "user", "content": [result]})
             tracer = Tracer()
             sys.setprofile(tracer)
             try:
-                await session.create(client, messages=history, model=MODEL, max_tokens=100)
+                await session.create(client, messages=history, model=EXAMPLE_MODEL, max_tokens=100)
             finally:
                 sys.setprofile(None)
     return tracer.calls

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
+from models import MODEL, OTHER_MODEL
 from typer.testing import CliRunner
 
 import ctxpipe
@@ -72,8 +73,8 @@ def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Pa
 
 
 def test_with_a_model_costs_are_in_dollars(sound: Path):
-    done = run("replay", sound, "--model", "claude-opus-5")
-    assert "cost in dollars, claude-opus-5" in done.stdout
+    done = run("replay", sound, "--model", MODEL)
+    assert f"cost in dollars, {MODEL}" in done.stdout
     assert re.search(r"^none +5 +\$\d+\.\d{2,} ", done.stdout, re.MULTILINE)
 
 
@@ -86,9 +87,7 @@ def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
 
     def cost(*options: object) -> float:
         told = json.loads(
-            run(
-                "replay", path, "--json", "--compare", "none", "--model", "claude-opus-5", *options
-            ).stdout
+            run("replay", path, "--json", "--compare", "none", "--model", MODEL, *options).stdout
         )
         return float(told["all"][0]["cost"])
 
@@ -357,7 +356,7 @@ def three_bills(tmp_path: Path) -> Path:
             "cache_creation_input_tokens": 3000 * (turn + 1) - read,
         }
         rows.append({**user("word " * 3000), "timestamp": 1_700_000_000 + seconds})
-        rows.append({**assistant("Yes."), "model": "claude-opus-5", "usage": usage})
+        rows.append({**assistant("Yes."), "model": MODEL, "usage": usage})
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return path
 
@@ -374,7 +373,7 @@ def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills: Path
 
 
 def test_inspect_prices_a_miss_by_another_model_if_asked(three_bills: Path):
-    told = run("inspect", three_bills, "--cache", "--model", "claude-sonnet-5").stdout
+    told = run("inspect", three_bills, "--cache", "--model", OTHER_MODEL).stdout
     assert re.search(r"lifetime +1 +6,000 +\$0\.01", told)
 
 

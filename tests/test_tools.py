@@ -15,6 +15,7 @@ from anthropic.types import ToolUseBlock
 from histories import tool_result, tool_use
 from hypothesis import given
 from hypothesis import strategies as st
+from models import MODEL
 
 from ctxpipe import (
     ContextPipeline,
@@ -803,7 +804,7 @@ async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage) -> None:
         anthropic.AsyncAnthropic(base_url=server.url, api_key="k", middleware=[shaping]) as client,
     ):
         runner = client.beta.messages.tool_runner(
-            model="claude-sonnet-5-5",
+            model=MODEL,
             max_tokens=100,
             tools=as_beta_tools(offload_tools(storage, session_id="s")),
             messages=[{"role": "user", "content": "go"}],

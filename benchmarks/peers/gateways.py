@@ -25,6 +25,7 @@ from typing import Any
 import anthropic
 import httpx2
 
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.testing import MessagesServer, Model, RequestBody, answer, tool_use
 from ctxpipe.testing.replies import Answer
 
@@ -214,7 +215,7 @@ async def _loop(url: str, texts: Sequence[str], played: Played) -> None:
             begun = time.perf_counter()
             try:
                 got = await client.messages.create(
-                    model="claude-opus-5",
+                    model=EXAMPLE_MODEL,
                     max_tokens=1000,
                     system="You read files.",
                     tools=TOOLS,

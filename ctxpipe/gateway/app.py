@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from ..settings import EXAMPLE_MODEL
 from .bill import find_prices
 from .body import Refused
 from .exchange import Exchange
@@ -44,7 +45,6 @@ READING = "/mcp"
 """Where the tools that read back are, by the Model Context Protocol."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
-MODEL = "claude-opus-5"  # any that is listed: its price is asked for so that the list is read
 
 
 class Gateway:
@@ -77,8 +77,8 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
-        # Both read files at their first use.
-        await to_thread.run_sync(find_prices, MODEL)
+        # Both read files at their first use; the model is any that is listed.
+        await to_thread.run_sync(find_prices, EXAMPLE_MODEL)
         for shaper in self._shapers.values():
             await shaper.warm()
         try:

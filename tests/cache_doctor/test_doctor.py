@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from histories import assistant, user
+from models import OTHER_MODEL, SUMMARIES
 
 from ctxpipe.cache_doctor import Bill, CacheDoctor, Cause, Sent
 from ctxpipe.cache_doctor.rules import min_cached_tokens, seconds_to_live
 from ctxpipe.messages import Message
 from ctxpipe.tokens import TokenCounter
 
-MARKED = {"model": "claude-sonnet-5", "cache_control": {"type": "ephemeral"}}
+MARKED = {"model": OTHER_MODEL, "cache_control": {"type": "ephemeral"}}
 
 
 def turn(number: int) -> list[Message]:
@@ -129,10 +130,10 @@ def test_a_bill_that_comes_twice_counts_once() -> None:
 @pytest.mark.parametrize(
     ("model", "tokens"),
     [
-        ("claude-opus-4-5-20251101", 4096),
+        (SUMMARIES, 4096),
         ("anthropic/claude-haiku-4-5", 4096),
         ("claude-sonnet-4-6", 2048),
-        ("claude-sonnet-5", 1024),
+        (OTHER_MODEL, 1024),
         ("somebody's", 1024),
         (None, 1024),
     ],

@@ -15,6 +15,7 @@ from gateways import (
     result_of,
     serving,
 )
+from models import MODEL
 
 from ctxpipe.testing import MessagesServer, Model, Received
 from ctxpipe.testing.billing import as_blocks, bare
@@ -41,9 +42,7 @@ async def test_a_long_result_leaves_for_a_file_and_the_reply_comes_back(tmp_path
         anthropic.AsyncAnthropic(api_key=key(), base_url=gateway.url) as client,
     ):
         messages: Any = conversation(1)
-        reply: Any = await client.messages.create(
-            model="claude-opus-5", max_tokens=100, messages=messages
-        )
+        reply: Any = await client.messages.create(model=MODEL, max_tokens=100, messages=messages)
     assert reply.content[0].text == "hello"
     sent = result_of(api.requests[0].body["messages"][2])
     assert str(tmp_path) in sent
@@ -80,12 +79,12 @@ async def test_a_stream_comes_chunk_by_chunk_and_its_bill_is_learned(tmp_path):
         anthropic.AsyncAnthropic(api_key=key(), base_url=gateway.url) as client,
     ):
         messages: Any = conversation(1)
-        stream = client.messages.stream(model="claude-opus-5", max_tokens=100, messages=messages)
+        stream = client.messages.stream(model=MODEL, max_tokens=100, messages=messages)
         async with stream as chunks:
             text = "".join([piece async for piece in chunks.text_stream])
     assert text == "reply 0"
     session = next(iter(gateway.gateway.shaper().conversations)).session
-    assert session._record.ledger.model == "claude-opus-5"
+    assert session._record.ledger.model == MODEL
     assert (gateway.gateway.record.turns[0].dollars or 0) > 0
 
 
@@ -301,9 +300,7 @@ async def test_only_the_upstream_is_asked(tmp_path, monkeypatch):
     async with MessagesServer(replies(2)) as api, serving(api.url, tmp_path) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway.url))
         asked.clear()
-        body = json.dumps(
-            {"model": "claude-opus-5", "max_tokens": 9, "messages": conversation(1)}
-        ).encode()
+        body = json.dumps({"model": MODEL, "max_tokens": 9, "messages": conversation(1)}).encode()
         head = f"POST /v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: {key()}\r\n"
         head += f"anthropic-version: 2023-06-01\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from gateways import Upstream, conversation, key, replies
+from models import MODEL
 from readme import command_of, reader_environment
 
 from ctxpipe.testing import MessagesServer
@@ -40,7 +41,7 @@ async def ctxpipe(*arguments: str, **settings: object) -> asyncio.subprocess.Pro
 
 def write_agent(folder: Path) -> list[str]:
     """A program that asks once, through whatever its environment names."""
-    body = {"model": "claude-opus-5", "max_tokens": 9, "messages": conversation(1)}
+    body = {"model": MODEL, "max_tokens": 9, "messages": conversation(1)}
     (folder / "agent.py").write_text(AGENT)
     (folder / "body.json").write_text(json.dumps(body))
     return [sys.executable, "agent.py", "body.json", key()]

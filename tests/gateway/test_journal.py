@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from gateways import conversation, http, key, post, prefix_breaks, process, replies, serving
+from models import MODEL
 from services import free_port
 
 from ctxpipe.errors import SettingsError
@@ -178,7 +179,7 @@ def test_where_the_client_of_a_database_is_missing_its_extra_is_named(
 
 async def ask(port: int, messages: list[Any], headers: dict[str, str]) -> Any:
     """A request on a connection of its own, asked again where it breaks."""
-    body = {"model": "claude-opus-5", "max_tokens": 9, "messages": messages}
+    body = {"model": MODEL, "max_tokens": 9, "messages": messages}
     given = {"anthropic-version": "2023-06-01", "x-api-key": key(), **headers}
     url = f"http://127.0.0.1:{port}/v1/messages"
     async with http() as client:

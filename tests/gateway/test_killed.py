@@ -11,6 +11,7 @@ from typing import Any
 import anthropic
 import httpx2
 from gateways import conversation, key, prefix_breaks, process
+from models import MODEL
 from services import free_port
 
 from ctxpipe.testing import Hang, MessagesServer, Reply, RequestBody, answer, text
@@ -59,7 +60,7 @@ class Agents:
     async def _stream(self, client: anthropic.AsyncAnthropic, number: int, turn: int) -> str:
         messages: Any = conversation(turn)
         stream = client.messages.stream(
-            model="claude-opus-5",
+            model=MODEL,
             max_tokens=2_000,
             messages=messages,
             metadata={"user_id": f"agent-{number}"},

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from models import MODEL, OTHER_MODEL
 
 from ctxpipe.cache_doctor import Cause
 from ctxpipe.errors import TranscriptError
@@ -17,7 +18,6 @@ from ctxpipe.tokens import TokenCounter
 
 WORDS = "word " * 5000
 TOKENS = 5_000
-MODEL = "claude-opus-5"
 
 
 def recorded(bills: Sequence[dict[str, Any]], **header: Any) -> str:
@@ -74,12 +74,12 @@ def test_what_was_kept_for_an_hour_lives_so_long() -> None:
 
 
 def test_each_reply_has_its_own_model() -> None:
-    bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model="claude-sonnet-5")]
+    bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model=OTHER_MODEL)]
 
     [miss] = report(recorded(bills)).misses
 
     assert miss.cause is Cause.MODEL
-    assert miss.model == "claude-sonnet-5"
+    assert miss.model == OTHER_MODEL
 
 
 def test_a_miss_without_a_reason_in_the_file_is_unexplained() -> None:
@@ -107,7 +107,7 @@ def test_a_context_that_the_client_has_shortened_is_not_judged() -> None:
 
 
 def test_given_prices_replace_those_of_the_model() -> None:
-    bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model="claude-sonnet-5")]
+    bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model=OTHER_MODEL)]
 
     found = report(recorded(bills), prices=Prices.relative())
 

@@ -38,7 +38,7 @@ def session() -> list[dict[str, Any]]:
             id="r1",
             uuid="3",
             usage={"input_tokens": 3},
-            model="claude-x",
+            model="some-model",
         ),
         code_line("user", [tool_result("t1")], uuid="4", timestamp="2026-01-01T10:00:09Z"),
         code_line("assistant", [tool_use("t2")], id="r1", uuid="5"),
@@ -59,7 +59,7 @@ def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> No
     assert [result.tool_use_id for result in tool_results(found.messages)] == ["t1", "t2"]
     assert not found.repaired
     assert not check(found.messages)
-    assert (found.model, found.usages) == ("claude-x", {1: {"input_tokens": 3}})
+    assert (found.model, found.usages) == ("some-model", {1: {"input_tokens": 3}})
 
 
 def test_times_are_kept_by_message() -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from models import MODEL
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import parse_transcript
@@ -19,7 +20,7 @@ def export(*messages: dict[str, Any]) -> str:
 
 
 def message(role: str, *parts: dict[str, Any], **info: object) -> dict[str, Any]:
-    known = {"role": role, "modelID": "claude-opus-5", "time": {"created": 1_767_261_600_000}}
+    known = {"role": role, "modelID": MODEL, "time": {"created": 1_767_261_600_000}}
     return {"info": known | info, "parts": list(parts)}
 
 
@@ -63,7 +64,7 @@ def test_a_step_tells_time_model_and_bill_of_its_reply() -> None:
     looking = message("assistant", BEGIN, call(1, output="one"), END)
     found = parse_transcript(export(QUESTION, looking, ANSWER))
 
-    assert found.model == "claude-opus-5"
+    assert found.model == MODEL
     assert found.seconds[2] - found.seconds[1] == 9
     assert found.usages[1] == {
         "input_tokens": 3,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from anyio import to_thread
+from models import MODEL
 from workdays import batch, compact, direct, none, transcript
 
 from ctxpipe import TokenCounter
@@ -52,7 +53,7 @@ def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
 
 
 async def test_no_management_is_called_so_on_the_page():
-    prices = await to_thread.run_sync(prices_of, "claude-opus-5")
+    prices = await to_thread.run_sync(prices_of, MODEL)
     told = transcript(turns=4)
     moments: dict[str, list[Moment]] = {"none": [], "mine": []}
     replays = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from models import MODEL
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, Sessions, Tool
 from ctxpipe.testing import MessagesServer, RequestBody, answer, tool_use
@@ -46,7 +47,7 @@ async def run(root: Path, server: MessagesServer, messages: list[Any], config: A
     """Run the graph as a process does that has just started."""
     client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)
     async with AsyncSqliteSaver.from_conn_string(str(root / "graph.sqlite")) as checkpointer:
-        graph = build_graph(sessions_in(root), client, [READ], "claude-opus-5")
+        graph = build_graph(sessions_in(root), client, [READ], MODEL)
         compiled = graph.compile(checkpointer=checkpointer)
         state = await compiled.ainvoke({"messages": messages}, config)
         history = [found async for found in compiled.aget_state_history(config)]

@@ -172,6 +172,7 @@ socket.getaddrinfo = refuse
 import asyncio, ctxpipe
 from ctxpipe import *
 from ctxpipe.functions import *
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 ADD = "    def add(self, item):\\n        self.items.append(item)  # one of many\\n"
@@ -188,7 +189,7 @@ async def main():
     for n in range(30):
         history += turn(n, "bash", {"command": f"step {n}"}, f"line of {n}\\n" * 60)
     history += turn(30, "read_file", {"path": "basket.py"}, SOURCE)
-    print(count_tokens(history) > 1000, round(prices_of("claude-opus-5").read_ratio, 3))
+    print(count_tokens(history) > 1000, round(prices_of(EXAMPLE_MODEL).read_ratio, 3))
     print("add" in fold_files([("basket.py", SOURCE)]).content)
 
     offloading = ContextPipeline([DirectOffload(storage, min_chars=500), BatchOffload(storage)])

@@ -17,6 +17,7 @@ import anthropic
 import anyio
 import pytest
 from histories import assistant, step, text, tool_result, user
+from models import MODEL, OTHER_MODEL
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
@@ -63,7 +64,7 @@ class Talk:
         self.session = self.pipeline.session("s", clock=clock)
         self.history: list[Message] = []
         self.request: dict[str, Any] = {
-            "model": "claude-sonnet-5",
+            "model": OTHER_MODEL,
             "max_tokens": 2000,
             "system": "Be brief.",
             "tools": TOOLS,
@@ -172,7 +173,7 @@ async def a_first_image(talk: Talk, is_harmed: bool) -> None:
 
 async def another_model(talk: Talk, is_harmed: bool) -> None:
     await talk.turns(4)
-    await talk.turn("More?", **({"model": "claude-opus-5"} if is_harmed else {}))
+    await talk.turn("More?", **({"model": MODEL} if is_harmed else {}))
 
 
 async def another_beta(talk: Talk, is_harmed: bool) -> None:
@@ -230,7 +231,7 @@ SCENES: dict[Scene, tuple[Cause, str]] = {
     a_first_image: (Cause.IMAGES, "the first image came, or the last one went"),
     another_model: (
         Cause.MODEL,
-        "the model was switched, claude-opus-5 instead of claude-sonnet-5",
+        f"the model was switched, {MODEL} instead of {OTHER_MODEL}",
     ),
     another_beta: (Cause.BETAS, "the betas of the request changed"),
     a_pause_of_six_minutes: (
@@ -363,8 +364,8 @@ async def test_a_pause_before_a_change_is_what_has_cost_the_cache() -> None:
 async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_between() -> None:
     async with talk() as talking:
         await talking.turns(4)
-        await talking.turn(words(8), model="claude-opus-5")
-        await talking.turn("More?", model="claude-sonnet-5")
+        await talking.turn(words(8), model=MODEL)
+        await talking.turn("More?", model=OTHER_MODEL)
 
     first, second = talking.session.cache_misses
     assert (first.cause, second.cause) == (Cause.MODEL, Cause.MODEL)
@@ -496,7 +497,7 @@ async def test_the_marks_of_the_middleware_are_known() -> None:
             history = [user(words(0))]
             for system in ("Be brief.", "Be brief.", "Be brief.", "Be long."):
                 await client.messages.create(
-                    model="claude-sonnet-5", max_tokens=9, system=system, messages=history
+                    model=OTHER_MODEL, max_tokens=9, system=system, messages=history
                 )
                 history += [assistant("Yes."), user(words(len(history)))]
     misses = pipeline.session("s").cache_misses

@@ -14,6 +14,7 @@ from typing import Any
 import anthropic
 import pytest
 from histories import assistant, user
+from models import SUMMARIES
 
 from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
@@ -22,8 +23,6 @@ from ctxpipe.reports import Compacted, StageReport
 from ctxpipe.session.client import lendable
 from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, server_error
-
-SUMMARIES = "claude-haiku-4-5-20251001"
 
 
 class Run:

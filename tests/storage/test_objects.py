@@ -21,6 +21,7 @@ import pytest
 from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
+from models import MODEL
 from services import S3, CuttingProxy
 
 from ctxpipe import (
@@ -355,7 +356,7 @@ async def test_a_worker_reads_only_the_texts_that_others_have_added(tmp_path: Pa
                 worker = workers[number % 2]
                 worker.append(*[user("go")] * (number == 0), *added(number))
                 store.calls.clear()
-                await worker.create(client, model="claude-opus-5", max_tokens=100)
+                await worker.create(client, model=MODEL, max_tokens=100)
                 fetched.append(store.calls["get_async"])
             history = await workers[1].history()
             await client.close()

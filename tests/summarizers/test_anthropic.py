@@ -228,7 +228,7 @@ async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half() -> None:
 
 def inline(client: anthropic.AsyncAnthropic, **settings: Any) -> AnthropicSummarizer:
     return AnthropicSummarizer(
-        client, model="claude-agent", mode="inline", **{"tools": TOOLS, **settings}
+        client, model="some-model", mode="inline", **{"tools": TOOLS, **settings}
     )
 
 
@@ -251,7 +251,7 @@ async def test_inline_the_agents_prompt_cache_is_read() -> None:
 
     async with serving(["Working on it.", "The summary."]) as (server, client):
         await client.messages.create(
-            model="claude-agent", max_tokens=99, system="Be brief.", tools=TOOLS, messages=history
+            model="some-model", max_tokens=99, system="Be brief.", tools=TOOLS, messages=history
         )
         summary = await inline(client, system="Be brief.")([*history, assistant("Working on it.")])
 
@@ -281,7 +281,7 @@ async def test_inline_thoughts_of_the_agent_are_sent_as_they_are() -> None:
     async with serving([answer(thinking("hm"), "Yes."), "ok"]) as (server, client):
         options: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
         reply = await client.messages.create(
-            model="claude-agent",
+            model="some-model",
             max_tokens=2048,
             tools=TOOLS,
             messages=[user("Really?")],

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import anthropic
 from histories import tool_result, user
+from models import MODEL, SUMMARIES
 
 from ctxpipe import Session
 from ctxpipe.messages import Message
@@ -28,8 +29,6 @@ from ctxpipe.testing import (
 )
 
 __all__ = ["MODEL", "SUMMARIES", "Agent", "Tool", "api", "asked", "call", "playing", "reading"]
-
-MODEL, SUMMARIES = "claude-opus-5", "claude-haiku-4-5"
 
 Said: TypeAlias = "Reply | Callable[[RequestBody], Reply]"
 Tool: TypeAlias = Callable[[Mapping[str, Any]], Any]

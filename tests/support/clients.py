@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gateways import key
+from models import MODEL
 from services import free_port
 
 from ctxpipe.testing import (
@@ -139,7 +140,7 @@ CLIENTS: Mapping[str, Client] = {
     ),
     "opencode": Client(
         PACKAGES / "opencode-linux-x64/bin/opencode",
-        ("run", "-m", "anthropic/claude-opus-5", TASK),
+        ("run", "-m", f"anthropic/{MODEL}", TASK),
         _opencode,
         _bash("bash"),
         16_000,

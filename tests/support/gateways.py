@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx2
 from anyio.from_thread import start_blocking_portal
+from models import MODEL
 from places import ROOT
 
 from ctxpipe.gateway.serving import Serving
@@ -145,7 +146,7 @@ async def post(
 ) -> httpx2.Response:
     """The reply to *body*, to which a mapping needs to add only what is special."""
     if not isinstance(body, bytes):
-        body = json.dumps({"model": "claude-opus-5", "max_tokens": 9, **body}).encode()
+        body = json.dumps({"model": MODEL, "max_tokens": 9, **body}).encode()
     given = {"anthropic-version": "2023-06-01", "x-api-key": key(), **(headers or {})}
     async with http() as client:
         return await client.post(gateway.url + path, content=body, headers=given)

@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 from histories import assistant, step, user
+from models import MODEL
 
 from ctxpipe import (
     Budget,
@@ -219,7 +220,7 @@ async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path: Path
         )
         async with client:
             runner = client.beta.messages.tool_runner(
-                model="claude-opus-5",
+                model=MODEL,
                 max_tokens=100,
                 messages=history,
                 tools=as_beta_tools(offload_tools(pipeline.session(session_id), reader=storage)),

@@ -72,13 +72,13 @@ from ctxpipe.messages import (
 )
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
+from ctxpipe.settings import EXAMPLE_MODEL as MODEL
 from ctxpipe.stages.compact import CompactStats
 from ctxpipe.storage import JournalStorage, Page, TextReader, TextWriter
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.testing import MessagesServer, answer, tool_use
 from ctxpipe.tools import ToolInputError
 
-MODEL = "claude-opus-5"
 logger = logging.getLogger(__name__)
 
 # A pipeline and a loop ----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from anthropic.types import Message as Reply
 from anthropic.types import TextBlock, Usage
 from histories import conversation, user
+from models import MODEL
 
 from ctxpipe import (
     BatchOffload,
@@ -427,7 +428,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "veto": PLAIN,
             "on_error": ["ignore", None, 5],
             "thinking": ["forget", None, 5],
-            "prices": ["claude-opus-5", {}, Prices],
+            "prices": [MODEL, {}, Prices],
             "max_sessions": [*SIZES, 0],
         },
     ),
@@ -582,7 +583,7 @@ async def test_the_beta_of_a_client_takes_betas() -> None:
         reply = await session.create(
             beta,
             messages=HISTORY,
-            model="claude-opus-5",
+            model=MODEL,
             max_tokens=50,
             betas=["context-1m-2025-08-07"],
         )
