@@ -19,6 +19,7 @@ __all__ = [
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
+_PIECE_CHARS = 2**20
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _PLAIN_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
@@ -85,4 +86,9 @@ def _slug(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256()
+    # In pieces: encoding a text of 200 MB at once blocks the interpreter, and takes as much memory.
+    for start in range(0, len(text), _PIECE_CHARS):
+        piece = text[start : start + _PIECE_CHARS]
+        digest.update(piece.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

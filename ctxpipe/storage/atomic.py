@@ -17,6 +17,7 @@ __all__ = [
     "claim",
     "discard",
     "exists",
+    "holds",
     "is_temporary",
     "read_bytes",
     "sweep",
@@ -136,6 +137,16 @@ def read_bytes(folder: int, name: str, limit: int) -> bytes | None:
         return None
     with open(file, "rb") as stream:
         return stream.read(limit)
+
+
+def holds(folder: int, name: str, chunks: Iterable[bytes]) -> bool | None:
+    """Whether the regular file *name* holds *chunks* and no more; None where there is none."""
+    try:
+        file = open_file(name, os.O_RDONLY, folder=folder)
+    except FileNotFoundError:
+        return None
+    with open(file, "rb") as stream:
+        return all(stream.read(len(chunk)) == chunk for chunk in chunks) and not stream.read(1)
 
 
 def exists(folder: int, name: str) -> bool:

@@ -32,6 +32,8 @@ class Memo(Generic[K, V]):
         return self._young_bytes + self._old_bytes
 
     def get(self, key: K) -> V | None:
+        if isinstance(key, str) and len(key) > self._half:
+            return None  # it was not kept, and to hash 200 MB blocks the interpreter for 100 ms
         entry = self._young.get(key)
         if entry is None:
             entry = self._old.get(key)
