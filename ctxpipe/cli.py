@@ -24,7 +24,6 @@ except ImportError as missing:  # pragma: no cover  tests run with the extra ins
 from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
-from .lab import tables
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .lab.cluster import cluster
@@ -342,7 +341,7 @@ def _print_replays(
             {
                 "unit": "dollars" if model else "input tokens",
                 "files": {path: [row.as_json() for row in own] for path, own in rows.items()},
-                "read": {path: tables.file_json(file) for path, file in read.items()},
+                "read": {path: file.as_json() for path, file in read.items()},
                 "all": [row.as_json() for row in totals],
                 "errors": errors,
                 "skipped": found.unreadable,
@@ -359,7 +358,8 @@ def _print_replays(
             )
         if len(read) > 1:
             title = f"all {len(read)} conversations ({unit(model)})"
-            calibration = tables.total_calibration(read.values())
+            bills = [file.calibration for file in read.values() if file.calibration]
+            calibration = sum(bills[1:], bills[0]) if bills else None
             print_figures(title, totals, calibration, dollars=dollars)
         if read:
             for line in LEGEND.splitlines():

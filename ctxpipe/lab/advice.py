@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ..words import as_number, as_percent, count_phrase
 from .policies import WINDOW
-from .report import Figures, Run
-from .words import cost
+from .report import Figures, Run, cost
 
 __all__ = ["Advice", "advise", "lead"]
 

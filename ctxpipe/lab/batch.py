@@ -20,7 +20,7 @@ from concurrent.futures import (
 )
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..atoms import AtomIndex
 from ..errors import CtxpipeError
@@ -58,6 +58,17 @@ class FileReplay:
     calibration: Calibration | None = None
 
     __repr__ = short_repr
+
+    def as_json(self) -> dict[str, Any]:
+        """What was read of the file, by name."""
+        return {
+            "format": self.format,
+            "model": self.model,
+            "calls": self.calls,
+            "repaired": self.repaired,
+            "left_out": dict(self.dropped),
+            "calibration": self.calibration.as_json() if self.calibration else None,
+        }
 
 
 def replay_file(

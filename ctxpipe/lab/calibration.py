@@ -6,7 +6,7 @@ It shows how far the simulation can be trusted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from .replay import Replay
 from .transcripts import Transcript
@@ -54,6 +54,14 @@ class Calibration:
     def simulated_hit_rate(self) -> float:
         """The share of the same prompts that came from the simulated cache."""
         return self.simulated_read / self.simulated_tokens
+
+    def as_json(self) -> dict[str, float]:
+        """The tokens and shares by name."""
+        return {
+            **asdict(self),
+            "billed_hits": self.billed_hit_rate,
+            "simulated_hits": self.simulated_hit_rate,
+        }
 
 
 def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:

@@ -19,8 +19,19 @@ from ..words import as_number, as_percent, as_ratio, count_phrase
 from .advice import Advice, advise, lead
 from .cache import HEADINGS, rows
 from .cost_shares import total_shares
-from .report import KINDS, Action, BlockFate, CostShare, Figures, Kind, Report, Run
-from .words import FIGURES, cost, figure
+from .report import (
+    FIGURES,
+    KINDS,
+    Action,
+    BlockFate,
+    CostShare,
+    Figures,
+    Kind,
+    Report,
+    Run,
+    cost,
+    figure,
+)
 
 __all__ = ["page", "write_page"]
 

@@ -20,10 +20,9 @@ from .costs import bill
 from .figures import figures
 from .policies import NONE
 from .replay import PipelineMaker, Replay, Settings, replay
-from .report import Fact, Figures, PageTurn, Report, Run
+from .report import FIGURES, Fact, Figures, PageTurn, Report, Run, cost, figure
 from .story import Moment, story
 from .transcripts import Transcript
-from .words import FIGURES, cost, figure
 
 __all__ = [
     "Pages",

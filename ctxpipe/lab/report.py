@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ..cache_doctor import Tally
-from ..words import short_repr
+from ..words import as_dollars, as_number, as_percent, as_ratio, short_repr
 
 __all__ = [
+    "FIGURES",
     "KINDS",
     "Action",
     "BlockFate",
@@ -21,6 +22,8 @@ __all__ = [
     "Replaced",
     "Report",
     "Run",
+    "cost",
+    "figure",
 ]
 
 Kind: TypeAlias = Literal[
@@ -205,3 +208,37 @@ class Report:
     cache: tuple[Tally, ...] | None = None
 
     __repr__ = short_repr
+
+
+# Figures as a reader is shown them: on a terminal, in JSON and on the page ------------------------
+
+FIGURES: Mapping[str, str] = {
+    "ratio": "the cost divided by that of the first policy",
+    "marked": "the ratio with cache marks before and after each change",
+    "hits": "the share of the prompts that came from the cache",
+    "peak": "the largest prompt, in tokens as billed",
+    "fetched": "requests made to read something back",
+    "seen": "the share of what the replies used that the context showed",
+    "strict": "the same without the lines that a stage has chosen to keep",
+    "found": "the same with what the context named the place of",
+}
+"""What each figure of a replay means. Tables, JSON and the page call it by this name."""
+
+
+def cost(amount: float, *, dollars: bool) -> str:
+    """A cost in dollars, or in whole input tokens."""
+    return as_dollars(amount) if dollars else as_number(amount)
+
+
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "ratio": as_ratio,
+    "marked": as_ratio,
+    "peak": as_number,
+    "fetched": as_number,
+}
+
+
+def figure(row: Figures, name: str) -> str:
+    """The figure of this *name* in *row*, as it is written; whatever is no more is a share."""
+    write = _FORMATS.get(name, as_percent)
+    return write(getattr(row, name))

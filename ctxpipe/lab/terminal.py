@@ -16,8 +16,7 @@ from rich.text import Text
 
 from ..words import as_number, as_percent, as_ratio, count_phrase, escape_unprintable
 from .calibration import Calibration
-from .report import Figures
-from .words import FIGURES, cost, figure
+from .report import FIGURES, Figures, cost, figure
 
 __all__ = [
     "calibration_text",

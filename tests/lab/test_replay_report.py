@@ -13,8 +13,8 @@ from ctxpipe import TokenCounter
 from ctxpipe.lab.figures import figures
 from ctxpipe.lab.replay import PipelineMaker, Settings, replay
 from ctxpipe.lab.replay_report import Pages, label, replay_and_report
+from ctxpipe.lab.report import FIGURES
 from ctxpipe.lab.story import Moment
-from ctxpipe.lab.words import FIGURES
 from ctxpipe.prices import Prices, prices_of
 from ctxpipe.words import as_number, as_percent, as_ratio
 

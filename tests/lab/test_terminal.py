@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ctxpipe.lab.calibration import Calibration
-from ctxpipe.lab.report import Figures
+from ctxpipe.lab.report import FIGURES, Figures
 from ctxpipe.lab.terminal import LEGEND, calibration_text, figures_text
-from ctxpipe.lab.words import FIGURES
 
 
 def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:

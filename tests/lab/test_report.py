@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctxpipe.lab.words import cost
+from ctxpipe.lab.report import cost
 
 
 def test_a_cost_is_in_dollars_or_in_whole_tokens():
