@@ -143,15 +143,12 @@ class OffloadInputs:
 
     storage: TextWriter
     max_tokens: int
-    min_chars: int = 300
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         stage = BatchOffload(
             self.storage,
             OldestUntil(self.max_tokens),
-            reference="absolute",
             inputs={call.name for call in tool_calls(turn.messages)},
-            min_input_chars=self.min_chars,
         )
         return await stage(turn)
 
@@ -166,7 +163,6 @@ def _ratio_gate(bench: Workbench, prices: Prices) -> list[Stage]:
         bench.storage,
         gate,
         keep_recent=5,
-        reference="absolute",
     )
     return [offload, *POLICIES["compact"](bench, prices)]
 
@@ -180,7 +176,6 @@ def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
             gate,
             min_chars=400,
             keep_recent=5,
-            reference="absolute",
         ),
         *POLICIES["compact"](bench, prices),
     ]
@@ -253,7 +248,6 @@ def _offload(
     offload = BatchOffload(
         bench.storage,
         gate,
-        reference="absolute",
         preview=preview,
     )
     return [offload, KeepLast(max_tokens)]

@@ -386,7 +386,7 @@ def pipeline(
     storage = LocalStorage(root / "store", clock=clock)
     stages = (
         DirectOffload(storage, min_chars=4000, preview=Preview(head=200, tail=100)),
-        BatchOffload(storage, min_chars=600, keep_recent=3, reference="absolute"),
+        BatchOffload(storage, min_chars=600, keep_recent=3),
         Compact(
             summarize,
             storage,

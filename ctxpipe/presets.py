@@ -78,7 +78,6 @@ def coding_agent(
         keep_recent=5,
         inputs=WRITING_TOOLS,
         keep_read_backs=False,
-        reference="absolute",
     )
     if old_exchanges == "lines":
         when_old = Collapse(storage, prices=prices)
@@ -118,7 +117,6 @@ def chat(
             keep_recent=10,
             preview=Preview(head=160, tail=0),
             keep_read_backs=False,
-            reference="absolute",
         ),
         Compact(summarize, archive=storage, breaker=Breaker(clock=clock)),
         SmartTruncate(archive=storage),

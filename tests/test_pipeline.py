@@ -1045,7 +1045,6 @@ def offloading(root: str, **options: Any) -> ContextPipeline:
                 RatioGate(0.05),
                 min_chars=60,
                 inputs=WRITING_TOOLS | {"bash"},
-                min_input_chars=12,
             ),
         ],
         **options,

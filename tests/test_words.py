@@ -71,10 +71,10 @@ SHOWN: list[object] = [
     ObjectStorage(MemoryStore()),
     DirectOffload(STORAGE, min_chars=1, per_tool={CANARY: 1}),
     TrimReadBacks(STORAGE),
-    BatchOffload(STORAGE, gate=RentOrBuyGate(min_calls=1), exempt_tools=frozenset({CANARY})),
+    BatchOffload(STORAGE, gate=RentOrBuyGate(min_calls=1), per_tool={CANARY: None}),
     Collapse(STORAGE),
     Compact(PromptSummarizer(ask), STORAGE, Restore(work_dir="/")),
-    SmartTruncate(STORAGE, marker=LONG[:30].replace(CANARY, "cut")),
+    SmartTruncate(STORAGE),
     ExtractiveSummarizer(),
     AnthropicSummarizer(
         AsyncAnthropic(api_key=CANARY),

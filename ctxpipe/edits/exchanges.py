@@ -40,14 +40,21 @@ CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much of an exchange stays: the settings of the stage `Collapse`, described there."""
+    """How much of an exchange stays.
 
-    line_chars: int
-    text_chars: int
-    answer_chars: int | None
-    min_value: float
-    max_share: float
-    step_tokens: int
+    *line_chars* of what a call was about; *text_chars* of the assistant's words before the calls;
+    *answer_chars* of a reply without calls that is one and a half times as long (None: it stays);
+    lines worth *min_value* expected uses per 1,000 tokens, at most *max_share* of what leaves.
+    *step_tokens* is what the gate expects a step's line to take. More words and longer lines made a
+    note no more useful on recorded sessions.
+    """
+
+    line_chars: int = 100
+    text_chars: int = 200
+    answer_chars: int | None = 600
+    min_value: float = 3.0
+    max_share: float = 0.5
+    step_tokens: int = 25
 
     def is_long(self, answer: str) -> bool:
         """Whether *answer*, a reply without calls, is a step of its own."""

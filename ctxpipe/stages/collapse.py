@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from ..edits import collapse
 from ..edits.collapse import Layout
@@ -15,20 +16,21 @@ from ..messages import without_surrogates
 from ..names import content_hash, session_folder
 from ..prices import PRICES, Prices
 from ..reports import Collapsed
-from ..settings import COUNT, NUMBER, SIZE, TEXT, check_settings, instance_of
+from ..settings import COUNT, NUMBER, SIZE, check_settings, instance_of
 from ..stage import Change, Skip, Turn
 from ..storage import Archive, TextReader, TextWriter
-from ..storage.protocol import ARCHIVE
+from ..storage.references import check_reference, reference_of, visible_path
 from ..words import short_repr
 from ..workers.threads import in_thread, in_thread_if
 from .archive import archive_record
 from .gates import overpayment
 from .offloaded import read_offloaded
-from .references import check_reference, visible_path
 
 __all__ = ["Collapse"]
 
 PROTECTED = "thinking is protected, and a note would stand before kept thinking"
+
+ALPHA = 2.0  # 3 and 4 cost and show about the same; see the page on economics
 
 _SAMPLE = "s0.md"
 
@@ -38,20 +40,18 @@ class Collapse:
     """Collapse old exchanges into a note: one line per tool call, and the lines worth keeping.
 
     An exchange is an assistant message with tool calls and their results. Those that the model has
-    answered *keep_recent* times or more are old. When carrying them has cost *alpha* times what a
-    rewrite of the cached context costs, the old exchanges from the best place on leave, all their
-    words, thinking, calls and results. Each run of exchanges between two messages that stay becomes
-    one user message: where the steps are whole, then for each call its number, the tool, up to
-    *line_chars* characters of what it was about, the size of its result and whether it failed. The
-    user's messages, pictures and earlier notes stay byte for byte, so that later rewrites leave the
-    beginning alone; and so do exchanges with calls of server tools or their programs.
+    answered *keep_recent* times or more are old. When carrying them has cost twice what a rewrite
+    of the cached context costs, the old exchanges from the best place on leave, all their words,
+    thinking, calls and results. Each run of exchanges between two messages that stay becomes one
+    user message: where the steps are whole, then for each call its number, the tool, what it was
+    about, the size of its result and whether it failed. The user's messages, pictures and earlier
+    notes stay byte for byte, so that later rewrites leave the beginning alone; and so do exchanges
+    with calls of server tools or their programs. A long reply without calls becomes a line with its
+    beginning.
 
-    Before the calls stand up to *text_chars* of the assistant's words; a reply without calls longer
-    than one and a half times *answer_chars* becomes a line with its beginning (None: it stays).
     Under a call stand the lines of its input and result that are likely to be used again: those
-    worth *min_value* expected uses per 1,000 tokens or more, which may be *max_share* of what
-    leaves. They are chosen without a model, by what they name that nothing else in the context
-    names. *step_tokens* is what the gate expects a step's line to take.
+    worth *min_value* expected uses per 1,000 tokens or more, which may be half of what leaves. They
+    are chosen without a model, by what they name that nothing else in the context names.
 
     As in `RentOrBuyGate`, nothing leaves below *min_tokens*, everything old leaves when the cache
     has expired, and *prices* are those of the model. The context must hold *min_calls* calls, which
@@ -59,9 +59,10 @@ class Collapse:
     there is thinking.
 
     Each step is written to a file of its own in *storage*, whole, even where its result had been
-    offloaded; the model sees the path in the form *reference*, as in `DirectOffload`. The raw
-    messages go to *archive* first, by default *storage*, with the places that they had in the
-    context.
+    offloaded. The raw messages are archived there first, with the places that they had in the
+    context: *storage* keeps and returns texts, and keeps records.
+
+    No live run has confirmed it yet: the figures are those of replayed sessions.
 
     Raises SettingsError for settings that are invalid.
     """
@@ -69,46 +70,25 @@ class Collapse:
     storage: TextWriter
     prices: Prices = field(default_factory=Prices.relative)
     keep_recent: int = 7
-    alpha: float = 2.0
     min_tokens: int = 1000
     min_calls: int = 25
-    line_chars: int = 100
-    text_chars: int = 200
-    answer_chars: int | None = 600
     min_value: float = 3.0
-    max_share: float = 0.5
-    step_tokens: int = 25
-    reference: str = "absolute"
-    archive: Archive | None = None
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        words = "a storage that writes and reads texts, such as LocalStorage('.ctxpipe')"
-        instance_of(TextWriter, words).check("storage", self.storage)
-        instance_of(TextReader, words).check("storage", self.storage)
+        words = "a storage of texts and records, such as LocalStorage('.ctxpipe')"
+        for capability in (TextWriter, TextReader, Archive):
+            instance_of(capability, words).check("storage", self.storage)
         check_settings(
             self,
             prices=PRICES,
             keep_recent=COUNT,
-            alpha=NUMBER,
             min_tokens=SIZE,
             min_calls=SIZE,
-            line_chars=SIZE,
-            text_chars=SIZE,
-            answer_chars=COUNT.optional,
             min_value=NUMBER,
-            max_share=NUMBER,
-            step_tokens=SIZE,
-            reference=TEXT,
-            archive=ARCHIVE.optional,
         )
-        if self.archive is None and not isinstance(self.storage, Archive):
-            raise SettingsError(
-                f"storage is a {type(self.storage).__name__}, which keeps no raw messages; "
-                "give archive= beside it, such as LocalStorage('.ctxpipe')"
-            )
-        check_reference(self.reference)
+        check_reference(reference_of(self.storage))
         self._check_location()
 
     def _check_location(self) -> None:
@@ -150,20 +130,13 @@ class Collapse:
 
     @property
     def _shape(self) -> Shape:
-        return Shape(
-            self.line_chars,
-            self.text_chars,
-            self.answer_chars,
-            self.min_value,
-            self.max_share,
-            self.step_tokens,
-        )
+        return Shape(min_value=self.min_value)
 
     def _visible_folder(self, session_id: str) -> str:
         """The folder of the session's steps as the model sees it, ending in a separator."""
         folder = session_folder(session_id)
         location = self.storage.location(f"{folder}/{_SAMPLE}")
-        return visible_path(self.reference, folder, location).removesuffix(_SAMPLE)
+        return visible_path(reference_of(self.storage), folder, location).removesuffix(_SAMPLE)
 
     # When -----------------------------------------------------------------------------------------
 
@@ -196,7 +169,7 @@ class Collapse:
         if turn.cache_expired:
             best = evict_all(table)
         else:
-            rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
+            rates = Rates(self.prices.read_ratio, self.prices.write_ratio, ALPHA)
             overpaid = overpayment(turn, self.prices, sums, index.calls_since)
             best = best_eviction(table, rates, overpaid) or evict_all(table)
         if best.gain <= 0:
@@ -235,9 +208,7 @@ class Collapse:
         return await read_offloaded(self.storage, turn.session_id, files)
 
     async def _archive_messages(self, turn: Turn, layout: Layout) -> str:
-        archive = self.archive or self.storage
-        if not isinstance(archive, Archive):
-            raise StorageError("there is no archive for the raw messages")
+        archive = cast("Archive", self.storage)
         leaving = [turn.messages[index] for index in layout.leaving]
         record = archive_record(leaving, _ranges(layout.leaving))
         return await archive.save(turn.session_id, "collapse", record)

@@ -25,7 +25,6 @@ from ..settings import (
     FLAG,
     SUMMARIZER,
     SUMMARY_MAX_WORDS,
-    TEXT,
     check_settings,
     instance_of,
 )
@@ -34,6 +33,7 @@ from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
 from ..storage.protocol import ARCHIVE
 from ..storage.records import Record
+from ..storage.references import check_reference, reference_of, visible_path
 from ..summarizers import (
     WITHOUT_MODEL,
     AnthropicSummarizer,
@@ -60,7 +60,6 @@ from .layout import (
     token_breakdown,
     window_holds,
 )
-from .references import check_reference, visible_path
 from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
 
@@ -314,8 +313,7 @@ class Compact:
     `ExtractiveSummarizer`; the report names the one that wrote.
 
     *archive* keeps the raw messages, before anything else happens; without it nothing is compacted,
-    unless *require_archive* is False. The model sees its paths in the form *reference*, as in
-    `DirectOffload`.
+    unless *require_archive* is False.
 
     *restore* says which of the user's files may be read again; without it no file is opened, and
     the report says so.
@@ -340,7 +338,6 @@ class Compact:
     evidence: Evidence = Evidence()
     breaker: Breaker = field(default_factory=Breaker)
     require_archive: bool = True
-    reference: str = "absolute"
 
     __repr__ = short_repr
 
@@ -358,9 +355,8 @@ class Compact:
             evidence=instance_of(Evidence, "an Evidence such as Evidence(tokens=2000)"),
             breaker=instance_of(Breaker, "a Breaker such as Breaker(cooldown_seconds=300)"),
             require_archive=FLAG,
-            reference=TEXT,
         )
-        check_reference(self.reference)
+        check_reference(reference_of(self.archive))
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         turn.recall(Attempts).turns += 1
@@ -456,7 +452,7 @@ class Compact:
 
     async def _compact(self, turn: Turn) -> Change | Skip:
         _, rest = compact.partition(turn.messages)
-        shown = partial(visible_path, self.reference, session_folder(turn.session_id))
+        shown = partial(visible_path, reference_of(self.archive), session_folder(turn.session_id))
         source = await source_of(turn, self.archive, shown)
         facts = await in_thread(compact.gather_facts, source)
         path = await self._archive(turn.session_id, rest, facts)
@@ -525,7 +521,9 @@ class Compact:
         head, rest = compact.partition(turn.messages)
         path = ""
         if self.archive is not None and archive:
-            path = visible_path(self.reference, session_folder(turn.session_id), archive)
+            path = visible_path(
+                reference_of(self.archive), session_folder(turn.session_id), archive
+            )
             digest = await archive_digest(self.archive, archive) or ""
             facts = replace(facts, archives=[*facts.archives, path], digest=digest)
         make_replacements = partial(

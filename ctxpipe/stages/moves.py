@@ -16,11 +16,11 @@ from ..messages import ToolResult, blocks, rebuilt, rewrite, without_surrogates
 from ..messages import field as read
 from ..names import safe_name, session_folder
 from ..reports import Offloaded
-from ..settings import TEXT, instance_of
+from ..settings import instance_of
 from ..stage import Change, Stored, Turn
 from ..storage import TextWriter
+from ..storage.references import check_reference, reference_of, visible_path
 from ..workers.threads import in_thread, in_thread_if
-from .references import check_reference, visible_path
 
 if TYPE_CHECKING:
     from ..edits.offload import Candidate, Selection
@@ -51,7 +51,6 @@ class Pointers:
 
     storage: TextWriter
     form: str
-    reference: str
     preview: Preview | None
     prefix: str = ""
     indent: int | None = None
@@ -61,9 +60,8 @@ class Pointers:
         writer.check("storage", self.storage)
         preview = instance_of(Preview, "a Preview(head, tail)").optional
         preview.check("preview", self.preview)
-        TEXT.check("reference", self.reference)
         self._check_preview_length()
-        check_reference(self.reference)
+        check_reference(reference_of(self.storage))
         self._check_location()
 
     def _check_preview_length(self) -> None:
@@ -96,7 +94,7 @@ class Pointers:
         Its name differs from the key's where that name was in use already.
         """
         folder = key.rsplit("/", 1)[0]
-        return visible_path(self.reference, folder, location)
+        return visible_path(reference_of(self.storage), folder, location)
 
     def replacement(self, key: str, location: str, text: str) -> str:
         return placeholder(
@@ -136,7 +134,7 @@ class _SelectionMemory:
 
 def recall_selection(
     turn: Turn,
-    reference: str,
+    storage: TextWriter,
     make: Callable[[str], offload.Selection],
 ) -> offload.Selection:
     """What *make* returns for the session, called once.
@@ -144,7 +142,7 @@ def recall_selection(
     It costs more than all else in a turn with nothing to do.
     """
     memory = turn.recall(_SelectionMemory)
-    folder = os.getcwd() if reference == "relative" else ""
+    folder = os.getcwd() if reference_of(storage) == "relative" else ""
     if memory.selection is None or memory.folder != folder:
         memory.selection = make(turn.session_id)
         memory.folder = folder

@@ -204,9 +204,7 @@ class DirectOffload:
     that a program on the server has made and reads. The result of a call that reads an offloaded
     file back is never offloaded again; where it is long, `TrimReadBacks` shortens it.
 
-    *preview* keeps head and tail visible after the placeholder. *reference* is the path that the
-    model sees: "absolute", "relative" (to the current folder), "storage" (to its root), or a
-    template that ends in /{key} or in {path}, from which the file is found again.
+    *preview* keeps head and tail visible after the placeholder.
 
     Raises SettingsError for settings that are invalid.
     """
@@ -214,15 +212,13 @@ class DirectOffload:
     storage: TextWriter
     min_chars: int = setting(DIRECT_OFFLOAD_CHAR_THRESHOLD)
     preview: Preview | None = None
-    reference: str = "absolute"
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
-    exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        check_settings(self, min_chars=SIZE, exempt_tools=TOOL_NAMES)
+        check_settings(self, min_chars=SIZE)
         _check_limits(self.per_tool)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
@@ -235,15 +231,14 @@ class DirectOffload:
 
     @property
     def _pointers(self) -> Pointers:
-        return Pointers(self.storage, DIRECT, self.reference, self.preview)
+        return Pointers(self.storage, DIRECT, self.preview)
 
     def _selection(self, session_id: str) -> offload.Selection:
-        exempt = frozenset(self.exempt_tools) | READ_BACK_TOOLS
         own_paths = self._pointers.own_paths(session_id)
-        return offload.Selection(self.min_chars, self.per_tool, exempt, own_paths)
+        return offload.Selection(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
-        selection = recall_selection(turn, self.reference, self._selection)
+        selection = recall_selection(turn, self.storage, self._selection)
         start = offload.newest(turn.messages)
         is_long = turn.is_bulky(max(0, start - 1))
         chosen = await in_thread_if(is_long, offload.candidates, turn.messages, start, selection)
@@ -257,11 +252,11 @@ class DirectOffload:
 class BatchOffload:
     """Move old tool results into files, all at once, when the gate finds it worthwhile.
 
-    Results that the model has answered fewer than *keep_recent* times since are protected, and
-    nothing happens below *min_context_tokens* (estimated). Below the gate the very same list comes
-    back; with a session's memory that costs the new messages only.
+    Results that the model has answered fewer than *keep_recent* times since are protected. Below
+    the gate the very same list comes back; with a session's memory that costs the new messages
+    only.
 
-    *inputs* names tools whose long input texts (*min_input_chars*) go as well, such as
+    *inputs* names tools whose input texts of 1,000 characters or more go as well, such as
     `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they are, with their
     results. What was read back from our files stays for good; without *keep_read_backs* it
     leaves again once it is old, like any other result. The other settings are those of
@@ -274,13 +269,9 @@ class BatchOffload:
     gate: Gate = field(default_factory=RatioGate)
     min_chars: int = setting(OFFLOAD_CHAR_THRESHOLD)
     keep_recent: int = 1
-    min_context_tokens: int = 0
     preview: Preview | None = None
-    reference: str = "storage"
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
-    exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
     inputs: AbstractSet[str] = frozenset()
-    min_input_chars: int = 1000
     keep_read_backs: bool = True
 
     __repr__ = short_repr
@@ -293,9 +284,6 @@ class BatchOffload:
             gate=Wanted(CALLABLE.accepts, "a Gate such as RatioGate(0.2)"),
             keep_recent=SIZE,
             keep_read_backs=FLAG,
-            min_context_tokens=SIZE,
-            min_input_chars=SIZE,
-            exempt_tools=TOOL_NAMES,
             inputs=TOOL_NAMES,
         )
         _check_limits(self.per_tool)
@@ -317,30 +305,24 @@ class BatchOffload:
         return Pointers(
             self.storage,
             BATCH,
-            self.reference,
             self.preview,
             prefix="tool-result-",
             indent=2,
         )
 
     def _selection(self, session_id: str) -> offload.Selection:
-        own_paths = None
-        if self.keep_read_backs:
-            exempt = frozenset(self.exempt_tools) | READ_BACK_TOOLS
-            own_paths = self._pointers.own_paths(session_id)
-        else:
-            exempt = frozenset(self.exempt_tools) - READ_BACK_TOOLS
+        if not self.keep_read_backs:
+            return offload.Selection(self.min_chars, self.per_tool, input_tools=self.inputs)
+        own_paths = self._pointers.own_paths(session_id)
         return offload.Selection(
-            self.min_chars, self.per_tool, exempt, own_paths, self.inputs, self.min_input_chars
+            self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, self.inputs
         )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
-        selection = recall_selection(turn, self.reference, self._selection)
+        selection = recall_selection(turn, self.storage, self._selection)
         running = turn.recall(offload.CandidateIndex)
         is_long = turn.is_bulky(running.known)
         await in_thread_if(is_long, running.extend, turn.messages, selection)
-        if await self._is_below_minimum(turn):
-            return Skip(f"the context is below {self.min_context_tokens:,} tokens")
         end = offload.protected_from(turn.messages, self.keep_recent)
         chosen = await self._choose(turn, running, end)
         if isinstance(chosen, str):
@@ -349,11 +331,6 @@ class BatchOffload:
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")
         return await act(turn, moves)
-
-    async def _is_below_minimum(self, turn: Turn) -> bool:
-        if turn.force or not self.min_context_tokens:
-            return False
-        return await turn.tokens() < self.min_context_tokens
 
     async def _choose(
         self,

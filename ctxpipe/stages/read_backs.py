@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -15,7 +14,7 @@ from ..errors import StorageError, storage_errors
 from ..markers.placeholders import DIRECT, Preview, placeholder
 from ..messages import rewrite, tool_results
 from ..names import session_folder
-from ..settings import COUNT, TOOL_NAMES, check_settings
+from ..settings import COUNT, check_settings
 from ..stage import Change, Skip, Turn
 from ..storage import TextReader, TextWriter
 from ..words import short_repr
@@ -43,10 +42,9 @@ class TrimReadBacks:
     No stage offloads such a result again, so a long one would stay whole. Above *max_chars*
     characters, three quarters of them from the head and the rest from the tail, it is cut after a
     pointer to the file that was read. What is in no file yet, such as the output of a filter over
-    one, is moved to a file of its own first; results of *exempt_tools* never are. What a program on
-    the server reads stays whole.
+    one, is moved to a file of its own first. What a program on the server reads stays whole.
 
-    Put it after `DirectOffload`, with the same *storage* and *reference*. Like that stage it acts
+    Put it after `DirectOffload`, with the same *storage*. Like that stage it acts
     before the model has seen the result, so nothing that the provider has cached ever changes.
 
     Raises SettingsError for settings that are invalid.
@@ -54,15 +52,13 @@ class TrimReadBacks:
 
     storage: TextWriter
     max_chars: int = 100_000
-    reference: str = "absolute"
-    exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
         # A limit of 0 would show the model nothing of what it asks for, however often it asks.
-        check_settings(self, max_chars=COUNT, exempt_tools=TOOL_NAMES)
+        check_settings(self, max_chars=COUNT)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """What cannot be written stays inline.
@@ -77,16 +73,15 @@ class TrimReadBacks:
 
     @property
     def _pointers(self) -> Pointers:
-        return Pointers(self.storage, DIRECT, self.reference, preview=None)
+        return Pointers(self.storage, DIRECT, preview=None)
 
     @property
     def _preview(self) -> Preview:
         return Preview(head=max(1, self.max_chars * 3 // 4), tail=self.max_chars // 4)
 
     def _selection(self, session_id: str) -> Selection:
-        exempt = frozenset(self.exempt_tools) | READ_BACK_TOOLS
         own_paths = self._pointers.own_paths(session_id)
-        return Selection(self.max_chars, {}, exempt, own_paths)
+        return Selection(self.max_chars, {}, READ_BACK_TOOLS, own_paths)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         moves, cuts = await self._decide(turn)
@@ -104,7 +99,7 @@ class TrimReadBacks:
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], dict[Place, str]]:
         """What goes into files, and what replaces results that are in a file already."""
-        selection = recall_selection(turn, self.reference, self._selection)
+        selection = recall_selection(turn, self.storage, self._selection)
         start = offload.newest(turn.messages)
         is_long = turn.is_bulky(max(0, start - 1))
         too_long = await in_thread_if(

@@ -90,22 +90,17 @@ async def smart_truncate(
     bounds.
     """
     ensure_messages(messages)
-    settings = SmartTruncate(
-        None,
-        max_tokens,
-        window,
-        middle_start,
-        middle_end,
-        reading_tools,
-        shell=shell,
-        folder=folder,
-        marker=marker,
-    )
+    settings = SmartTruncate(None, max_tokens, middle_start, middle_end, reading_tools, shell)
+    one_of("average", "covering").check("window", window)
+    TEXT.check("marker", marker)
+    check_folder(folder)
     counter = as_counter(counter)
     counts = await counter.counts(messages)
     sizes = _Sizes(messages, [0, *accumulate(counts)], counter)
     overhead = await counter.count([], system=system, tools=tools)
-    return await _shorten(settings, _Input(messages, sizes, overhead, max_tokens))
+    return await _shorten(
+        settings, _Input(messages, sizes, overhead, max_tokens, window, folder, marker)
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,13 +123,10 @@ class SmartTruncate:
 
     archive: Archive | None = None
     max_tokens: int = MAX_TOKENS
-    window: Window = "covering"
     middle_start: Fraction | float = MIDDLE_START
     middle_end: Fraction | float = MIDDLE_END
     reading_tools: ReadingTools = field(default_factory=lambda: COMMON_READING_TOOLS)
     shell: bool = False
-    folder: FileFolder | None = None
-    marker: str = ""
     require_archive: bool = True
     pin: Callable[[Message], bool] | None = None
 
@@ -145,12 +137,10 @@ class SmartTruncate:
             self,
             archive=ARCHIVE.optional,
             max_tokens=SIZE,
-            window=one_of("average", "covering"),
             middle_start=NUMBER,
             middle_end=NUMBER,
             reading_tools=TOOLS,
             shell=FLAG,
-            marker=TEXT,
             require_archive=FLAG,
             pin=FUNCTION.optional,
         )
@@ -159,7 +149,6 @@ class SmartTruncate:
                 f"middle_start and middle_end are {self.middle_start} and {self.middle_end}; "
                 "give two fractions from 0 to 1, the lower one first"
             )
-        check_folder(self.folder)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """Raises StorageError when a required archive of the raw messages cannot be written."""
@@ -256,6 +245,9 @@ class _Input:
     sizes: _Sizes
     overhead: int
     limit: int
+    window: Window = "covering"
+    folder: FileFolder | None = None
+    marker: str = ""
     protected: int = 0
     strict: bool = False
 
@@ -263,11 +255,11 @@ class _Input:
 async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     messages, sizes = given.messages, given.sizes
     ground, views, foldable = await in_thread(_survey, settings, given)
-    folds = await _fold_views(foldable, settings.folder, sizes.counter)
+    folds = await _fold_views(foldable, given.folder, sizes.counter)
     folded, filtered = await in_thread(_drop_calls, messages, folds, ground, views)
     tokens = await sizes.of(filtered.parts)
     excess = given.overhead + sum(tokens) - given.limit
-    delete = partial(truncate.delete_centre, window=settings.window, marker=settings.marker)
+    delete = partial(truncate.delete_centre, window=given.window, marker=given.marker)
     parts = await in_thread(delete, filtered.parts, tokens, ground, excess)
     deleted = len(filtered.parts) - len(parts)
     tokens = await sizes.of(parts)

@@ -65,6 +65,7 @@ from .records import (
     redact_except_folder,
     redact_text,
 )
+from .references import check_reference
 from .waiting import LockWaits
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ class LocalStorage:
     own, and only what is in those is ever deleted; the other two leave the folder as the caller
     gave it. *clock* gives the time of records and clean-ups, in seconds since 1970.
 
-    Raises SettingsError for an empty root, another *on_conflict*, and on Windows.
+    *reference* is the path that the model sees: "absolute", "relative" (to the current folder),
+    "storage" (to the root), or a template that ends in /{key} or in {path}, from which the file is
+    found again.
+
+    Raises SettingsError for an empty root, another *on_conflict* or *reference*, and on Windows.
     """
 
     root: str | os.PathLike[str]
@@ -110,6 +115,7 @@ class LocalStorage:
     redact: Callable[[str], str] | None = None
     on_conflict: Literal["hash", "number", "overwrite"] = "hash"
     clock: Callable[[], float] = time.time
+    reference: str = "absolute"
     _folders: StorageRoot = field(
         init=False,
         repr=False,
@@ -141,6 +147,7 @@ class LocalStorage:
             on_conflict=one_of("hash", "number", "overwrite"),
             clock=FUNCTION,
         )
+        check_reference(self.reference)
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
         is_marked = self.on_conflict == "hash"

@@ -50,6 +50,7 @@ from .records import (
     redact_text,
     storable,
 )
+from .references import check_reference
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -139,9 +140,10 @@ class ObjectStorage:
     the store must have. Equal texts are stored once in a session, and never across sessions. A page
     is read by its range of bytes. Texts have URLs: the model needs `offload_tools` to read them.
 
-    *redact* and *clock* are those of `LocalStorage`. At most *connections* requests are made at the
-    same time in an event loop, each for up to *timeout* seconds, tries again of the store included.
-    Give the same object to the stages, to a journal as ``texts=``, and to `offload_tools`.
+    *redact*, *clock* and *reference* are those of `LocalStorage`. At most *connections* requests
+    are made at the same time in an event loop, each for up to *timeout* seconds, tries again of the
+    store included. Give the same object to the stages, to a journal as ``texts=``, and to
+    `offload_tools`.
 
     Needs the extra ``ctxpipe[object-store]``. Raises SettingsError for invalid settings.
     """
@@ -151,6 +153,7 @@ class ObjectStorage:
     clock: Callable[[], float] = time.time
     connections: int = 16
     timeout: float = 30.0
+    reference: str = "absolute"
     _touched: OrderedDict[str, float] = field(
         default_factory=OrderedDict,
         init=False,
@@ -173,6 +176,7 @@ class ObjectStorage:
             connections=COUNT,
             timeout=POSITIVE,
         )
+        check_reference(self.reference)
         self._limiter = RunVar(f"ctxpipe_objects_{id(self)}")
 
     # Writing whole texts --------------------------------------------------------------------------

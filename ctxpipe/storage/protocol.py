@@ -11,6 +11,8 @@ used where it is there:
 - ``missing(locations)``, of a `TextReader`: which of the texts are gone, asked when a session is
   resumed; without it each is read in part
 - ``touch(session_id)``, of a `TextReader`: says in each turn that the session is in use
+- ``reference``, of a `TextWriter`: the form in which the model sees its paths, as `LocalStorage`
+  describes it
 - ``delete(session_id)``: deletes all that is kept of a session
 """
 

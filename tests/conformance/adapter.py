@@ -136,7 +136,7 @@ async def _direct_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     if "threshold" in options:
         options["min_chars"] = options.pop("threshold")
     if "exempt_tools" in options:
-        options["exempt_tools"] = frozenset(options["exempt_tools"])
+        options["per_tool"] = dict.fromkeys(options.pop("exempt_tools"))
     stage = DirectOffload(failing(LocalStorage(args["output_dir"]), hooks), **options)
     return {"messages": (await piped(stage, args, hooks)).messages}
 

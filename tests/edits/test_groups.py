@@ -133,9 +133,7 @@ async def test_the_stage_keeps_both_halves_of_every_tool(
     history: list[Message], limit: int
 ) -> None:
     before = copy.deepcopy(history)
-    pipeline = ContextPipeline(
-        [SmartTruncate(max_tokens=limit, marker="[cut]")], budget=Budget(window=limit * 2)
-    )
+    pipeline = ContextPipeline([SmartTruncate(max_tokens=limit)], budget=Budget(window=limit * 2))
 
     result = await pipeline.run(history, session_id="s")
 

@@ -72,11 +72,7 @@ def work(calls: int, *, long: Sequence[int] = (), last: str = "All done here.") 
 def offloading(keep_recent: int = 1) -> PipelineMaker:
     def make(bench: Workbench) -> ContextPipeline:
         return ContextPipeline(
-            [
-                BatchOffload(
-                    bench.storage, RatioGate(0.2), keep_recent=keep_recent, reference="absolute"
-                )
-            ]
+            [BatchOffload(bench.storage, RatioGate(0.2), keep_recent=keep_recent)]
         )
 
     return make
@@ -265,7 +261,12 @@ async def test_a_collapsed_step_is_read_back_from_its_file() -> None:
 
     def make(bench: Workbench) -> ContextPipeline:
         stage = Collapse(
-            bench.storage, alpha=0, min_calls=0, min_tokens=1, keep_recent=2, min_value=1000
+            bench.storage,
+            prices=Prices.relative(read=1.25),
+            min_calls=0,
+            min_tokens=1,
+            keep_recent=2,
+            min_value=1000,
         )
         return ContextPipeline([stage, seen])
 

@@ -103,7 +103,7 @@ async def test_a_call_whose_input_left_names_the_file_it_went_to():
         *(message for n in range(1, 9) for message in view(f"t{n}", f"f{n}.py", "y")),
     ]
     storage = Workbench().storage
-    stage = BatchOffload(storage, RatioGate(0.1), reference="absolute", inputs={"Write"})
+    stage = BatchOffload(storage, RatioGate(0.1), inputs={"Write"})
     result = await ContextPipeline([stage]).run(history, session_id="s")
 
     told = story([Moment(0, history, result.messages, result.reports)], TokenCounter())

@@ -88,9 +88,7 @@ def stages(root: Path) -> list[Stage]:
     storage = LocalStorage(root)
     return [
         DirectOffload(storage, min_chars=500),
-        BatchOffload(
-            storage, gate=RatioGate(0.01), min_chars=300, inputs={"write"}, min_input_chars=100
-        ),
+        BatchOffload(storage, gate=RatioGate(0.01), min_chars=300, inputs={"write"}),
         Compact(summarize, archive=storage),
         SmartTruncate(archive=storage, max_tokens=1_000),
     ]

@@ -589,7 +589,8 @@ async def test_r03c_who_hands_in_the_raw_history_each_turn_gets_the_same_file_an
 async def test_r03d_the_model_sees_a_path_of_its_own_world_and_reads_in_characters(
     tmp_path: Path,
 ) -> None:
-    storage, words = LocalStorage(tmp_path), "漢字🙂" * 2000
+    storage = LocalStorage(tmp_path, reference="/workspace/kept/{key}")
+    words = "漢字🙂" * 2000
     tools = {tool.name: tool for tool in offload_tools(storage, session_id="s")}
 
     def read(body: RequestBody) -> Reply:
@@ -598,7 +599,7 @@ async def test_r03d_the_model_sees_a_path_of_its_own_world_and_reads_in_characte
         )
 
     async with api(playing([call("bash"), read])) as (server, client):
-        pipeline = ContextPipeline([DirectOffload(storage, reference="/workspace/kept/{key}")])
+        pipeline = ContextPipeline([DirectOffload(storage)])
         agent = Agent(client, pipeline.session("s"), {"bash": lambda _: words})
         await agent.turn()
         reply = await agent.session.create(
@@ -877,8 +878,10 @@ async def test_r05f_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_pat
     history = conversation(user("go"), step("toolu_1", result=LINES))
     contexts = []
     for number in range(3):
-        storage = LocalStorage(tmp_path / str(number), clock=partial(float, 1e9 * number))
-        stage = DirectOffload(storage, reference="storage", preview=Preview())
+        storage = LocalStorage(
+            tmp_path / str(number), clock=partial(float, 1e9 * number), reference="storage"
+        )
+        stage = DirectOffload(storage, preview=Preview())
         contexts.append(
             dumped((await ContextPipeline([stage]).run(history, session_id="s")).messages)
         )
@@ -2006,7 +2009,7 @@ async def test_r25_with_relative_paths_neither_user_nor_home_reach_the_model(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home" / "erika.mustermann"
-    storage = LocalStorage(home / "store")
+    storage = LocalStorage(home / "store", reference="storage")
     sizes = iter([2000 if n % 5 == 0 else 250 for n in range(40)])
     tools: dict[str, Tool] = {"bash": lambda _: "word " * next(sizes), "read_file": reading(home)}
     (home / "src").mkdir(parents=True)
@@ -2014,12 +2017,11 @@ async def test_r25_with_relative_paths_neither_user_nor_home_reach_the_model(
     replies = [call("read_file", path="src/a.py"), *[call("bash")] * 40]
     async with api(playing(replies)) as (server, client):
         stages = [
-            DirectOffload(storage, min_chars=8000, reference="storage"),
+            DirectOffload(storage, min_chars=8000),
             Compact(
                 AnthropicSummarizer(client, model=SUMMARIES),
                 storage,
                 restore=Restore(work_dir=home),
-                reference="storage",
             ),
             SmartTruncate(storage),
         ]
@@ -2063,7 +2065,7 @@ async def test_r26_a_summary_that_never_comes_is_given_up_at_the_deadline(tmp_pa
         lambda: Budget(1000, reserve_output=2000),
         lambda: RatioGate(float("nan")),
         lambda: DirectOffload(LocalStorage("x"), min_chars=-1),
-        lambda: DirectOffload(LocalStorage("x"), reference="nonsense"),
+        lambda: LocalStorage("x", reference="nonsense"),
         Compact,
         lambda: SmartTruncate(max_tokens=-1),
         lambda: Retry(max_retries=-1),

@@ -127,7 +127,7 @@ class WithoutMissing(Failing):
 
 def stages(storage: Failing, kind: str) -> list[Stage]:
     if kind == "collapse":
-        return [DirectOffload(storage), Collapse(storage, archive=storage)]
+        return [DirectOffload(storage), Collapse(storage)]
     return [
         DirectOffload(storage),
         TrimReadBacks(storage),

@@ -24,6 +24,7 @@ from ctxpipe import (
 from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
+from ctxpipe.prices import Prices
 
 LONG = "a long line of output\n" * 200
 GONE = "that the context refers to had gone"
@@ -87,8 +88,10 @@ async def test_a_file_that_is_gone_is_written_again_with_a_notice(
 
 async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    stage = Collapse(storage, alpha=0, min_calls=0, min_tokens=1, keep_recent=1, answer_chars=100)
-    long = assistant("word " * 100)
+    stage = Collapse(
+        storage, prices=Prices.relative(read=1.25), min_calls=0, min_tokens=1, keep_recent=1
+    )
+    long = assistant("word " * 200)
     history = conversation(
         user("go"),
         step("t1", result=LONG, say="I look."),

@@ -9,6 +9,7 @@ from histories import assistant, conversation, step, user
 from ctxpipe import Collapse, ContextPipeline, LocalStorage, Session
 from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message
+from ctxpipe.prices import Prices
 from ctxpipe.session.signals import Signals, Watch
 
 LONG = "some words of a result that was long " * 60
@@ -20,7 +21,9 @@ IMITATED = "imitates lines of the notes"
 
 def session(storage: Any = None, **settings: Any) -> Session:
     store = MemoryStorage()
-    stage = Collapse(store, alpha=0, min_calls=0, min_tokens=1, keep_recent=2)
+    stage = Collapse(
+        store, prices=Prices.relative(read=1.25), min_calls=0, min_tokens=1, keep_recent=2
+    )
     return ContextPipeline([stage]).session("job", **settings)
 
 

@@ -47,8 +47,9 @@ def work(calls: int, result: str = LONG, first: int = 0) -> list[Message]:
 
 
 def eager(storage: Any, **changes: Any) -> Collapse:
-    """The stage without patience."""
-    given = {"alpha": 0.0, "min_calls": 0, "min_tokens": 1, "keep_recent": 2, **changes}
+    """The stage where nothing is gained by waiting: reading costs as much as writing."""
+    prices = Prices.relative(read=1.25)
+    given = {"prices": prices, "min_calls": 0, "min_tokens": 1, "keep_recent": 2, **changes}
     return Collapse(storage, **given)
 
 
@@ -103,7 +104,7 @@ async def test_once_carrying_old_exchanges_has_cost_enough_they_leave() -> None:
 
 
 async def test_before_that_the_report_says_so() -> None:
-    answer = await proposal(Collapse(MemoryStorage(), alpha=50), work(30))
+    answer = await proposal(Collapse(MemoryStorage(), prices=Prices.relative(read=0.001)), work(30))
 
     assert answer == Skip("carrying the old exchanges has not yet cost as much as rewriting would")
 
@@ -153,9 +154,10 @@ async def test_where_the_cache_is_gone_too_little_is_still_too_little() -> None:
 
 async def test_a_note_that_would_not_be_shorter_is_not_written() -> None:
     storage = MemoryStorage()
-    stage = eager(storage, keep_recent=1, step_tokens=0, text_chars=0)
+    stage = eager(storage, keep_recent=1)
+    history = [*work(0), *step("t0", "b", {"command": "漢" * 100}, "x"), *work(1, first=1)[1:]]
 
-    answer = await proposal(stage, work(6, "x"), force=True)
+    answer = await proposal(stage, history, force=True)
 
     assert answer == Skip("a note would be as long as what it replaces")
     assert storage.texts == {}
@@ -213,14 +215,6 @@ async def test_the_raw_messages_are_archived_with_their_places(tmp_path: Path) -
     assert (detail.steps, detail.notes, detail.messages) == (4, 2, 8)
 
 
-async def test_raw_messages_can_go_to_an_archive_of_their_own(tmp_path: Path) -> None:
-    archive = LocalStorage(tmp_path)
-
-    made = await change(eager(MemoryStorage(), archive=archive), work(5))
-
-    assert str(tmp_path) in str(detail_of(made).archive)
-
-
 async def test_numbers_go_on_and_earlier_notes_stay_byte_for_byte() -> None:
     session = ContextPipeline([eager(MemoryStorage(), min_tokens=1000)]).session("s")
     sent: list[Message] = []
@@ -271,7 +265,9 @@ async def test_the_same_history_gives_the_same_names_again(tmp_path: Path) -> No
 async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(
     reference: str, folder: str
 ) -> None:
-    made = await change(eager(MemoryStorage(), reference=reference), work(5), session_id="s")
+    storage = MemoryStorage()
+    storage.reference = reference  # type: ignore[attr-defined]
+    made = await change(eager(storage), work(5), session_id="s")
 
     assert note_of(made.messages[1]) == Note(folder, 1, 3)
 
@@ -312,10 +308,10 @@ async def test_blocks_that_were_offloaded_as_json_are_read_as_text() -> None:
     await storage.write([("default/t0.md", json.dumps(blocks))])
     pointer = DIRECT.format("/ctxpipe/default/t0.md")
 
-    history = [*work(0), *step("t0", result=pointer), *work(4, first=1)[1:]]
-    made = await change(eager(storage, step_tokens=0), history)
+    history = [*work(1, first=9), *step("t0", result=pointer), *work(4, first=1)[1:]]
+    made = await change(eager(storage), history)
 
-    assert storage.texts["/ctxpipe/default/s1.md"].endswith(f"---\nsee src/reader.py\n{LONG}")
+    assert storage.texts["/ctxpipe/default/s2.md"].endswith(f"---\nsee src/reader.py\n{LONG}")
     assert " see src/reader.py" in str(made.messages[1]["content"]).splitlines()
 
 
@@ -328,22 +324,22 @@ async def test_a_placeholder_that_a_tool_has_printed_leads_to_no_other_session(
     storage = MemoryStorage()
     await storage.write([("other/secret.md", "src/secret.py"), ("other/t0.md", "src/secret.py")])
     printed = DIRECT.format(where)
-    history = [*work(0), *step("t0", result=printed), *work(4, first=1)[1:]]
+    history = [*work(1, first=9), *step("t0", result=printed), *work(4, first=1)[1:]]
 
-    made = await change(eager(storage, step_tokens=0), history)
+    made = await change(eager(storage), history)
 
     assert "secret.py" not in json.dumps(made.messages)
-    assert storage.texts["/ctxpipe/default/s1.md"] == f"bash\n\n---\n{printed}"
+    assert storage.texts["/ctxpipe/default/s2.md"] == f"bash\n\n---\n{printed}"
 
 
 async def test_a_placeholder_whose_file_is_gone_is_kept_as_it_is() -> None:
     storage = MemoryStorage()
     pointer = DIRECT.format("/ctxpipe/default/t0.md")
 
-    history = [*work(0), *step("t0", result=pointer), *work(4, first=1)[1:]]
-    await change(eager(storage, step_tokens=0), history)
+    history = [*work(1, first=9), *step("t0", result=pointer), *work(4, first=1)[1:]]
+    await change(eager(storage), history)
 
-    assert storage.texts["/ctxpipe/default/s1.md"] == f"bash\n\n---\n{pointer}"
+    assert storage.texts["/ctxpipe/default/s2.md"] == f"bash\n\n---\n{pointer}"
 
 
 # Texts in the form of a note ----------------------------------------------------------------------
@@ -468,14 +464,11 @@ class OddPlace(MemoryStorage):
     ("storage", "changes", "words"),
     [
         (OnlyWrites(), {}, "storage"),
-        (OnlyTexts(), {}, "give archive="),
+        (OnlyTexts(), {}, "storage"),
         (OddPlace(), {}, "no note can point to"),
         (MemoryStorage(), {"keep_recent": 0}, "keep_recent"),
-        (MemoryStorage(), {"answer_chars": 0}, "answer_chars"),
         (MemoryStorage(), {"min_value": -1}, "min_value"),
         (MemoryStorage(), {"prices": 0.1}, "prices"),
-        (MemoryStorage(), {"reference": "somewhere"}, "reference"),
-        (MemoryStorage(), {"archive": "folder"}, "archive"),
     ],
 )
 def test_settings_that_are_invalid_are_refused(
@@ -485,10 +478,6 @@ def test_settings_that_are_invalid_are_refused(
         Collapse(storage, **changes)
 
 
-def test_a_storage_without_archives_will_do_with_one_beside_it() -> None:
-    assert Collapse(OnlyTexts(), archive=MemoryStorage()).archive is not None
-
-
 # Properties ---------------------------------------------------------------------------------------
 
 few = settings(max_examples=settings().max_examples // 4)
@@ -496,10 +485,7 @@ stages = st.fixed_dictionaries(
     {
         "keep_recent": st.integers(1, 3),
         "min_tokens": st.sampled_from([1, 300]),
-        "text_chars": st.sampled_from([0, 50]),
-        "answer_chars": st.sampled_from([None, 20]),
         "min_value": st.sampled_from([1.0, 3.0]),
-        "step_tokens": st.integers(0, 25),
     }
 )
 
@@ -562,7 +548,7 @@ async def test_its_own_output_is_left_alone(
     history: list[Message], changes: dict[str, Any], force: bool
 ) -> None:
     storage = MemoryStorage()
-    pipeline = ContextPipeline([eager(storage, alpha=2.0, **changes)])
+    pipeline = ContextPipeline([eager(storage, prices=Prices.relative(), **changes)])
     first = await pipeline.run(history, session_id="s", force=force)
     written = dict(storage.texts)
 

@@ -823,14 +823,15 @@ async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalSt
     ("form", "begin"), [("storage", "./s/"), ("kept/{key}", "kept/s/"), ("absolute", "/")]
 )
 async def test_the_path_that_the_model_sees_can_be_chosen(
-    storage: LocalStorage, form: str, begin: str
+    tmp_path: Path, form: str, begin: str
 ) -> None:
+    storage = LocalStorage(tmp_path, reference=form)
     history = [
         *LONG,
         *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))),
         assistant("Seen."),
     ]
-    stage = Compact(Writer(), archive=storage, reference=form, evidence=Evidence(tokens=100))
+    stage = Compact(Writer(), archive=storage, evidence=Evidence(tokens=100))
 
     context, detail = await compacted(stage, history)
 
@@ -1207,7 +1208,6 @@ def test_a_summarizer_without_a_focus_stays(storage: LocalStorage) -> None:
         {"restore": "."},
         {"restore": Restore},
         {"summarize": "claude-haiku-4-5"},
-        {"reference": "somewhere"},
     ],
     ids=repr,
 )

@@ -33,6 +33,7 @@ from ctxpipe import (
     Stage,
 )
 from ctxpipe.messages import Message
+from ctxpipe.prices import Prices
 from ctxpipe.summarizers import Summary
 
 STAGES = ("direct", "batch", "collapse", "compact", "truncate")
@@ -58,7 +59,6 @@ class Setting:
         self.min_chars = random.choice((30, 300))
         self.preview = random.choice((None, None, Preview(20, 10)))
         self.keep_recent = random.randrange(3)
-        self.answer_chars = random.choice((None, 10))
         self.inputs = random.choice((frozenset[str](), frozenset({"write_file"})))
         self.max_tokens = random.choice((50, 400, 2000))
         self.pinned = random.choice(("", "", "user3.", "reply"))
@@ -82,13 +82,10 @@ class Setting:
             case "collapse":
                 return Collapse(
                     storage,
-                    alpha=0,
+                    prices=Prices.relative(read=1.25),
                     keep_recent=1 + self.keep_recent,
                     min_calls=0,
                     min_tokens=1,
-                    answer_chars=self.answer_chars,
-                    text_chars=10,
-                    step_tokens=1,
                 )
             case "compact":
                 return Compact(summarize, storage, evidence=Evidence(pin=self.pin))

@@ -142,18 +142,6 @@ async def test_our_own_tools_keep_their_answers_even_where_these_are_in_no_file(
     assert (await run(TrimReadBacks(storage), history)).messages is history
 
 
-async def test_the_answer_of_an_exempt_tool_is_cut_where_it_is_in_the_file_and_moved_nowhere_else(
-    storage: LocalStorage, root: Path
-) -> None:
-    stage = TrimReadBacks(storage, max_chars=20_000, exempt_tools={"bash"})
-    as_stored = await read_back(storage, "cat {}", LINES)
-    filtered = await read_back(storage, "tr a-z A-Z < {}", LINES.upper())
-
-    assert (await run(stage, as_stored)).changed
-    assert (await run(stage, filtered)).messages is filtered
-    assert list(files_below(root)) == ["s/a.md"]
-
-
 async def test_what_is_no_longer_than_the_limit_and_what_the_model_has_seen_stay(
     storage: LocalStorage,
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_rules import faults
@@ -229,17 +230,31 @@ async def test_what_is_no_history_is_refused() -> None:
     [
         ({"max_tokens": -1}, "max_tokens is -1"),
         ({"max_tokens": None}, "max_tokens is None"),
-        ({"window": "all"}, "window is 'all'"),
         ({"middle_start": 0.9, "middle_end": 0.1}, "middle_start and middle_end are 0.9 and 0.1"),
         ({"middle_start": "a"}, "middle_start is 'a'"),
         ({"archive": "folder"}, "archive is 'folder'"),
         ({"pin": 3}, "pin is 3"),
-        ({"folder": "src"}, "folder is 'src'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         SmartTruncate(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"window": "all"}, "window is 'all'"),
+        ({"marker": 3}, "marker is 3"),
+        ({"folder": "src"}, "folder is 'src'"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+    ],
+)
+async def test_the_function_refuses_settings_that_make_no_sense(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=words):
+        await smart_truncate([], **settings)
 
 
 async def test_each_distinct_text_is_encoded_once() -> None:
@@ -386,8 +401,8 @@ async def test_common_reading_tools_are_known_and_shell_views_by_choice() -> Non
         user("next"),
     )
 
-    plain = await SmartTruncate(window="average")(turn(history, target=990))
-    with_shell = await SmartTruncate(shell=True, window="average")(turn(history, target=990))
+    plain = await SmartTruncate()(turn(history, target=990))
+    with_shell = await SmartTruncate(shell=True)(turn(history, target=990))
 
     assert detail(plain).folded == 1
     assert detail(with_shell).folded == 2
@@ -424,11 +439,9 @@ async def test_what_is_pinned_stays_as_it_is_a_call_with_its_result() -> None:
     assert faults(answer.messages) == []
 
 
-async def test_a_marker_is_not_put_into_what_is_pinned() -> None:
+async def test_what_is_pinned_is_not_marked() -> None:
     history = chat(30, words=50)
-    stage = SmartTruncate(
-        max_tokens=0, pin=lambda message: message["role"] == "user", marker="[gone]"
-    )
+    stage = SmartTruncate(max_tokens=0, pin=lambda message: message["role"] == "user")
 
     answer = await stage(turn(history))
 
@@ -506,15 +519,15 @@ def small_pipeline(*stages: object, window: int = 3000) -> ContextPipeline:
     return ContextPipeline(stages, budget=Budget(window), counter=CHARS, on_error="raise")  # type: ignore[arg-type]
 
 
-def stage_of(window: str, max_tokens: int) -> SmartTruncate:
-    return SmartTruncate(None, max_tokens, window, folder=Nothing(), shell=True)  # type: ignore[arg-type]
+def stage_of(max_tokens: int) -> SmartTruncate:
+    return SmartTruncate(None, max_tokens, shell=True)
 
 
-@given(histories(), st.sampled_from(["average", "covering"]), st.integers(0, 3000))
+@given(histories(), st.integers(0, 3000))
 async def test_the_stage_keeps_every_history_valid_and_its_ends_untouched(
-    history: list[Message], window: str, max_tokens: int
+    history: list[Message], max_tokens: int
 ) -> None:
-    result = await small_pipeline(stage_of(window, max_tokens)).run(history, session_id="s")
+    result = await small_pipeline(stage_of(max_tokens)).run(history, session_id="s")
 
     assert check(result.messages) == []
     body = split_system(result.messages)[1]
@@ -531,18 +544,16 @@ async def test_the_stage_keeps_every_history_valid_and_its_ends_untouched(
     assert all(words in kept for words in commands if "<command>" in words)
 
 
-@given(histories(), st.sampled_from(["average", "covering"]), st.integers(0, 3000))
+@given(histories(), st.integers(0, 3000))
 async def test_a_second_run_changes_nothing_once_the_limit_was_reached(
-    history: list[Message], window: str, max_tokens: int
+    history: list[Message], max_tokens: int
 ) -> None:
     for force in (False, True):
-        first = await small_pipeline(stage_of(window, max_tokens)).run(
-            history, session_id="s", force=force
-        )
+        first = await small_pipeline(stage_of(max_tokens)).run(history, session_id="s", force=force)
         report = first.reports[0]
         if isinstance(report.detail, Truncated) and report.detail.still_over:
             continue
-        again = await small_pipeline(stage_of(window, max_tokens)).run(
+        again = await small_pipeline(stage_of(max_tokens)).run(
             first.messages, session_id="s", force=force
         )
         assert again.messages is first.messages
@@ -551,15 +562,14 @@ async def test_a_second_run_changes_nothing_once_the_limit_was_reached(
 @given(
     histories(),
     st.sets(st.integers(0, 40)),
-    st.sampled_from(["average", "covering"]),
     st.integers(0, 3000),
 )
 async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
-    history: list[Message], chosen: set[int], window: str, max_tokens: int
+    history: list[Message], chosen: set[int], max_tokens: int
 ) -> None:
     pinned = [message for index, message in enumerate(history) if index in chosen]
     stage = replace(
-        stage_of(window, max_tokens), pin=lambda message: any(message is other for other in pinned)
+        stage_of(max_tokens), pin=lambda message: any(message is other for other in pinned)
     )
 
     result = await small_pipeline(stage).run(history, session_id="s")
@@ -570,9 +580,7 @@ async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
 
 @given(broken_histories())
 async def test_a_broken_history_is_mended_and_then_truncated(history: list[Message]) -> None:
-    result = await small_pipeline(stage_of("covering", 500)).run(
-        history, session_id="s", force=True
-    )
+    result = await small_pipeline(stage_of(500)).run(history, session_id="s", force=True)
 
     assert check(result.messages) == []
 
@@ -584,7 +592,7 @@ async def test_every_order_of_the_stages_gives_a_valid_context(
     storage = LocalStorage(tmp_path_factory.getbasetemp() / "orders")
     compact = Compact(ExtractiveSummarizer(), storage)
     stages = [
-        stage_of("covering", 800),
+        stage_of(800),
         BatchOffload(storage),
         DirectOffload(storage, min_chars=300),
         compact,
@@ -601,9 +609,7 @@ async def test_every_order_of_the_stages_gives_a_valid_context(
 async def test_the_report_names_the_first_message_that_changed() -> None:
     history = chat(40, words=30)
 
-    result = await small_pipeline(stage_of("covering", 1500), window=5000).run(
-        history, session_id="s"
-    )
+    result = await small_pipeline(stage_of(1500), window=5000).run(history, session_id="s")
 
     (report,) = result.reports
     assert report.outcome is Outcome.CHANGED

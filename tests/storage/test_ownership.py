@@ -485,7 +485,7 @@ async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path
     storage = LocalStorage(tmp_path)
     offloading: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
-        BatchOffload(storage, keep_recent=0, min_context_tokens=0, min_chars=100, inputs={"write"}),
+        BatchOffload(storage, keep_recent=0, min_chars=100, inputs={"write"}),
     ]
     cutting: list[Stage] = [
         Compact(ExtractiveSummarizer(), archive=storage, evidence=Evidence(tokens=50)),

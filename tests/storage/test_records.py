@@ -142,9 +142,7 @@ async def test_a_session_with_every_stage_writes_no_secret_down(
     )
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=500),
-        BatchOffload(
-            storage, min_chars=100, keep_recent=0, inputs=frozenset({"run"}), min_input_chars=500
-        ),
+        BatchOffload(storage, min_chars=100, keep_recent=0, inputs=frozenset({"run"})),
         Compact(summarize, storage, evidence=Evidence(tokens=60)),
         SmartTruncate(archive=storage),
     ]

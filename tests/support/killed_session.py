@@ -45,6 +45,7 @@ from ctxpipe import (
     Stage,
 )
 from ctxpipe.messages import Message, as_json
+from ctxpipe.prices import Prices
 from ctxpipe.reports import StageReport
 from ctxpipe.storage.cleanup import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary
@@ -89,7 +90,9 @@ def reached(root: Path) -> int:
 
 def stage_for_old_results(storage: LocalStorage) -> Stage:
     if sys.argv[3:] == ["collapse"]:
-        return Collapse(storage, alpha=0, keep_recent=2, min_calls=0, min_tokens=200, text_chars=20)
+        return Collapse(
+            storage, prices=Prices.relative(read=1.25), keep_recent=2, min_calls=0, min_tokens=200
+        )
     return BatchOffload(storage, RatioGate(0.25), min_chars=300)
 
 

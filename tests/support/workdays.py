@@ -50,7 +50,7 @@ def direct(bench: Workbench) -> ContextPipeline:
 
 
 def batch(bench: Workbench) -> ContextPipeline:
-    return ContextPipeline([BatchOffload(bench.storage, RatioGate(0.5), reference="absolute")])
+    return ContextPipeline([BatchOffload(bench.storage, RatioGate(0.5))])
 
 
 def compact(bench: Workbench) -> ContextPipeline:

@@ -45,12 +45,12 @@ class Agent:
 
     def __init__(self, folder: Path, *, adopting: bool, reference: str = "absolute") -> None:
         self.folder = folder
-        storage = LocalStorage(folder / ".ctxpipe")
+        storage = LocalStorage(folder / ".ctxpipe", reference=reference)
         self.pipeline = ContextPipeline(
             [
-                DirectOffload(storage, preview=Preview(), reference=reference),
-                TrimReadBacks(storage, reference=reference),
-                BatchOffload(storage, RatioGate(0), reference=reference),
+                DirectOffload(storage, preview=Preview()),
+                TrimReadBacks(storage),
+                BatchOffload(storage, RatioGate(0)),
             ]
         )
         self.session = None if adopting else self.pipeline.session("job")

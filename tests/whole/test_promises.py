@@ -195,7 +195,6 @@ class Setting:
             "min_chars": random.choice((1, 60, 400)),
             "keep_recent": random.randrange(3),
             "inputs": random.choice((frozenset(), frozenset({"write_file", "bash"}))),
-            "min_input_chars": random.choice((12, 300)),
             "preview": random.choice((None, Preview(20, 10))),
         }
         self.collapse = {

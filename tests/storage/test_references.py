@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from ctxpipe import (
     BatchOffload,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
     SettingsError,
+    TrimReadBacks,
     offload_tools,
 )
+from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
-from ctxpipe.stages.references import check_reference
+from ctxpipe.storage.references import check_reference
 
 TEXT = "data " * 500
 WORKING = [
@@ -42,14 +45,14 @@ REFUSED = [
 
 async def leads_back(folder: Path, form: str) -> bool:
     """Whether the model's tool and the session find what a placeholder of the *form* stands for."""
-    storage = LocalStorage(folder / "root")
+    storage = LocalStorage(folder / "root", reference=form)
     history = conversation(
         user("go"), step("t1", "x", result=TEXT), step("t.2", "x", result=TEXT), assistant("ok")
     )
     history = [*history, user("?"), *step("t3", "x", result=TEXT)]
     stages = (
-        DirectOffload(storage, reference=form),
-        BatchOffload(storage, keep_recent=0, reference=form),
+        DirectOffload(storage),
+        BatchOffload(storage, keep_recent=0),
     )
     session = ContextPipeline(stages, on_error="raise").session("Of a / tenant", journal=storage)
     result = await session.run(history)
@@ -76,12 +79,15 @@ async def test_an_accepted_form_leads_back_to_the_file(form: str, tmp_path: Path
 def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(
     form: str, tmp_path: Path
 ) -> None:
-    storage = LocalStorage(tmp_path)
-    for stage in (DirectOffload, BatchOffload):
-        with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
-            stage(storage, reference=form)
     with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
-        Compact(archive=storage, reference=form)
+        LocalStorage(tmp_path, reference=form)
+    storage = MemoryStorage()
+    storage.reference = form  # type: ignore[attr-defined]  # a storage of the user's own may
+    for stage in (DirectOffload, TrimReadBacks, BatchOffload, Collapse):
+        with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
+            stage(storage)
+    with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
+        Compact(archive=storage)
 
 
 PIECES = ["{key}", "{path}", "{name}", "{", "}", "{{", "/", "\\", " ", "a", ":", "?", "é"]
@@ -102,5 +108,5 @@ async def test_whatever_form_is_accepted_leads_back(parts: list[str]) -> None:
 def test_a_root_to_which_no_placeholder_can_point_is_refused(name: str, tmp_path: Path) -> None:
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match="line break"):
-            stage(LocalStorage(tmp_path / name), reference="absolute")
-        stage(LocalStorage(tmp_path / name), reference="storage")
+            stage(LocalStorage(tmp_path / name))
+        stage(LocalStorage(tmp_path / name, reference="storage"))

@@ -1,4 +1,4 @@
-"""How the model sees the path of a file that we wrote."""
+"""How the model sees the path of a file that we wrote: a storage says it once, for all stages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from ..locations import is_url
 from ..markers.placeholders import BATCH
 from ..markers.placeholders import reference as path_in
 
-__all__ = ["check_reference", "visible_path"]
+__all__ = ["check_reference", "reference_of", "visible_path"]
 
 _REFERENCES = ("absolute", "relative", "storage")
 _MAX_TEMPLATE_CHARS = 1_000
 _SAMPLE = "folder/name.md"
+
+
+def reference_of(storage: object) -> str:
+    """The form in which the model sees paths of *storage*: its ``reference``, or "absolute"."""
+    return getattr(storage, "reference", "absolute")
 
 
 def check_reference(reference: object) -> None:
