@@ -419,7 +419,7 @@ async def restored(sessions: Sequence[Session], histories: Sequence[list[Message
     for session, history in zip(sessions, histories, strict=True):
         await session.run(history)  # the last result is in no context yet
         try:
-            if await session.restore_history() != history:
+            if await session.history() != history:
                 lost.append(f"{session.session_id}: not as it was")
         except StorageError as error:
             lost.append(f"{session.session_id}: {error}")

@@ -243,10 +243,6 @@ class Session:
         """As `ctxpipe.Session.history`."""
         return _PORTAL.call(self._session.history(branch=branch))
 
-    def restore_history(self) -> list[Message]:
-        """As `ctxpipe.Session.restore_history`."""
-        return _PORTAL.call(self._session.restore_history())
-
     def append(self, *messages: Message) -> None:
         """As `ctxpipe.Session.append`."""
         self._session.append(*messages)

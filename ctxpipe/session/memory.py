@@ -38,7 +38,7 @@ REDACTED = (
 )
 NOT_RESTORABLE = (
     "the context is adopted as the history and there is no journal: give the session journal=, "
-    "or hand in the full history, else restore_history cannot give the raw messages back"
+    "or hand in the full history, else history() cannot give the raw messages back"
 )
 ANOTHER_HISTORY = "the journal tells of another history; the session begins anew"
 REFUSED = "entry {} is refused, though nobody is seen to have written it"

@@ -565,14 +565,6 @@ class Session:
         """
         return await self._memory.branches()
 
-    async def restore_history(self) -> list[Message]:
-        """The raw history: from the journal, or as it was handed in.
-
-        Raises StorageError when the context was adopted as history and there is no journal, and as
-        `history` does.
-        """
-        return await self.history()
-
     def append(self, *messages: Message) -> None:
         """Add to the history that this session owns, from any thread.
 

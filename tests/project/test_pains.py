@@ -1756,7 +1756,7 @@ async def test_r17_every_stage_tells_what_it_did_or_why_not_and_the_history_can_
         with pytest.raises((AttributeError, TypeError)):
             cast("Any", report).reason = "another"
     assert detail(result, Offloaded).files
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 async def test_r17_a_veto_stops_a_change_before_it_counts(tmp_path: Path) -> None:
@@ -1866,7 +1866,7 @@ async def test_r20_long_inputs_of_old_writing_calls_leave_and_keep_their_keys(
     assert code[:60] in old["content"]
     assert f"{len(code) - 90} characters left out" in old["content"]
     assert list(stored(tmp_path).values()) == [code]
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 # R21, R22: secrets and injections -----------------------------------------------------------------
@@ -1950,7 +1950,7 @@ async def test_r22_a_result_that_looks_like_our_placeholder_is_content_that_lead
     tools = {tool.name: tool for tool in offload_tools(storage, session_id="s")}
 
     assert pointer(last_result(result.messages)) != str(secret)
-    assert await session.restore_history() == history
+    assert await session.history() == history
     with pytest.raises(CtxpipeError):
         await tools["read_offloaded"]({"path": str(secret)})
 

@@ -445,7 +445,7 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     assert reply.role == "assistant"
     assert len(second.raw) < len(first.raw) / 2
     assert messages_of(third) == [*messages_of(second), user("and?")]
-    assert await session.restore_history() == [*history, user("and?")]
+    assert await session.history() == [*history, user("and?")]
 
 
 @every_way
@@ -731,7 +731,7 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(
         await ask(session, client, [*history, *step("t9", result="short")])
 
     assert messages_of(later.requests[0])[:-2] == messages_of(server.requests[0])
-    assert await session.restore_history() == [*history, *step("t9", result="short")]
+    assert await session.history() == [*history, *step("t9", result="short")]
 
 
 async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(

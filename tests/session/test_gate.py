@@ -121,7 +121,6 @@ USES: dict[str, Callable[[Session], Awaitable[object]]] = {
     **STRAYS,
     "create": lambda session: session.create(cast("Any", Model()), **MODEL),
     "stream": lambda session: session.stream(cast("Any", Model()), **MODEL).__aenter__(),
-    "restore_history": lambda session: session.restore_history(),
 }
 
 

@@ -66,7 +66,7 @@ async def shaped(history: list[Message], storage: LocalStorage, *stages: Stage) 
     session = session_of(storage, *stages)
     result = await session.run(history, force=True)
     assert result.messages != history
-    assert await session.restore_history() == history
+    assert await session.history() == history
     assert await session_of(storage).history() == history
     return result
 
@@ -164,7 +164,7 @@ async def test_a_result_of_text_and_other_blocks_comes_back(
 
     await session.run(history)
 
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 async def test_an_input_that_quotes_a_placeholder_comes_back(tmp_path: Path):
@@ -192,7 +192,7 @@ async def test_results_under_the_same_id_come_back_each_as_it_was(tmp_path: Path
         history = [*history, *step("t1", result=f"{number} {LONG}")]
         await session.run(history)
 
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 # Files that are gone or changed -----------------------------------------------------------------
@@ -206,7 +206,7 @@ async def test_a_missing_file_is_an_error_that_names_the_message(tmp_path: Path)
     file.unlink()
 
     with pytest.raises(StorageError, match="message 4 of the history"):
-        await session.restore_history()
+        await session.history()
 
 
 async def test_the_message_named_is_that_of_the_raw_history(tmp_path: Path):
@@ -219,7 +219,7 @@ async def test_the_message_named_is_that_of_the_raw_history(tmp_path: Path):
     file.unlink()
 
     with pytest.raises(StorageError, match="message 13 of the history"):
-        await session.restore_history()
+        await session.history()
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -242,7 +242,7 @@ async def test_texts_of_several_blocks_are_in_the_journal_whatever_happens_to_th
     [file] = files_of(tmp_path)
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
 
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -257,7 +257,7 @@ async def test_a_changed_file_is_an_error_that_names_the_message(
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
 
     with pytest.raises(StorageError, match="message 4 of the history"):
-        await session.restore_history()
+        await session.history()
 
 
 # Compacted, truncated, repaired -----------------------------------------------------------------
@@ -290,7 +290,7 @@ async def test_a_compacted_history_comes_back_whatever_becomes_of_the_archive(tm
     for path in archives:
         path.unlink()
 
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 async def test_a_history_compacted_without_an_archive_comes_back(tmp_path: Path):
@@ -327,7 +327,7 @@ async def test_a_history_comes_back_after_all_stages_in_many_turns(tmp_path: Pat
     for stop in range(1, len(history) + 1, 2):
         result = await session.run(history[:stop])
         seen |= {type(report.detail) for report in result.reports}
-        assert await session.restore_history() == history[:stop]
+        assert await session.history() == history[:stop]
 
     assert Offloaded in seen
     assert await session_of(storage).history() == history
@@ -350,7 +350,7 @@ async def test_a_history_that_was_cut_comes_back_as_it_is_now(tmp_path: Path):
 
     await session.run(RESULTS[:5])
 
-    assert await session.restore_history() == RESULTS[:5]
+    assert await session.history() == RESULTS[:5]
     assert await session_of(storage).history() == RESULTS[:5]
 
 
@@ -372,7 +372,7 @@ async def test_of_a_branch_the_newest_comes_back(tmp_path: Path):
 
     await session.run(branch)
 
-    assert await session.restore_history() == branch
+    assert await session.history() == branch
     assert await session_of(storage).history() == branch
 
 
@@ -385,7 +385,7 @@ async def test_a_history_whose_context_was_adopted_comes_back_raw(tmp_path: Path
     result = await session.run([*context, assistant("on")])
 
     assert not result.notices
-    assert await session.restore_history() == [*chat(13), assistant("on")]
+    assert await session.history() == [*chat(13), assistant("on")]
     assert await session_of(storage).history() == [*chat(13), assistant("on")]
 
 
@@ -397,7 +397,7 @@ async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path: Path):
         raw = [*raw, *new]
         context = (await session.run([*context, *new])).messages
 
-        assert await session.restore_history() == raw
+        assert await session.history() == raw
     assert len(context) < len(raw)
     assert await session_of(storage).history() == raw
 
@@ -409,7 +409,7 @@ async def test_offloaded_texts_of_an_adopted_context_come_back(tmp_path: Path):
 
     await session.run([*context, *step("t9", result=LONG)])
 
-    assert await session.restore_history() == [*RESULTS[:3], *step("t9", result=LONG)]
+    assert await session.history() == [*RESULTS[:3], *step("t9", result=LONG)]
 
 
 async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_path: Path):
@@ -419,7 +419,7 @@ async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_
 
     await session.run(context[:-2])
 
-    assert await session.restore_history() == chat(11)
+    assert await session.history() == chat(11)
     assert await session_of(storage).history() == chat(11)
 
 
@@ -430,7 +430,7 @@ async def test_a_cut_right_after_an_adopted_summary_leaves_all_that_it_stands_fo
 
     await session.run(context[:2])
 
-    assert await session.restore_history() == chat(6)
+    assert await session.history() == chat(6)
 
 
 async def test_an_adopted_context_that_was_cut_and_goes_on_comes_back(tmp_path: Path):
@@ -441,7 +441,7 @@ async def test_an_adopted_context_that_was_cut_and_goes_on_comes_back(tmp_path: 
 
     await session.run([*context, assistant("another way")])
 
-    assert await session.restore_history() == [*chat(13), assistant("another way")]
+    assert await session.history() == [*chat(13), assistant("another way")]
 
 
 @few
@@ -469,7 +469,7 @@ async def test_whatever_the_caller_does_the_raw_history_comes_back(data: st.Data
 
             result = await session.run(history)
 
-            assert await session.restore_history() == raw
+            assert await session.history() == raw
         assert await session_of(storage).history() == raw
 
 
@@ -511,7 +511,7 @@ async def test_without_a_journal_the_history_handed_in_comes_back(tmp_path: Path
     result = await session.run(history)
 
     assert result.messages != history
-    assert await session.history() == await session.restore_history() == history
+    assert await session.history() == await session.history() == history
 
 
 async def test_before_the_first_turn_the_history_is_empty(tmp_path: Path):
@@ -553,7 +553,7 @@ async def test_an_adopted_context_without_a_journal_cannot_be_restored():
     await session.run([*context, assistant("on")])
 
     with pytest.raises(StorageError, match="there is no journal"):
-        await session.restore_history()
+        await session.history()
 
 
 async def test_a_journal_without_texts_gives_no_history(tmp_path: Path):
@@ -620,7 +620,7 @@ async def test_a_content_edited_in_place_comes_back_as_it_is_now(tmp_path: Path)
     cast("Any", history[3])["content"] = "edited"
     await session.run([*history, assistant("on")])
 
-    assert (await session.restore_history())[3] == assistant("edited")
+    assert (await session.history())[3] == assistant("edited")
 
 
 # Lines of a journal -----------------------------------------------------------------------------

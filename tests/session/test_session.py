@@ -172,7 +172,7 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
             sent.append(bytes_of((await session.run(history[:end])).messages))
             if bill:
                 session.observe(bill)
-        assert await session.restore_history() == history
+        assert await session.history() == history
 
         shutil.rmtree(root, ignore_errors=True)
         adopting, context = small(root, asked[1], budget=tight), list[Message]()
@@ -311,7 +311,7 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Pa
     summarize.opened.set()
 
     result = await session.run(history)
-    assert await session.restore_history() == history
+    assert await session.history() == history
     assert not faults(result.messages)
     assert summarize.calls == 2
 
@@ -367,7 +367,7 @@ async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_pat
         result = await session.run(history[:stop])
 
         assert result.reports[-1].reason == f"{await fresh_tokens(pipeline, result)} tokens"
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
@@ -486,7 +486,7 @@ async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path:
 
     assert first[-1] == user({**half, "text": "half a pair \ufffd"})
     assert second[: len(first)] == first
-    assert await session.restore_history() == [*history, assistant("ok"), user("on")]
+    assert await session.history() == [*history, assistant("ok"), user("on")]
 
 
 async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_in_it(
@@ -545,7 +545,7 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
         "the history differs from the known one; message 11 and those after it are new",
     )
     assert result.request_options == drop_block()
-    assert await session.restore_history() == history[:-2]
+    assert await session.history() == history[:-2]
 
 
 async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_its_newest_message(
@@ -586,7 +586,7 @@ async def test_a_history_cut_into_its_summary_begins_anew(tmp_path: Path) -> Non
     result = await session.run(history[:6])
 
     assert result.notices
-    assert await session.restore_history() == history[:6]
+    assert await session.history() == history[:6]
 
 
 async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) -> None:
@@ -599,7 +599,7 @@ async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) 
     assert first.repaired
     assert not second.repaired
     assert second.messages[: len(first.messages)] == first.messages
-    assert await session.restore_history() == [*history, assistant("yes")]
+    assert await session.history() == [*history, assistant("yes")]
 
 
 EMPTIED: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -654,7 +654,7 @@ async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> No
     assert len(blocks(result.messages[-1])) == 2
     assert LONG not in json.dumps(result.messages)
     assert not result.notices
-    assert await session.restore_history() == history
+    assert await session.history() == history
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -764,7 +764,7 @@ async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path: 
     assert [report.stage for report in result.reports] == ["Compact"]
     assert isinstance(result.reports[0].detail, Compacted)
     assert (await session.run([*history, *step("on")])).messages == [*result.messages, *step("on")]
-    assert await session.restore_history() == [*history, *step("on")]
+    assert await session.history() == [*history, *step("on")]
 
 
 async def test_the_focus_reaches_the_summarizer(tmp_path: Path) -> None:
@@ -908,7 +908,7 @@ async def test_without_a_journal_the_history_is_what_was_handed_in() -> None:
     session, history = ContextPipeline().session("s"), chat(3)
     await session.run(history)
 
-    assert await session.restore_history() == await session.history() == history
+    assert await session.history() == await session.history() == history
 
 
 async def test_of_a_session_that_nobody_has_run_the_history_is_empty(tmp_path: Path) -> None:
@@ -1002,7 +1002,7 @@ async def test_whatever_a_caller_does_the_context_is_sound_and_another_process_w
             resumed = await again.run(copy.deepcopy(history))
             assert bytes_of(resumed.messages) == bytes_of(result.messages)
             if not adopts:
-                back = await again.restore_history()
+                back = await again.history()
                 assert list(map(digest, back)) == list(map(digest, history))
             history = list(result.messages) if adopts else history
 

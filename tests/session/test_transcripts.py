@@ -152,7 +152,7 @@ async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adop
             None,
         )
         sent.append(now)
-    assert list(map(digest, await session.restore_history())) == list(map(digest, history))
+    assert list(map(digest, await session.history())) == list(map(digest, history))
 
     root.rename(tmp_path / "first")
     adopting, context = Life(root, budget), list[Message]()

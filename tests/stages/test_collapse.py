@@ -509,7 +509,7 @@ async def test_every_context_is_valid_and_begins_as_the_one_before(
         same = unchanged(result, sent)
         assert result.messages[:same] == sent[:same]
         sent = result.messages
-    assert await session.restore_history() == turns(history)[-1]
+    assert await session.history() == turns(history)[-1]
 
 
 @few

@@ -64,7 +64,7 @@ async def contexts(
     for new in turns(history):
         stop += len(new)
         found.append(await session.run(history[:stop]))
-    assert list(map(digest, await session.restore_history())) == list(map(digest, history))
+    assert list(map(digest, await session.history())) == list(map(digest, history))
     return found
 
 

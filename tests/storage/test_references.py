@@ -65,7 +65,7 @@ async def leads_back(folder: Path, form: str) -> bool:
     return (
         texts == [TEXT] * 3
         and resumed.messages == result.messages
-        and await session.restore_history() == history == await again.restore_history()
+        and await session.history() == history == await again.history()
         and (await again.run(list(result.messages))).messages == result.messages
     )
 

@@ -81,7 +81,7 @@ async def played(root: Path, name: str) -> dict[str, Any]:
                 found.append(f"{where} holds something else")
     return {
         "faults": found,
-        "whole": await session.restore_history() == given,
+        "whole": await session.history() == given,
         "descriptors": descriptors(),
     }
 

@@ -584,7 +584,7 @@ async def test_the_next_turn_goes_on_behind_the_messages_that_stayed(case: Case)
 
     assert result.messages == [*first, assistant("Seen."), user("Good.")]
     assert not result.changed or result.first_changed_index is None
-    assert await session.restore_history() == [*history, assistant("Seen."), user("Good.")]
+    assert await session.history() == [*history, assistant("Seen."), user("Good.")]
 
 
 SEARCH = {

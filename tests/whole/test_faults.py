@@ -115,7 +115,7 @@ class Work:
         """Whether the raw history can be rebuilt, here and in a session that begins anew."""
         again = self.new_session()
         await again.run(self.history)
-        return await self.session.restore_history() == self.history == await again.restore_history()
+        return await self.session.history() == self.history == await again.history()
 
 
 def outcome(result: Result, stage: str) -> Outcome:

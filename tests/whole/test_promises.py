@@ -813,7 +813,7 @@ class Caller(RuleBasedStateMachine):
             return
         self._turn()
         if self.raw is not None:
-            restored = self._run(self.session.restore_history)
+            restored = self._run(self.session.history)
             figures["restored"] += 1
             assert list(map(plain_json, restored)) == list(map(plain_json, self.raw))
 
