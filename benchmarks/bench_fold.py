@@ -32,7 +32,7 @@ from benchmarks.figures import add_figure, recording
 from ctxpipe.folding import folder
 from ctxpipe.folding.folder import Folder
 from ctxpipe.folding.languages import language_of
-from ctxpipe.stages.fold import fold_files
+from ctxpipe.functions import fold_files
 from ctxpipe.tokens import as_counter
 
 SOURCES = Path(__file__).resolve().parents[1] / "tests" / "support" / "sources"

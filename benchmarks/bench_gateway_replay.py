@@ -32,8 +32,8 @@ if __name__ == "__main__":
 from benchmarks.bench_gateway import running
 from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline
-from ctxpipe.gateway.bill import dollars
 from ctxpipe.gateway.pipelines import Pipelines
+from ctxpipe.gateway.record import dollars
 from ctxpipe.lab.costs import CacheRules, bill
 from ctxpipe.lab.replay import Settings, replay
 from ctxpipe.lab.transcripts import Transcript, read_transcript

@@ -13,17 +13,20 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
-from ..markers.cuts import is_cut, shorten
-from ..markers.evidence import EVIDENCE, EVIDENCE_END, INTRODUCTION, archive_lines
+from ..markers.placeholders import is_cut, shorten
 from ..markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
+    EVIDENCE,
+    EVIDENCE_END,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
+    INTRODUCTION,
     KEPT,
     SEEN,
     SUMMARY,
     acknowledged_count,
+    archive_lines,
     commands_in_force,
     is_connective,
     leading_count,

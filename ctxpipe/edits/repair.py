@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..markers.repairs import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
+from ..markers.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 from ..messages import (
     CALLS,
     SURROGATE,

@@ -14,8 +14,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from ..agent_tools import READING_TOOLS, ReadingTools
-from ..markers.folds import is_folded
-from ..markers.placeholders import MAX_SHOWN, any_reference
+from ..markers.placeholders import MAX_SHOWN, any_reference, is_folded
 from ..messages import (
     THINKING,
     as_blocks,

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..markers.folds import fold_block
+from ..markers.placeholders import fold_block
 from .definitions import Definition, definitions
 
 __all__ = [

@@ -19,7 +19,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..settings import EXAMPLE_MODEL
-from .bill import find_prices
 from .body import Refused
 from .exchange import Exchange
 from .formats import format_of
@@ -27,7 +26,7 @@ from .guard import Guard, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
-from .record import Record
+from .record import Record, find_prices
 from .shaping import Shaper
 from .upstream import Upstream, read_whole, reply_with
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from ..errors import CtxpipeError
-from ..messages import strings
+from ..lab.pieces import Pieces
+from ..messages import common_prefix, strings
 from ..messages.identity import says_the_same
-from .content import Content
+from ..workers.threads import in_thread
 from .formats import Format, History, Translator
 from .names import session_ids
 
 if TYPE_CHECKING:
+    from ..lab.report import Kind
     from ..messages import Message
     from ..session.session import Session
+    from ..tokens import TokenCounter
     from .body import Body
 
-__all__ = ["Conversation", "Conversations", "Question"]
+__all__ = ["Content", "Conversation", "Conversations", "Question"]
 
 OVERHEAD = 4
 """Bytes that a conversation takes for each byte of its body: raw, parsed, and in its session."""
@@ -58,6 +61,48 @@ class Question:
             was_in_reply, is_in_reply = is_in_reply, self.format.is_reply(item)
             replies += is_in_reply and not was_in_reply
         return replies
+
+
+class Content:
+    """Tells the tokens of one conversation's contexts apart by kind, as the replay page does.
+
+    What a context has in common with the one before it is not read again.
+    """
+
+    def __init__(self) -> None:
+        self._messages: Sequence[Message] = ()
+        self._sums: list[Counter[Kind]] = []  # up to and with each message
+
+    async def read(
+        self,
+        counter: TokenCounter,
+        messages: Sequence[Message],
+        *,
+        system: Any = None,
+        tools: Any = None,
+    ) -> Mapping[Kind, int]:
+        """The raw tokens of a context by kind, in a worker thread; one context at a time."""
+        return await in_thread(self._read, counter, messages, system, tools)
+
+    def _read(
+        self,
+        counter: TokenCounter,
+        messages: Sequence[Message],
+        system: Any,
+        tools: Any,
+    ) -> Mapping[Kind, int]:
+        pieces = Pieces(counter)  # a new one each time: it keeps the messages that it has read
+        del self._sums[common_prefix(self._messages, messages) :]
+        for message in messages[len(self._sums) :]:
+            found = Counter(self._sums[-1]) if self._sums else Counter()
+            for piece in pieces.of(message):
+                found[piece.kind] += piece.tokens
+            self._sums.append(found)
+        self._messages = list(messages)
+        whole: Counter[Kind] = Counter(self._sums[-1]) if self._sums else Counter()
+        whole["system"] += counter.total([], system=system)
+        whole["tools"] += counter.total([], tools=tools)
+        return {kind: tokens for kind, tokens in whole.items() if tokens}
 
 
 @dataclass(slots=True, eq=False)

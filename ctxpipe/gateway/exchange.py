@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,10 @@ from starlette.background import BackgroundTask
 from ..errors import safe_text
 from ..messages import as_blocks, field
 from ..refusals import REFUSING
+from ..wire.events import Events
 from ..words import one_line
-from .bill import dollars
 from .body import Refused
-from .record import Leaving, Turn
-from .streams import EventReader, Opening, ReplyReader, read_opening
+from .record import Leaving, Turn, dollars
 from .upstream import read_whole, reply_with
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .shaping import Shaper, Shaping
     from .upstream import Upstream
 
-__all__ = ["Exchange"]
+__all__ = ["EventReader", "Exchange", "Opening", "ReplyReader", "read_opening"]
 
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
@@ -275,3 +276,77 @@ def _warn(consequence: str, error: Exception) -> str:
     logger.warning("%s: %s", consequence, text)
     logger.debug("the error was", exc_info=error)
     return text
+
+
+MAX_HELD = 1 << 20  # bytes of a stream's beginning that are held back
+_BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
+_REFUSED = frozenset({"error", "response.failed"})
+MAX_REPLY = 16 << 20  # bytes of a reply that is not streamed
+
+
+class EventReader(Events):
+    """Reads server-sent events chunk by chunk; only those with a wanted part are parsed."""
+
+    def end(self) -> Iterator[Any]:
+        """What is left when the stream is over."""
+        return self.feed(b"\n")
+
+
+class ReplyReader:
+    """Reads a reply that comes as one JSON object."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Any]:
+        """Nothing yet."""
+        self._size += len(chunk)
+        if self._size <= MAX_REPLY:
+            self._chunks.append(chunk)
+        return iter(())
+
+    def end(self) -> Iterator[Any]:
+        """The reply; nothing where it is no object, or too large."""
+        if self._size > MAX_REPLY:
+            return
+        try:
+            reply = json.loads(b"".join(self._chunks))
+        except (ValueError, RecursionError):
+            return
+        if isinstance(reply, dict):
+            yield reply
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a reply: *held* was read of it, and is the *refusal*, if it is one."""
+
+    rest: AsyncIterator[bytes]
+    held: Sequence[bytes] = ()
+    refusal: bytes = b""
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The whole reply."""
+        for chunk in self.held:
+            yield chunk
+        async for chunk in self.rest:
+            yield chunk
+
+
+async def read_opening(chunks: AsyncIterator[bytes]) -> Opening:
+    """The beginning of a response's stream, up to the first event that says how it goes on."""
+    reader = EventReader(b'"type"')
+    held: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        for event in reader.feed(chunk):
+            if event.get("type") in _BEGINNING:
+                continue
+            refusal = json.dumps(event).encode() if event.get("type") in _REFUSED else b""
+            return Opening(chunks, held, refusal)
+        if size > MAX_HELD:
+            break
+    return Opening(chunks, held)

@@ -6,14 +6,17 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ..errors import SettingsError
+from ..prices import Prices, prices_of
 from ..words import as_dollars, count_phrase
 
 if TYPE_CHECKING:
     from ..lab.report import Kind
 
-__all__ = ["Leaving", "Record", "Turn"]
+__all__ = ["Leaving", "Record", "Turn", "dollars", "find_prices"]
 
 MAX_TURNS = 10_000
 """So many of the newest turns are kept for the page."""
@@ -132,3 +135,34 @@ class Record:
         if self.failed:
             parts.append(f"{count_phrase(self.failed, 'request')} could not be shaped")
         return ", ".join(parts)
+
+
+@lru_cache(maxsize=64)
+def find_prices(model: str) -> Prices | None:
+    """The prices of *model*, None where they are not listed.
+
+    The first call reads the list: make it in a worker thread.
+    """
+    try:
+        return prices_of(model)
+    except SettingsError:
+        return None
+
+
+def dollars(model: str, usage: Mapping[str, Any]) -> float | None:
+    """What *usage*, in the form of the Messages API, costs; None where prices are not listed."""
+    prices = find_prices(model)
+    if prices is None or not usage:
+        return None
+    fresh = _count(usage, "input_tokens")
+    written = _count(usage, "cache_creation_input_tokens")
+    read = _count(usage, "cache_read_input_tokens")
+    cliff = prices.cliff(fresh + written + read)
+    paid = fresh * prices.input + written * prices.cache_write + read * prices.read
+    answer = _count(usage, "output_tokens") * prices.output
+    return paid * cliff.prompt + answer * cliff.output
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    tokens = usage.get(name)
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else 0

@@ -1,25 +1,38 @@
-"""The placeholder for content that was offloaded: its two forms, written and recognized."""
+"""What stands in a context in place of something else, written and recognized.
+
+Of content that was offloaded (in two forms), of the middle of a long text, of a file folded to its
+names, and of what a broken history lacks.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from ..agent_tools import NOTE, NOTE_END
 from ..errors import SettingsError
 from ..settings import excerpt, is_size
 from ..workers.pieces import overlapping_pieces
-from .cuts import gap
 
 __all__ = [
     "BATCH",
     "DIRECT",
+    "DROPPED",
+    "INTERRUPTED",
     "MAX_SHOWN",
+    "OPENING",
+    "SILENT_ERROR",
     "Preview",
     "any_reference",
+    "fold_block",
+    "gap",
     "is_batch",
+    "is_cut",
+    "is_folded",
     "placeholder",
     "reference",
     "reference_with_preview",
+    "shorten",
 ]
 
 # Required word for word.
@@ -154,3 +167,66 @@ def is_batch(text: str) -> bool:
     if not text.startswith(_BATCH_BEGINNING):
         return False
     return any_reference(text, MAX_SHOWN) is not None
+
+
+_GAP = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
+
+
+def gap(missing: int, where: str = "") -> str:
+    """The line in place of *missing* characters; *where* is the file that has the whole text."""
+    source = f"; the whole text is in {where}" if where else ""
+    return f"\n[... {missing} characters left out{source} ...]\n"
+
+
+def shorten(text: str, limit: int, where: str = "") -> str:
+    """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
+
+    *where* is the file that contains the whole text.
+    """
+    if len(text) <= limit:
+        return text
+    head_chars = limit * 2 // 3
+    tail_chars = limit - head_chars
+    head = text[:head_chars]
+    tail = text[len(text) - tail_chars :]
+    return f"{head}{gap(len(text) - limit, where)}{tail}"
+
+
+def is_cut(text: str, whole: str) -> bool:
+    """Whether *text* is *whole*, or what `shorten` leaves of it."""
+    if text == whole:
+        return True
+    note = _GAP.search(text)
+    if note is None:
+        return False
+    head = text[: note.start()]
+    tail = text[note.end() :]
+    return whole.startswith(head) and whole.endswith(tail)
+
+
+_HEAD = f"{NOTE}\n## File Context: "
+
+
+def fold_block(path: str, body: str) -> str:
+    """The block of the file at *path* with the lines of *body*, if any."""
+    lines = [f"{_HEAD}{_one_line(path)}"]
+    if body:
+        lines.append(body)
+    lines.append(NOTE_END)
+    return "\n".join(lines)
+
+
+def _one_line(path: str) -> str:
+    """*path* so that it can end neither its line nor its block."""
+    return re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
+
+
+def is_folded(text: str) -> bool:
+    """Whether *text* begins as the block of a folded file does."""
+    return text.startswith(_HEAD)
+
+
+INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
+OPENING = "[The conversation begins here.]"
+DROPPED = "[Nothing of this message could be kept.]"
+SILENT_ERROR = "[The tool failed and gave no further word.]"

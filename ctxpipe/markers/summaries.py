@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ..agent_tools import NOTE, NOTE_END
 from ..messages import texts
-from .evidence import EVIDENCE
 from .notes import note_of
 
 if TYPE_CHECKING:
@@ -21,7 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ACKNOWLEDGED",
     "CONTINUE",
+    "EVIDENCE",
+    "EVIDENCE_END",
     "FILE_ACKNOWLEDGED",
+    "INTRODUCTION",
     "IN_PROGRESS",
     "KEPT",
     "REMINDER",
@@ -29,6 +31,8 @@ __all__ = [
     "SEEN",
     "SUMMARY",
     "acknowledged_count",
+    "archive_lines",
+    "archive_references",
     "commands_in_force",
     "is_connective",
     "leading_count",
@@ -42,6 +46,17 @@ __all__ = [
     "summary_extras",
     "text_of",
 ]
+
+EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
+INTRODUCTION = (
+    "Kept from the conversation without a model: a record to look things up in, not a request."
+)
+
+_BEGINNING = f"{EVIDENCE}{INTRODUCTION}\n"
+_ARCHIVE = "Raw messages: "
+_NAMED_ARCHIVE = re.compile(rf"{_ARCHIVE}(.+) \(([0-9a-f-]{{16,128}})\)")
+_ARCHIVES_NAMED = 4
+_MOST_BLOCKS = 8
 
 # Required word for word, down to CONTINUE.
 SUMMARY = "[Conversation compressed]\n\n"
@@ -211,3 +226,27 @@ def _is_file(message: Message) -> bool:
 
 def _is_reply(message: Message, text: str) -> bool:
     return message["role"] == "assistant" and text_of(message) == text
+
+
+def archive_lines(archives: Sequence[str], digest: str) -> list[str]:
+    """The lines that name the last of *archives*, with the *digest* of the very last, if known."""
+    lines = [f"{_ARCHIVE}{path}" for path in archives[-_ARCHIVES_NAMED:]]
+    if lines and digest:
+        lines[-1] += f" ({digest})"
+    return lines
+
+
+def archive_references(text: str) -> list[tuple[str, str]]:
+    """Path and digest of each archive that *text*, perhaps a summary of ours, claims to replace.
+
+    Anybody may have written so: it is to be verified.
+    """
+    found: list[tuple[str, str]] = []
+    _, *blocks = text.split(_BEGINNING)
+    for block in blocks[:_MOST_BLOCKS]:
+        lines = block.split("\n", _ARCHIVES_NAMED)
+        for line in lines[:_ARCHIVES_NAMED]:
+            match = _NAMED_ARCHIVE.fullmatch(line)
+            if match:
+                found.append((match[1], match[2]))
+    return found

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError, storage_errors
 from ..messages import as_json, is_encodable
+from ..settings import Wanted
 from ..workers.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from ..storage import JournalStorage
     from ..tokens.ledger import SavedSample
 
-__all__ = ["DAMAGED", "Entry", "Journal", "chain"]
+__all__ = ["DAMAGED", "KEYS", "Entry", "Journal", "as_keys", "chain"]
 
 FORM = 2
 """The form of an entry. A journal with a newer one is neither read nor written."""
@@ -182,3 +183,28 @@ def chain(entries: Sequence[Entry], count: int) -> list[int]:
             raise ValueError(f"entry {count - 1} rests on {base} entries")
         count = base
     return numbers[::-1]
+
+
+LEAST_BYTES = 16
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) >= LEAST_BYTES
+
+
+def _are_keys(value: object) -> bool:
+    return _is_key(value) or (
+        isinstance(value, list | tuple) and bool(value) and all(map(_is_key, value))
+    )
+
+
+KEYS = Wanted(
+    _are_keys, f"{LEAST_BYTES} bytes or more, or a list of such keys of which the first one signs"
+)
+
+
+def as_keys(given: bytes | Sequence[bytes] | None) -> Sequence[bytes]:
+    """*given* as a sequence of keys, the signing one first; empty without one."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, bytes) else tuple(given)

@@ -50,7 +50,7 @@ from .client import (
     stages_are_asking,
 )
 from .gate import Gate, Pass
-from .keys import KEYS, as_keys
+from .journal import KEYS, as_keys
 from .memory import Memory
 from .open_calls import (
     OPEN_CALLS,

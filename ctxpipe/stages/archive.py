@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
-from ..markers.evidence import archive_references
-from ..markers.summaries import text_of
+from ..markers.summaries import archive_references, text_of
 from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
 from ..storage.records import Record
-from ..storage.shielding import run_to_completion
-from ..workers.threads import in_thread
+from ..workers.threads import in_thread, run_to_completion
 
 if TYPE_CHECKING:
     import os

@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..edits.compact import Facts, Source, after_summary, partition
-from ..markers.evidence import archive_references
-from ..markers.summaries import acknowledged_count, leading_count, summary_body, text_of
+from ..markers.summaries import (
+    acknowledged_count,
+    archive_references,
+    leading_count,
+    summary_body,
+    text_of,
+)
 from ..storage.records import message_redactor_of, redactor_of
 from ..workers.threads import in_thread
 from .archive import Archived, last_part, read_verified, records_by_name

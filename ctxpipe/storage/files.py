@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import SettingsError, StorageError
 from ..settings import FUNCTION, PATH, excerpt
+from ..workers.threads import run_to_completion
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
-from .shielding import run_to_completion
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..activity import is_about_file, is_failure, target, touched_paths
 from ..agent_tools import PLAN_NAME
-from ..markers.cuts import shorten
+from ..markers.placeholders import shorten
 from ..markers.summaries import acknowledged_count, own_words, summary_body
 from ..messages import (
     ToolCall,

@@ -11,7 +11,7 @@ from inspect import Parameter, Signature, isawaitable, signature
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..markers.cuts import shorten
+from ..markers.placeholders import shorten
 from ..markers.summaries import acknowledged_count, summary_body
 from ..messages import (
     MEDIA,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .budget import Budget, Share
-from .counter import Counting, TokenCounter, as_counter
-from .functions import conservative, count_tokens, should_compact
+from .counter import Counting, TokenCounter, as_counter, conservative, count_tokens, should_compact
 from .ledger import Ledger
 
 __all__ = [

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..callables import is_async
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
-from ..settings import FUNCTION, SIZE, Wanted, excerpt
+from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Wanted, excerpt
 from ..workers.threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -22,7 +25,14 @@ from .parts import Part
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = ["Counting", "TokenCounter", "as_counter"]
+__all__ = [
+    "Counting",
+    "TokenCounter",
+    "as_counter",
+    "conservative",
+    "count_tokens",
+    "should_compact",
+]
 
 Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 """What may be given as a counter: ours, or a function from a text to its number of tokens."""
@@ -345,3 +355,40 @@ def as_counter(counter: Counting | None) -> TokenCounter:
 @functools.cache
 def _default_counter() -> TokenCounter:
     return TokenCounter()
+
+
+def count_tokens(
+    messages: Iterable[Message],
+    system: object = None,
+    tools: Iterable[object] | None = None,
+    *,
+    counter: Counting | None = None,
+) -> int:
+    """The raw tokens of *messages*, and of the system prompt and the tools where given."""
+    return as_counter(counter).total(messages, system=system, tools=tools)
+
+
+def conservative(tokens: int) -> int:
+    """ceil(1.5 x *tokens*): enough for what the API may make of them."""
+    return -(-3 * tokens // 2)
+
+
+def should_compact(
+    messages: Sequence[Message],
+    *,
+    context_token_limit: int | None = None,
+    compact_threshold_ratio: float | Decimal | None = None,
+    counter: Counting | None = None,
+    system: object = None,
+    tools: Iterable[object] | None = None,
+) -> bool:
+    """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list.
+
+    The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO
+    (0.92) where they are not given. Raises SettingsError if either is not a number.
+    """
+    if not messages:
+        return False
+    ratio = Fraction(COMPACT_THRESHOLD_RATIO(compact_threshold_ratio))
+    threshold = math.ceil(CONTEXT_TOKEN_LIMIT(context_token_limit) * ratio)
+    return as_counter(counter).over(messages, threshold - 1, system=system, tools=tools)

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from ..markers.repairs import OPENING
+from ..markers.placeholders import OPENING
 from ..messages import CALLS, THINKING, kind
 from ..messages.rules import MAX_TOOL_NAME
 from .values import opaque_block, text_block

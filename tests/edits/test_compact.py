@@ -44,13 +44,14 @@ from ctxpipe.edits.compact import (
     replacements,
     user_commands,
 )
-from ctxpipe.markers.evidence import EVIDENCE_END, archive_references
 from ctxpipe.markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
+    EVIDENCE_END,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     SUMMARY,
+    archive_references,
     reminder,
     restored_text,
     summary_body,

@@ -26,7 +26,7 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe import check, repair
-from ctxpipe.markers.repairs import DROPPED, INTERRUPTED, OPENING
+from ctxpipe.markers.placeholders import DROPPED, INTERRUPTED, OPENING
 from ctxpipe.messages import THINKING, Message, as_dict, blocks, kind, without_surrogates
 
 INTERRUPTION = tool_result("a", INTERRUPTED, is_error=True)

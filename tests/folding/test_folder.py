@@ -13,7 +13,7 @@ from places import SOURCES
 
 from ctxpipe.folding import folder
 from ctxpipe.folding.folder import Folder
-from ctxpipe.stages.fold import fold_files
+from ctxpipe.functions import fold_files
 from ctxpipe.tokens import TokenCounter
 from ctxpipe.workers import processes
 

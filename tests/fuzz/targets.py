@@ -34,7 +34,6 @@ from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.folding.fold import fold_files
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.markers.evidence import archive_references
 from ctxpipe.markers.placeholders import (
     BATCH,
     DIRECT,
@@ -46,6 +45,7 @@ from ctxpipe.markers.placeholders import (
 )
 from ctxpipe.markers.summaries import (
     SUMMARY,
+    archive_references,
     own_words,
     reminder,
     restored_path,

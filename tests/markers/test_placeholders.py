@@ -1,4 +1,4 @@
-"""What stands where content was offloaded: written and recognised."""
+"""What stands in place of something else: written and recognised."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from ctxpipe.markers.placeholders import (
     BATCH,
     DIRECT,
     MAX_SHOWN,
+    fold_block,
+    gap,
+    is_cut,
+    is_folded,
     placeholder,
     quoted_file_names,
     reference,
     reference_with_preview,
+    shorten,
 )
 
 PATHS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
@@ -214,3 +219,66 @@ def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str) 
     assert reference(text) is None
     assert reference_with_preview(text) is None
     assert isinstance(quoted_file_names(text), list)
+
+
+@given(st.text(max_size=300), st.integers(0, 200))
+def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(
+    text: str, limit: int
+) -> None:
+    short = shorten(text, limit, "/archive.json")
+
+    if len(text) <= limit:
+        assert short is text
+        return
+    head, tail = limit * 2 // 3, limit - limit * 2 // 3
+    assert short.startswith(text[:head])
+    assert short.endswith(text[len(text) - tail :])
+    assert f"{len(text) - limit} characters" in short
+    assert "/archive.json" in short
+
+
+@given(st.text("ab\n", max_size=300), st.integers(0, 200), st.sampled_from(["", "/archive.json"]))
+def test_what_is_left_of_a_text_is_recognized(text: str, limit: int, where: str) -> None:
+    assert is_cut(shorten(text, limit, where), text)
+
+
+def test_another_text_with_a_note_in_it_is_not_what_is_left_of_one() -> None:
+    whole = "a" * 100
+
+    assert not is_cut(f"b{gap(98)}a", whole)
+    assert not is_cut(f"a{gap(98)}b", whole)
+    assert not is_cut("a" * 99, whole)
+
+
+def test_a_preview_says_in_the_same_words_what_is_missing() -> None:
+    assert gap(7) in Preview(head=2, tail=1).of("0123456789")
+
+
+def test_a_folded_file_is_a_note_with_its_path_and_its_lines() -> None:
+    assert fold_block("a.py", "1 | f") == (
+        "<system-reminder>\n## File Context: a.py\n1 | f\n</system-reminder>"
+    )
+
+
+def test_a_file_without_lines_is_its_path_alone() -> None:
+    assert fold_block("a.py", "") == (
+        "<system-reminder>\n## File Context: a.py\n</system-reminder>"
+    )
+
+
+@given(st.text(), st.text())
+def test_what_was_folded_is_recognized(path: str, body: str) -> None:
+    assert is_folded(fold_block(path, body))
+
+
+@given(st.text("ab/<> \n\r\t\u2028", max_size=30))
+def test_no_path_ends_its_line_or_its_block(path: str) -> None:
+    block = fold_block(f"{path}</system-reminder>", "1 | f")
+
+    assert len(block.splitlines()) == 4
+    assert block.count("</system-reminder>") == 1
+
+
+def test_a_note_of_an_agent_is_no_folded_file() -> None:
+    assert not is_folded("<system-reminder>\nThe date has changed.\n</system-reminder>")
+    assert not is_folded("Look: <system-reminder>\n## File Context: a.py")

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from ctxpipe import ContextPipeline, InvalidHistory, check, repair
-from ctxpipe.markers.repairs import DROPPED, INTERRUPTED, SILENT_ERROR
+from ctxpipe.markers.placeholders import DROPPED, INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import RULES, Message, as_dict, blocks, kind
 
 MARK = {"cache_control": {"type": "ephemeral"}}

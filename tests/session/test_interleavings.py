@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxpipe import ContextPipeline, InvalidHistory, MemoryStorage, Session, Sessions, StorageError
-from ctxpipe.markers.repairs import INTERRUPTED
+from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message, as_json, tool_calls, tool_results
 from ctxpipe.messages.identity import says_the_same
 from ctxpipe.stage import Turn

@@ -29,7 +29,7 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.markers.repairs import INTERRUPTED
+from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Summary
 from ctxpipe.testing import MessagesServer, RequestBody, Script, answer

@@ -15,8 +15,7 @@ from recorded import NIGHTLY, sample
 
 from ctxpipe import Breaker, Budget, ContextPipeline, LocalStorage, Restore
 from ctxpipe.edits.repair import repair
-from ctxpipe.markers.evidence import EVIDENCE, EVIDENCE_END
-from ctxpipe.markers.summaries import own_words, summary_body
+from ctxpipe.markers.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.messages import Message, check
 from ctxpipe.reports import Compacted
 from ctxpipe.stages.compact import Compact, load_archive

@@ -21,8 +21,7 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe.errors import SettingsError, SummaryFailed
-from ctxpipe.markers.evidence import EVIDENCE, EVIDENCE_END
-from ctxpipe.markers.summaries import ACKNOWLEDGED, SUMMARY
+from ctxpipe.markers.summaries import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.messages import Message, is_encodable
 from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarize_with_retry
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript

@@ -23,8 +23,12 @@ from typing import Any
 from api_rules import faults, parts
 
 from ctxpipe import CtxpipeError, Result
-from ctxpipe.markers.placeholders import reference, reference_with_preview
-from ctxpipe.markers.repairs import INTERRUPTED, SILENT_ERROR
+from ctxpipe.markers.placeholders import (
+    INTERRUPTED,
+    SILENT_ERROR,
+    reference,
+    reference_with_preview,
+)
 from ctxpipe.messages import Message
 from ctxpipe.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.stage import Change, Turn

@@ -30,7 +30,7 @@ from ctxpipe.messages import Message, pending_calls
 from ctxpipe.session import Session
 from ctxpipe.summarizers import PromptSummarizer, Summary
 from ctxpipe.tools import ToolInputError
-from ctxpipe.tools.compaction import LEAST_TURNS
+from ctxpipe.tools.offloaded import LEAST_TURNS
 
 LONG = "a line of output\n" * 200
 

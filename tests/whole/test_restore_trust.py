@@ -28,7 +28,7 @@ from ctxpipe import (
 from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
-from ctxpipe.markers.repairs import INTERRUPTED
+from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.reports import Compacted
 from ctxpipe.storage.files import FileText, LocalFiles
