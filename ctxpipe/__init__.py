@@ -9,7 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .edits.repair import repair
-    from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed
+    from .errors import (
+        CtxpipeError,
+        InvalidHistory,
+        SessionDeleted,
+        SettingsError,
+        StorageError,
+        SummaryFailed,
+    )
     from .markers.placeholders import Preview
     from .messages import Message, check, pending_calls
     from .pipeline import ContextPipeline
@@ -63,6 +70,7 @@ __all__ = [
     "Result",
     "SQLiteJournal",
     "Session",
+    "SessionDeleted",
     "Sessions",
     "SettingsError",
     "Skip",
@@ -86,7 +94,8 @@ __all__ = [
 # A name is imported when it is first asked for: `import ctxpipe` costs a few milliseconds.
 _NAMES = {
     ".edits.repair": "repair",
-    ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed",
+    ".errors": "CtxpipeError InvalidHistory SessionDeleted SettingsError StorageError "
+    "SummaryFailed",
     ".functions": "CompactResult Folded OffloadResult OffloadedMessage Truncation compact_messages "
     "conservative count_tokens fold_files load_archive offload_tool_result "
     "offload_tool_results restore_files should_compact smart_truncate "

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
+
+import anyio
 
 try:
     import typer
@@ -24,6 +27,7 @@ except ImportError as missing:  # pragma: no cover  tests run with the extra ins
 from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
+from .gateway.journals import open_journal
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .lab.cluster import cluster
@@ -55,11 +59,12 @@ from .messages import strings
 from .names import session_folder
 from .prices import Prices, prices_of
 from .reports import Outcome, Result
-from .settings import EXAMPLE_MODEL
+from .settings import EXAMPLE_MODEL, excerpt
 from .storage.adoption import adopt as mark_adopted
 from .storage.adoption import find_adoptable
 from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
+    Cleaned,
     Limits,
     OwnFile,
     choose_files,
@@ -69,6 +74,8 @@ from .storage.cleanup import (
     is_owned,
     session_files,
 )
+from .storage.generations import ids_below
+from .storage.local import LocalStorage
 from .storage.ownership import Mark, StorageRoot
 from .tokens import TokenCounter
 from .words import as_number, as_percent, count_phrase, one_line
@@ -574,7 +581,15 @@ def clean(
         bool, typer.Option("--records", help="Delete archives and journals too.")
     ] = False,
     session: Annotated[
-        str | None, typer.Option(help="Delete all files of this one session instead.")
+        str | None, typer.Option(help="Delete all of this one session instead.")
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="The same for all of these: cust1 has cust1/a and not cust10."),
+    ] = None,
+    journal: Annotated[
+        str | None,
+        typer.Option(help="Where their journals are, if not in the folder: sqlite:///FILE, …"),
     ] = None,
     adopt: Annotated[
         bool,
@@ -598,32 +613,87 @@ def clean(
     with _exit_on_error():
         limits = _clean_limits(max_mb, max_days, live or (), records=records)
         has_limit = max_mb is not None or max_days is not None
-        if session is not None and (has_limit or live or records):
+        is_whole = session is not None or prefix is not None
+        if is_whole and (has_limit or live or records):
             raise SettingsError(
-                "--session deletes a whole session; "
+                "--session and --prefix delete whole sessions; "
                 "leave out --max-mb, --max-days, --live, --records"
             )
-        if not (has_limit or adopt or session is not None):
-            raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --adopt")
+        if not (has_limit or adopt or is_whole):
+            raise SettingsError(
+                "nothing to do: give --max-mb, --max-days, --session, --prefix or --adopt"
+            )
         if not root.is_dir():
             raise SettingsError(f"{root} is no folder")
         folder = StorageRoot(os.path.abspath(root))
         unmarked = _adopt_unmarked(folder, adopt=adopt, dry_run=dry_run)
         files: Sequence[OwnFile] = []
-        if session is not None:
-            files = session_files(folder, session_folder(session), unmarked)
-        elif has_limit:
-            files = choose_files(find_files(folder, unmarked), limits, time.time())
+        if is_whole:
+            names = _sessions_to_delete(folder, session, prefix, journal)
+            found = (session_files(folder, session_folder(name), unmarked) for name in names)
+            files = list(chain.from_iterable(found))
+            delete = partial(_delete_sessions, folder, names, journal)
+        else:
+            if has_limit:
+                files = choose_files(find_files(folder, unmarked), limits, time.time())
+            delete = partial(delete_files, folder, files)
         if dry_run:
             _list_files(folder, files)
             return
-        if files and not yes:
+        if (files or journal) and not yes:
             _ask_to_delete(root, files)
-        cleaned = delete_files(folder, files)
-        if session is not None:
-            folder.drop(session_folder(session))
+        cleaned = delete()
         drop_empty_folders(folder, time.time() - STALE_SECONDS)
-    print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
+        print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
+        for path in cleaned.left:
+            print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
+        if cleaned.left:
+            raise CtxpipeError(f"not deleted: {count_phrase(len(cleaned.left), 'item')}")
+
+
+def _sessions_to_delete(
+    folder: StorageRoot, session: str | None, prefix: str | None, journal: str | None
+) -> list[str]:
+    """The *session*, and those of *prefix* in the *folder* and the *journal*, which are listed."""
+    names = set() if session is None else {session}
+    if prefix is not None:
+        names.update(ids_below(prefix, folder.session_ids()))
+        if journal is not None:
+            names.update(anyio.run(_sessions_in, journal, prefix))
+        for name in sorted(names):
+            print_line(f"session {excerpt(name)}")
+    return sorted(names)
+
+
+async def _sessions_in(journal: str, prefix: str) -> list[str]:
+    async with open_journal(journal, None) as storage:
+        return await storage.sessions(prefix)
+
+
+def _delete_sessions(folder: StorageRoot, names: Sequence[str], journal: str | None) -> Cleaned:
+    """Delete the sessions *names* below *folder*, and from the *journal* at a URL."""
+    elsewhere: list[str] = []
+    if journal is None:
+        elsewhere = [
+            f"the journal of {excerpt(name)}, which is not here; give --journal"
+            for name in names
+            if folder.has_journal_elsewhere(session_folder(name))
+        ]
+    cleaned = anyio.run(_delete_from, LocalStorage(folder.path), names, journal)
+    return replace(cleaned, left=(*cleaned.left, *elsewhere))
+
+
+async def _delete_from(texts: LocalStorage, names: Sequence[str], journal: str | None) -> Cleaned:
+    if journal is not None:  # first: who still had it would write its texts again
+        async with open_journal(journal, None) as storage:
+            for name in names:
+                await storage.delete(name)
+    cleaned = [await texts.delete(name) for name in names]
+    return Cleaned(
+        tuple(file for each in cleaned for file in each.files),
+        sum(each.bytes for each in cleaned),
+        tuple(path for each in cleaned for path in each.left),
+    )
 
 
 def _clean_limits(

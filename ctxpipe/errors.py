@@ -13,6 +13,7 @@ from .words import one_line
 __all__ = [
     "CtxpipeError",
     "InvalidHistory",
+    "SessionDeleted",
     "SettingsError",
     "StorageError",
     "SummaryFailed",
@@ -27,6 +28,13 @@ class CtxpipeError(Exception):
 
 class InvalidHistory(CtxpipeError, ValueError):
     """A history is not a valid list of Anthropic messages; the text names the index."""
+
+
+class SessionDeleted(CtxpipeError):
+    """The conversation was deleted while a session held it: the session has dropped its memory.
+
+    Nothing of it is sent or written again. What is handed in next begins a new conversation.
+    """
 
 
 class SettingsError(CtxpipeError, ValueError):
@@ -48,7 +56,7 @@ def storage_errors() -> Iterator[None]:
     """
     try:
         yield
-    except StorageError:
+    except (SessionDeleted, StorageError):
         raise
     except Exception as error:
         cause = _first_leaf(error)

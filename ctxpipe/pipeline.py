@@ -23,6 +23,7 @@ from .stages.compact import Compact
 from .stages.offload import BatchOffload, DirectOffload
 from .stages.read_backs import TrimReadBacks
 from .stages.truncate import SmartTruncate
+from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.counter import COUNTING
 from .workers.threads import in_thread_if
@@ -184,7 +185,8 @@ class ContextPipeline:
             given = Request(system, tools, request or {}, force)
             has_many = is_long(messages, len(record.given))
             step = await in_thread_if(has_many, record.begin, messages)
-            result = await self._runner.run(step, session_id, record, given)
+            with Generation(session_id).running():
+                result = await self._runner.run(step, session_id, record, given)
             record.end(step, result.messages)
             return result
 

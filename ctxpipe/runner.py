@@ -19,7 +19,7 @@ from .edits.diff import apply_edits
 from .edits.offload import first_batch_placeholder
 from .edits.repair import repair
 from .edits.thinking import Stale, drop_block, mark_stale, strip
-from .errors import InvalidHistory, SettingsError, safe_text
+from .errors import InvalidHistory, SessionDeleted, SettingsError, safe_text
 from .markers.notes import note_of
 from .messages import (
     THINKING,
@@ -463,6 +463,8 @@ class Runner:
         try:
             answer = await act.ask(stage, turn)
             change, report = await self._judge(act, stage, turn, tokens, answer, started)
+        except SessionDeleted:
+            raise
         # The turn goes on without this stage; cancellation is no Exception.
         except Exception as error:  # noqa: BLE001
             report = _failure_report(stage, turn, tokens, error, started)

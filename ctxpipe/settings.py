@@ -33,6 +33,7 @@ __all__ = [
     "OFFLOAD_RATIO_THRESHOLD",
     "SUMMARY_MAX_WORDS",
     "SUMMARY_MODEL",
+    "TOMBSTONE_DAYS",
     "Setting",
     "setting",
 ]
@@ -252,6 +253,7 @@ COMPACT_OUTPUT_DIR = Setting("COMPACT_OUTPUT_DIR", ".compact")
 EXAMPLE_MODEL = "claude-opus-5"
 """The model that errors, help and tests name: a current one, with a price."""
 SUMMARY_MODEL = Setting("SUMMARY_MODEL", "claude-haiku-4-5-20251001")
+TOMBSTONE_DAYS = Setting("TOMBSTONE_DAYS", 90)
 SUMMARY_MAX_WORDS = Setting("SUMMARY_MAX_WORDS", 1200)
 MAX_RESTORE_FILES = Setting("MAX_RESTORE_FILES", 5)
 MAX_RESTORE_TOKENS_PER_FILE = Setting("MAX_RESTORE_TOKENS_PER_FILE", 5000)

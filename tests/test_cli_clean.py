@@ -20,7 +20,7 @@ from histories import assistant, conversation, tool_result, tool_use, user
 from places import ROOT
 from typer.testing import CliRunner
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, SQLiteJournal
 from ctxpipe.cli import app
 
 REPOSITORY = ROOT
@@ -260,13 +260,91 @@ def test_one_session_goes_wholly(tmp_path: Path, name: str) -> None:
 
     assert run(tmp_path, "--session", name, "--yes").exit_code == 0
 
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["another"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        ".ctxpipe-deleted",
+        "another",
+    ]
 
 
 def test_a_session_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     sessions_below(tmp_path, "job")
 
     assert "files deleted: 0" in run(tmp_path, "--session", "nobody").stdout
+
+
+def test_a_file_that_stays_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job")
+    (tmp_path / "job/guide.md").write_text("mine")
+
+    done = run(tmp_path, "--session", "job", "--yes")
+
+    assert done.exit_code == 1
+    assert f"not deleted: {tmp_path}/job/guide.md" in done.stdout
+    assert set(contents(tmp_path / "job")) == {".ctxpipe-session", "guide.md"}
+
+
+def test_a_prefix_deletes_whole_components_and_lists_them(tmp_path: Path) -> None:
+    names = ("cust1", "cust1/a", "cust1/b/c", "cust10", "cust10/a")
+    sessions_below(tmp_path, *names)
+
+    listed = run(tmp_path, "--prefix", "cust1/", "--dry-run")
+    asked = run(tmp_path, "--prefix", "cust1/")
+    done = run(tmp_path, "--prefix", "cust1/", "--yes")
+
+    for name in names:
+        assert (f"session '{name}'\n" in listed.stdout) is (not name.startswith("cust10"))
+    assert "add --yes" in asked.stderr
+    assert done.exit_code == 0, done.output
+    left = anyio.run(LocalStorage(tmp_path).sessions)
+    assert left == ["cust10", "cust10/a"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/"])
+def test_an_empty_prefix_is_refused(tmp_path: Path, prefix: str) -> None:
+    sessions_below(tmp_path, "job")
+
+    assert run(tmp_path, "--prefix", prefix, "--yes").exit_code == 2
+    assert anyio.run(LocalStorage(tmp_path).sessions) == ["job"]
+
+
+def test_a_journal_elsewhere_is_deleted_with_the_texts_or_named(tmp_path: Path) -> None:
+    root, path = tmp_path / "texts", tmp_path / "journal.sqlite"
+
+    async def converse_elsewhere() -> None:
+        storage = LocalStorage(root)
+        async with SQLiteJournal(path, texts=storage) as journal:
+            pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000)])
+            for name in ("cust1/a", "cust1/b"):
+                await pipeline.session(name, journal=journal).run(HISTORY[:3])
+
+    async def entries() -> list[str]:
+        async with SQLiteJournal(path) as journal:
+            return [*await journal.entries("cust1/a"), *await journal.entries("cust1/b")]
+
+    anyio.run(converse_elsewhere)
+    alone = run(root, "--session", "cust1/a", "--yes")
+    done = run(root, "--prefix", "cust1", "--journal", f"sqlite:///{path}", "--yes")
+
+    assert alone.exit_code == 1
+    assert "the journal of 'cust1/a', which is not here" in alone.stdout
+    assert done.exit_code == 0, done.output
+    assert anyio.run(entries) == []
+    assert not [name for name in contents(root) if name.startswith("cust1")]
+
+
+def test_who_holds_a_session_that_the_command_deletes_drops_it(tmp_path: Path) -> None:
+    async def hold() -> list[Any]:
+        storage = LocalStorage(tmp_path)
+        session = ContextPipeline([DirectOffload(storage)]).session("job", journal=storage)
+        await session.run(HISTORY[:3])
+        await anyio.to_thread.run_sync(run, tmp_path, "--session", "job", "--yes")
+        return [await session.history(), (await session.run(conversation(user("hi")))).notices]
+
+    history, notices = anyio.run(hold)
+
+    assert history == []
+    assert len(notices) == 1
+    assert b"data data" not in b"".join(contents(tmp_path).values())
 
 
 def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path) -> None:

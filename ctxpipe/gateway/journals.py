@@ -9,8 +9,8 @@ from ..errors import SettingsError
 from ..settings import excerpt
 
 if TYPE_CHECKING:
-    from ..storage import JournalStorage
     from ..storage.protocol import TextReader
+    from ..storage.shared_journals import SharedJournal
 
 __all__ = ["check_journal", "journal_kind", "open_journal"]
 
@@ -40,7 +40,7 @@ def check_journal(url: str) -> None:
         raise SettingsError("journal names no file: sqlite:///FILE, or sqlite:////FOLDER/FILE")
 
 
-def open_journal(url: str, texts: TextReader | None, owner: str = "") -> JournalStorage:
+def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJournal:
     """The journals at *url* of sessions whose *texts* lie elsewhere.
 
     Sessions of different *owners*, which are hexadecimal numbers, do not see each other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +14,7 @@ from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
+from ..storage.generations import Generation
 from ..storage.protocol import texts_of
 from ..timeline import Step, Timeline
 from ..words import count_phrase
@@ -42,6 +43,7 @@ NOT_RESTORABLE = (
 )
 ANOTHER_HISTORY = "the journal tells of another history; the session begins anew"
 REFUSED = "entry {} is refused, though nobody is seen to have written it"
+DELETED = "the conversation was deleted; what is handed in since then begins a new one"
 REPLACED = "the journal was replaced; this session goes on from what it knows"
 NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
 
@@ -83,6 +85,7 @@ class Memory:
         # The caller has once continued with our context as his history.
         self.is_adopted: bool = False
         self.unreported: int | None = None  # first message of the context that others have changed
+        self.generation: Generation = Generation(session_id, has_journal=journal is not None)
         self._session_id = session_id
         self._record = record
         self._journal: Journal | None = None
@@ -112,6 +115,11 @@ class Memory:
     def has_unwritten(self) -> bool:
         """Whether turns could not be written."""
         return bool(self._unwritten)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the journal has been read, if there is one."""
+        return self._is_read
 
     def notify(self, text: str) -> None:
         """Log *text*, and add it to the notices of the next result."""
@@ -143,6 +151,12 @@ class Memory:
             problem += "; the session begins anew, and without a journal"
         cause = safe_text(error)
         self.notify(f"{problem}: {cause}")
+
+    async def ensure_not_deleted(self) -> None:
+        """Ask the journal, where nothing was written to it. Raises SessionDeleted."""
+        if self._journal is not None:
+            with suppress(StorageError):
+                await copy(self._journal).read_news()
 
     async def _has_news(self, journal: Journal) -> bool:
         """Whether others have written to this branch; entries of other branches are skipped."""
@@ -494,6 +508,9 @@ class Memory:
         if not self._packing.texts:
             raise SettingsError("the journal holds no texts: it was kept with history=False")
         entries = await self._entries()
+        if branch is None and self._is_read and not self._is_in(entries):
+            # Gone, and not deleted: the next turn writes it anew.
+            return list(self.timeline.history)
         if branch and not _length(entries, branch):
             session = excerpt(self._session_id)
             name = excerpt(branch)
@@ -511,7 +528,10 @@ class Memory:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redacts and replay.raw:
             self.notify("the history was redacted when it was written down")
-        return await packing.restore(replay)
+        raw, lost = await packing.restore(replay)
+        for reason in lost:
+            self.notify(reason)
+        return raw
 
     async def newest_history(self) -> list[Message]:
         """The history with what others have added to it. Raises StorageError."""

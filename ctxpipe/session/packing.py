@@ -295,13 +295,15 @@ class Packing:
                 replay.fitted = replay.agreed
         return replay
 
-    async def restore(self, replay: Replay) -> list[Message]:
+    async def restore(self, replay: Replay) -> tuple[list[Message], list[str]]:
         """The raw history of *replay*, with the texts that are in files.
 
-        Raises StorageError, naming the message, for a file that is gone or was changed.
+        A file that is gone leaves an empty text, and a sentence that names the message. Raises
+        StorageError for one that cannot be read now, or was changed.
         """
         raw: list[Any] = list(replay.raw)
         references = []
+        lost: list[str] = []
         for index, files in sorted(replay.files.items()):
             # A message that the caller has is whole already.
             message = raw[index]
@@ -319,12 +321,15 @@ class Packing:
             for reference, text in zip(batch, texts, strict=True):
                 index, place, _, _ = reference
                 if isinstance(text, StorageError):
-                    lost = f"message {index} of the history cannot be restored: {text}"
-                    raise StorageError(text.errno, lost) from text
+                    reason = f"message {index} of the history cannot be restored: {text}"
+                    if text.errno != errno.ENOENT:
+                        raise StorageError(text.errno, reason) from text
+                    lost.append(f"message {index} of the history is incomplete: a text is gone")
+                    continue
                 if isinstance(text, BaseException):
                     raise text
                 _replace_text(raw[index], place, text)
-        return raw
+        return raw, lost
 
     async def _read(self, where: str, digest: str) -> str:
         """The text in the file *where*. Raises StorageError unless it has the *digest*."""

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, ove
 
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..edits.thinking import mark_stale
-from ..errors import CtxpipeError, InvalidHistory, SettingsError, safe_text
+from ..errors import (
+    CtxpipeError,
+    InvalidHistory,
+    SessionDeleted,
+    SettingsError,
+    StorageError,
+    safe_text,
+)
 from ..markers.notes import note_of
 from ..messages import ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
@@ -34,6 +41,7 @@ from ..runner import Request, Runner, model_of
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, check_client, excerpt
 from ..stages.collapse import Collapse
 from ..stages.compact import Compact
+from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens
@@ -51,7 +59,7 @@ from .client import (
 )
 from .gate import Gate, Pass
 from .journal import KEYS, as_keys
-from .memory import Memory
+from .memory import DELETED, Memory
 from .open_calls import (
     OPEN_CALLS,
     OpenCalls,
@@ -118,14 +126,15 @@ class Session:
         self._runner = runner
         self._record = runner.new_record()
         self._verify = verify
-        self._memory = Memory(
+        self._new_memory = partial(
+            Memory,
             session_id,
-            self._record,
-            journal,
-            as_keys(signing_key),
+            journal=journal,
+            keys=as_keys(signing_key),
             texts=history,
             verify=verify,
         )
+        self._memory = self._new_memory(self._record)
         self._lease_seconds = lease_seconds
         self._gate = Gate(session_id)  # for one turn
         self._exchanges = Gate(session_id)  # for a request of the owned history, until its reply
@@ -235,9 +244,46 @@ class Session:
         """
         entered = await self._gate.enter()
         try:
-            yield
+            with self._memory.generation.running():
+                await self._ensure_not_deleted()
+                yield
+        except SessionDeleted:
+            self._begin_anew()
+            raise
         finally:
             entered.leave()
+
+    # Deletion -------------------------------------------------------------------------------------
+
+    async def _ensure_not_deleted(self) -> None:
+        """Ask the storages of which a journal does not say it. Raises SessionDeleted."""
+        if self.journal is not None and self._memory.is_read:
+            return
+        for storage in self.storages:
+            ensure = getattr(storage, "ensure_not_deleted", None)
+            if ensure is not None and storage is not self.journal:
+                with suppress(StorageError):  # whoever uses it finds out
+                    await ensure(self.session_id)
+
+    def _begin_anew(self) -> None:
+        """Drop what is known of a conversation that was deleted."""
+        self._record = self._runner.new_record()
+        self._memory = self._new_memory(self._record)
+        self._memory.notify(DELETED)
+        self._cache = CacheWatch(self._runner.counter, self._runner.prices, self._clock)
+        self._cached_at = None
+        self._recovered_at = None
+        self._next_focus = None
+        self._fill = 0.0
+        del self._appended[:]
+        self._taken = self._doubtful = 0
+        self._is_owner = False
+        self._rewritten = (-1, 0, 0)
+        self._is_watching = False
+        if self._watch is not None:
+            self._watch = Watch(self.session_id)
+        if self.on_change is not None:
+            self.on_change(self.session_id)
 
     # The turn -------------------------------------------------------------------------------------
 
@@ -390,16 +436,21 @@ class Session:
     @property
     def text_reader(self) -> TextReader | None:
         """Where the stages and the journal keep their texts, if these can be read from there."""
-        storages: list[object] = []
-        for stage in self._runner.stages:
-            storages.append(getattr(stage, "storage", None))
-            storages.append(getattr(stage, "archive", None))
-        if self.journal is not None:
-            storages.append(texts_of(self.journal))
-        for storage in storages:
+        for storage in self.storages[1:]:
             if isinstance(storage, TextReader):
                 return storage
         return None
+
+    @property
+    def storages(self) -> list[object]:
+        """All that something of the session is written to: the journal, or None, comes first."""
+        used: list[object] = []
+        for stage in self._runner.stages:
+            used += (getattr(stage, "storage", None), getattr(stage, "archive", None))
+        if self.journal is not None:
+            used.append(texts_of(self.journal))
+        distinct = {id(storage): storage for storage in used if storage is not None}
+        return [self.journal, *distinct.values()]
 
     def _share_of_trigger(self, result: Result, asked: Request) -> float:
         tokens = self._record.ledger.estimate(
@@ -433,10 +484,30 @@ class Session:
         """The turn, begun anew when the history was edited or others were faster meanwhile."""
         ensure_messages(history, sys.maxsize)  # only that it is a list
         try:
-            return await self._run_stages(history, asked, stages)
+            async with self._memory.lease(self._lease_seconds):
+                try:
+                    await self._catch_up(history)
+                except SessionDeleted:
+                    # What a caller hands in after a deletion is his to begin anew with.
+                    is_own = self._is_owner or history is self._memory.timeline.history
+                    self._begin_anew()
+                    if is_own:
+                        raise
+                    await self._catch_up(history)
+                try:
+                    with self._memory.generation.running():
+                        return await self._run_stages(history, asked, stages)
+                except SessionDeleted:
+                    self._begin_anew()
+                    raise
         except (LookupError, TypeError, AttributeError):
             ensure_messages(history)  # the caller may have emptied a message meanwhile
             raise
+
+    async def _catch_up(self, history: list[Message]) -> None:
+        with self._memory.generation.running():
+            await self._ensure_not_deleted()
+            await self._memory.catch_up(history)
 
     async def _run_stages(
         self,
@@ -446,27 +517,29 @@ class Session:
     ) -> Result:
         memory = self._memory
         thorough = False
-        async with memory.lease(self._lease_seconds):
-            while True:
-                await memory.catch_up(history)
-                step = await self._begin(history, thorough=thorough)
-                with stages_are_asking():
-                    result = await self._runner.run(
-                        step,
-                        self.session_id,
-                        self._record,
-                        asked,
-                        stages,
-                    )
-                if step.edits and not thorough and memory.timeline.is_edited(step):
-                    thorough = True  # a rewritten message is no longer the one the caller has
-                    continue
+        while True:
+            step = await self._begin(history, thorough=thorough)
+            with stages_are_asking():
+                result = await self._runner.run(
+                    step,
+                    self.session_id,
+                    self._record,
+                    asked,
+                    stages,
+                )
+            if step.edits and not thorough and memory.timeline.is_edited(step):
+                thorough = True  # a rewritten message is no longer the one the caller has
+            else:
                 if self._verify:
                     is_bulk = is_bulky(step.agreement.history)
                     await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
                 if await self._write(step):
+                    if step.is_idle:
+                        await memory.ensure_not_deleted()
+                    await self._ensure_not_deleted()
                     await self._watch_for_signals(step, result)
                     return self._finish(step, result)
+            await memory.catch_up(history)
 
     async def _watch_for_signals(self, step: Step, result: Result) -> None:
         watch = self._watch
@@ -555,7 +628,10 @@ class Session:
         so. Raises StorageError, naming the message, when something is missing; SettingsError when
         the journal holds no texts.
         """
-        async with self._alone():
+        with suppress(SessionDeleted):
+            async with self._alone():
+                return await self._memory.history(branch)
+        async with self._alone():  # what there is since the deletion
             return await self._memory.history(branch)
 
     async def branches(self) -> list[str]:
@@ -645,6 +721,7 @@ class Session:
                 f"session {session} would wait for itself: its history is in use by the create or "
                 "stream inside which it is asked; wait until that has ended, or give messages="
             )
+        generation = self._memory.generation
         has_waited = self._exchanges.is_busy
         ticket = object()
         self._claims[ticket] = claim
@@ -655,6 +732,8 @@ class Session:
         self._exchange = entered
         self._has_waited = has_waited
         try:
+            if generation is not self._memory.generation:
+                raise SessionDeleted(GONE)  # while this waited, with what was appended for it
             with entered.inside():
                 yield
         finally:
@@ -677,6 +756,7 @@ class Session:
         And how many of the appended messages are in it.
         """
         async with self._alone():
+            self._is_owner = True
             history = await self._memory.newest_history()
             self._settle()
             appended = self._appended[: self._unclaimed()]

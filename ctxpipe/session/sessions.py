@@ -85,6 +85,27 @@ class Sessions:
         self._held.add(session)
         return session
 
+    def forget(self, session_id: str) -> None:
+        """Let go of the session, with what it has not written; the next `get` reads its journal."""
+        self._held.remove(session_id)
+        self._alive.pop(session_id, None)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete the session: its journal, the texts and archives of the stages, and what is here.
+
+        Whoever else holds it, in any process, drops it. Raises SettingsError, before anything is
+        deleted, where a storage cannot delete; StorageError.
+        """
+        SESSION_ID.check("session_id", session_id)
+        session = self._pipeline.new_session(session_id, **self._settings)
+        storages: list[Any] = session.storages
+        if not all(callable(getattr(storage, "delete", None)) for storage in storages):
+            raise SettingsError("a storage of these sessions has no delete(session_id)")
+        self.forget(session_id)
+        # The journal first: a session that still had it would write its texts again.
+        for storage in storages:
+            await storage.delete(session_id)
+
     def _weigh(self, session: Session) -> int:
         known, appended = session.known, session.appended
         counted, size = self._weighed.get(session, (0, 0))

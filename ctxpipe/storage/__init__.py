@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .files import FileReader, FileText, LocalFiles
+    from .generations import Generation, delete_sessions
     from .local import Cleaned, LocalStorage
     from .memory import MemoryStorage
     from .objects import ObjectStorage
@@ -22,6 +23,7 @@ __all__ = [
     "Cleaned",
     "FileReader",
     "FileText",
+    "Generation",
     "JournalStorage",
     "LocalFiles",
     "LocalStorage",
@@ -33,12 +35,14 @@ __all__ = [
     "SQLiteJournal",
     "TextReader",
     "TextWriter",
+    "delete_sessions",
     "is_secret",
 ]
 
 # A storage is imported when it is first asked for: a hook that writes one file needs one of them.
 _NAMES = {
     ".files": "FileReader FileText LocalFiles",
+    ".generations": "Generation delete_sessions",
     ".local": "Cleaned LocalStorage",
     ".memory": "MemoryStorage",
     ".objects": "ObjectStorage",

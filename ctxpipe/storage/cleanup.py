@@ -7,13 +7,13 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import StorageError
 from .atomic import STALE_SECONDS, is_temporary
 from .folders import file_info, regular_files, translate_errors
-from .ownership import Mark, StorageRoot
+from .ownership import JOURNAL, SESSION_MARK, Mark, StorageRoot
 
 __all__ = [
     "JOURNAL",
@@ -30,17 +30,21 @@ __all__ = [
     "session_files",
 ]
 
-JOURNAL = "journal.jsonl"
 LIVE_SECONDS = 3600.0
 """A session whose journal was written less than this ago is in use, whatever the age asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a clean-up removed: absolute paths, and their size in bytes."""
+    """What a clean-up removed: absolute paths, and their size in bytes.
+
+    *left* are the paths of what is still in the folder of a session that was deleted: files that
+    ctxpipe has not written.
+    """
 
     files: tuple[str, ...] = ()
     bytes: int = 0
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class OwnFile:
     size: int
     written: int
     journal_time: float | None = None
-    """When the journal beside it was last written, in seconds since 1970; None without one."""
+    """When the session was used last, in seconds since 1970; None for one without a journal."""
 
     def age(self, now: float) -> float:
         """Seconds since it was written."""
@@ -75,7 +79,7 @@ class Limits:
             return True
         if file.kind == "record" and not self.records:
             return True
-        # The journal shows that the conversation may go on, whoever else remembers it.
+        # A journal, wherever it is, shows that the conversation may go on.
         if file.journal_time is None:
             return False
         if self.max_age is None:
@@ -109,9 +113,10 @@ def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     files = dict(regular_files(descriptor))
-    journal_time = None
-    if folder and JOURNAL in files:
-        journal_time = files[JOURNAL].st_mtime
+    uses = [files[JOURNAL].st_mtime] if folder and JOURNAL in files else []
+    if mark.has_journal and SESSION_MARK in files:
+        uses.append(files[SESSION_MARK].st_mtime)
+    journal_time = max(uses, default=None)
     for name, info in files.items():
         if mark.owns(name):
             kind = file_kind(name)
@@ -191,6 +196,7 @@ def _delete(root: StorageRoot, file: OwnFile) -> bool:
 
 def drop_empty_folders(root: StorageRoot, before: float) -> None:
     """Remove the session folders of ctxpipe that have been empty since *before*."""
+    root.sweep_tombstones()
     # Somebody may be about to write into a newer one.
     for folder in root.session_folders():
         with suppress(OSError), root.folder(folder) as descriptor:
@@ -220,13 +226,21 @@ def session_files(
 
 
 def delete_session(root: StorageRoot, folder: str) -> Cleaned:
-    """Delete the session's files, and its *folder* if nothing else is in it.
+    """End the session: delete its files, and its *folder* if nothing else is in it.
 
     Raises StorageError.
     """
-    cleaned = delete_files(root, session_files(root, folder))
-    root.drop(folder)
-    return cleaned
+    left: list[str] = []
+    cleaned = Cleaned()
+    session_files(root, folder)  # raises for a folder that is not ours
+    try:
+        with root.deletion(folder) as descriptor:
+            cleaned = delete_files(root, session_files(root, folder))
+            left = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
+    except StorageError as error:
+        _raise_unless_absent(error)
+    paths = tuple(root.path_of(folder, name) for name in left)
+    return replace(cleaned, left=paths)
 
 
 def _no_mark_error(root: StorageRoot, folder: str) -> StorageError:

@@ -170,6 +170,11 @@ class SessionLock:
 
     def acquire(self) -> bool:
         """Take the lock; False when somebody else has it. Raises StorageError."""
+        with suppress(Locked):  # the session is being deleted
+            return self._acquire()
+        return False
+
+    def _acquire(self) -> bool:
         where = self._root.path_of(self._folder, self.NAME)
         with (
             translate_errors("cannot lock", where),

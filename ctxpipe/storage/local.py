@@ -54,6 +54,7 @@ from .folders import (
     regular_files,
     translate_errors,
 )
+from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import JournalFile, Position, SessionLock
 from .ownership import StorageRoot
 from .protocol import Page
@@ -77,7 +78,6 @@ Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 _CHUNK = 1 << 16
-_MOST_SEEN = 10_000  # journals whose length is remembered
 _LEASE_POLL = 0.05  # seconds
 _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalize in it
 
@@ -131,6 +131,11 @@ class LocalStorage:
         repr=False,
         compare=False,
     )
+    _touched: dict[str, float] = field(
+        init=False,
+        repr=False,
+        compare=False,
+    )
 
     __repr__ = short_repr
 
@@ -156,6 +161,7 @@ class LocalStorage:
         object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
         object.__setattr__(self, "_waits", LockWaits())
+        object.__setattr__(self, "_touched", {})
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -167,7 +173,9 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await _run_in_thread(self.write_blocking, texts)
+        write = partial(_run_in_thread, self.write_blocking, texts)
+        folder = texts[0][0].partition("/")[0] if texts else ""
+        return await self._waits.call(self._folders.path_of(folder), write)
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """What `write` does, in the calling thread: for a program that has no event loop."""
@@ -356,7 +364,8 @@ class LocalStorage:
         Raises StorageError.
         """
         folder = session_folder(session_id)
-        return await _run_in_thread(self._save, folder, safe_name(stem), record)
+        save = partial(_run_in_thread, self._save, folder, safe_name(stem), record)
+        return await self._waits.call(self._folders.path_of(folder), save)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
@@ -438,6 +447,7 @@ class LocalStorage:
         return await _run_in_thread(self._entries, session_id, start)
 
     def _entries(self, session_id: str, start: int) -> list[str]:
+        self._folders.check(session_folder(session_id))
         journal = self._journal(session_id)
         seen = self._last_position(journal)
         lines, now = journal.lines(start, seen)
@@ -461,12 +471,7 @@ class LocalStorage:
         return self._seen.get(journal.where, Position())
 
     def _remember(self, where: str, now: Position) -> None:
-        self._seen.pop(where, None)
-        self._seen[where] = now
-        while len(self._seen) > _MOST_SEEN:
-            with suppress(StopIteration, KeyError, RuntimeError):  # another thread was faster
-                oldest = next(iter(self._seen))
-                del self._seen[oldest]
+        remember(self._seen, where, now)
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
@@ -488,7 +493,32 @@ class LocalStorage:
         finally:
             lock.release()
 
-    # Cleaning up ----------------------------------------------------------------------------------
+    # Use and clean-up -----------------------------------------------------------------------------
+
+    async def touch(self, session_id: str, /) -> None:
+        """Note that the session, which has a journal, is in use; most calls do nothing.
+
+        Raises StorageError.
+        """
+        folder = session_folder(session_id)
+        now = time.monotonic()
+        if now - self._touched.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
+            return
+        await _run_in_thread(self._folders.touch, folder, session_id)
+        remember(self._touched, folder, now)
+
+    async def ensure_not_deleted(self, session_id: str, /) -> None:
+        """Raise SessionDeleted when the session that runs here was deleted; or StorageError."""
+        await _run_in_thread(self._folders.check, session_folder(session_id))
+
+    async def sessions(self, prefix: str | None = None, /) -> list[str]:
+        """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
+
+        A folder that an earlier version has made is listed once its session was used again. Raises
+        StorageError, and SettingsError for an empty prefix.
+        """
+        ids_below(prefix, ())
+        return ids_below(prefix, await _run_in_thread(self._folders.session_ids))
 
     async def cleanup(
         self,
@@ -503,10 +533,11 @@ class LocalStorage:
         Then none is older than *max_age* seconds, and all together have at most *max_bytes*. None
         switches a limit off. Only files that ctxpipe wrote, in folders with its mark, are deleted.
 
-        A session whose journal is younger than *max_age*, or than an hour, stays whole; without
-        *max_age* every session with a journal does. A file that a placeholder in one of the *live*
-        histories names also stays, but no list of histories protects what only a session remembers:
-        keep a journal. Archives and journals are deleted only with *records*.
+        A session with a journal, wherever that is, stays whole when it was used within *max_age*,
+        or the last hour; without *max_age* every session with a journal does. A file that a
+        placeholder in one of the *live* histories names also stays, but no list of histories
+        protects what only a session remembers: keep a journal. Archives and journals are deleted
+        only with *records*.
 
         Raises StorageError, and SettingsError for a negative limit.
         """
@@ -552,12 +583,14 @@ class LocalStorage:
     async def delete(self, session_id: str, /) -> Cleaned:
         """Delete all that is stored of one session: texts, archives, journal, and its folder.
 
-        Files in that folder that are not ctxpipe's stay. Raises StorageError, also for a folder
-        that ctxpipe has not made.
+        Whoever still holds it, in any process, drops it. Files in that folder that are not
+        ctxpipe's stay, and are named. Raises StorageError, also for a folder that ctxpipe has not
+        made.
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
-        return await _run_in_thread(delete_session, self._folders, folder)
+        delete = partial(_run_in_thread, delete_session, self._folders, folder)
+        return await self._waits.call(self._folders.path_of(folder), delete)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
 from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
 from ..words import short_repr
+from .generations import ids_below, new_tombstone, running_generation, tombstone_seconds
 from .protocol import Page
 from .records import (
     Record,
@@ -63,6 +64,16 @@ class MemoryStorage:
         init=False,
         repr=False,
     )
+    _ids: dict[str, str] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
+    _tombstones: dict[str, tuple[str, float]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     __repr__ = short_repr
 
@@ -79,12 +90,20 @@ class MemoryStorage:
         """Keep each (key, text) and return the URLs, in order. Raises StorageError."""
         prepared: list[tuple[str, str]] = []
         for key, text in texts:
-            normal_key = "/".join(key_parts(key))
+            parts = key_parts(key)
+            self._check(parts[0])
+            normal_key = "/".join(parts)
             stored_text = self._prepare(text)
             prepared.append((normal_key, stored_text))
         locations: list[str] = []
         for key, text in prepared:
             name = self._place(key, text)
+            folder = name.split("/")[0]
+            generation = running_generation(folder)
+            if generation is not None:
+                self._ids[folder] = generation.session_id
+            elif session_folder(folder) == folder:
+                self._ids.setdefault(folder, folder)
             locations.append(url_of(name))
         return locations
 
@@ -132,7 +151,7 @@ class MemoryStorage:
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         """Keep the session's next numbered record; return its URL. Raises StorageError."""
-        folder = session_folder(session_id)
+        folder = self._enter(session_id)
         redact: Redact | None = None
         if self.redact:
             redact = redact_except_folder(folder, self.redact)
@@ -167,7 +186,7 @@ class MemoryStorage:
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        folder = session_folder(session_id)
+        folder = self._enter(session_id)
         journal = self._journals.setdefault(folder, [])
         if len(journal) != number:
             return False
@@ -177,6 +196,7 @@ class MemoryStorage:
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries from number *start* on."""
         folder = session_folder(session_id)
+        self._check(folder)
         journal = self._journals.get(folder, [])
         return journal[start:]
 
@@ -204,10 +224,43 @@ class MemoryStorage:
 
     # Deleting -------------------------------------------------------------------------------------
 
+    async def ensure_not_deleted(self, session_id: str, /) -> None:
+        """Raise SessionDeleted when the session that runs here was deleted."""
+        self._check(session_folder(session_id))
+
+    async def sessions(self, prefix: str | None = None, /) -> list[str]:
+        """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
+
+        Raises SettingsError for an empty prefix.
+        """
+        return ids_below(prefix, self._ids.values())
+
+    def _enter(self, session_id: str) -> str:
+        """The folder of the session, which is written to. Raises SessionDeleted."""
+        folder = session_folder(session_id)
+        self._check(folder)
+        self._ids[folder] = session_id
+        return folder
+
+    def _check(self, folder: str) -> None:
+        generation = running_generation(folder)
+        if generation is not None:
+            tombstone, _ = self._tombstones.get(folder, ("", 0.0))
+            generation.check(self, tombstone)
+
     async def delete(self, session_id: str, /) -> None:
-        """Delete all that is kept of one session: texts, records and journal."""
+        """Delete all that is kept of one session: texts, records and journal.
+
+        Whoever still holds it drops it.
+        """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
+        now = time.time()
+        self._tombstones[folder] = new_tombstone(), now + tombstone_seconds()
+        for name, (_, end) in list(self._tombstones.items()):
+            if end < now:
+                del self._tombstones[name]
+        self._ids.pop(folder, None)
         prefix = f"{folder}/"
         keys = [key for key in self._texts if key.startswith(prefix)]
         for key in keys:

@@ -4,7 +4,8 @@
 <session>/texts/<SHA-256>        a text, once for all keys of the session that have it
 <session>/names/<key>            which text the key has, and where its characters are
 <session>/records/<name>.json    an archive
-<session>/used                   when the session was used last
+<session>/used                   when the session was used last, and what it is called
+=deleted/<digest>                that a session was deleted
 ```
 """
 
@@ -15,7 +16,6 @@ import hashlib
 import json
 import re
 import time
-from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -33,13 +33,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
 from anyio.lowlevel import RunVar
 
-from ..errors import SettingsError, StorageError
+from ..errors import SessionDeleted, SettingsError, StorageError
 from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
 from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, SESSION_ID, SIZE, check_settings, excerpt
 from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .cleanup import LIVE_SECONDS, Cleaned
+from .generations import (
+    TOUCH_SECONDS,
+    ids_below,
+    new_tombstone,
+    remember,
+    running_generation,
+    tombstone_name,
+    tombstone_seconds,
+)
 from .protocol import Page
 from .records import (
     Record,
@@ -63,12 +72,11 @@ Arguments = TypeVarTuple("Arguments")
 FORM = 1
 _STEP = 1 << 16  # characters from one mark to the next
 _LONG = 100_000  # characters that are hashed in a worker thread
-_TOUCH_SECONDS = 900.0
-_MOST_TOUCHED = 10_000
 _CHUNK = 1000  # objects that are listed or deleted at once
 _METHODS = ("put_async", "get_async", "get_range_async", "head_async", "delete_async", "list")
 _PARTS = ("texts", "names", "records", "used")
 _USED = "used"
+_TOMBSTONES = "=deleted"
 
 _FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
@@ -154,8 +162,8 @@ class ObjectStorage:
     connections: int = 16
     timeout: float = 30.0
     reference: str = "absolute"
-    _touched: OrderedDict[str, float] = field(
-        default_factory=OrderedDict,
+    _touched: dict[str, float] = field(
+        default_factory=dict,
         init=False,
         repr=False,
     )
@@ -193,30 +201,37 @@ class ObjectStorage:
             indexes = by_key.setdefault(normal_key, [])
             indexes.append(index)
         locations = [""] * len(texts)
+        made: list[str] = []
 
         async def write(key: str, indexes: Sequence[int]) -> None:
             for index in indexes:  # in order: the first of a batch gets the key
                 _, text = texts[index]
-                name = await self._write(key, text)
+                name = await self._write(key, text, made)
                 locations[index] = url_of(name)
 
-        folders = {_folder(key) for key in by_key}
-        for folder in folders:
+        names = {_session_name(key) for key in by_key}
+        for name in names:
             with suppress(StorageError):  # the new objects show that the session is in use
-                await self._touch(folder)
-        await self._at_once(write, by_key.items())
+                await self._touch(name)
+        async with self._undone_if_deleted(names, made):
+            await self._at_once(write, by_key.items())
         return locations
 
-    async def _write(self, key: str, text: str) -> str:
-        """Store *text*, and point to it from *key* or the next free one; return that."""
+    async def _write(self, key: str, text: str, made: list[str]) -> str:
+        """Store *text*, and point to it from *key* or the next free one; return that.
+
+        The objects are added to those *made*.
+        """
         is_long = len(text) > _LONG
         encoded = await in_thread_if(is_long, self._encode, text)
         # The text before the pointer: what can be found is whole.
         text_path = f"{_folder(key)}/texts/{encoded.digest}"
-        await self._create(text_path, encoded.content)
+        if await self._create(text_path, encoded.content):
+            made.append(text_path)
         for name in candidate_keys(key, text):
             path = _pointer_path(name)
             if await self._create(path, encoded.pointer):
+                made.append(path)
                 return name
             present = await self._pointer(name)
             if present is not None and present.digest == encoded.digest:
@@ -347,7 +362,12 @@ class ObjectStorage:
         last = max(map(_record_number, keys), default=0)
         for number in count(last + 1):
             key = f"{prefix}-{number}.json"
-            if await self._create(_record_path(key), content):
+            path = _record_path(key)
+            made: list[str] = []
+            async with self._undone_if_deleted([folder], made):
+                if await self._create(path, content):
+                    made.append(path)
+            if made:
                 return url_of(key)
         raise AssertionError("there are numbers without end")
 
@@ -377,26 +397,81 @@ class ObjectStorage:
 
     async def touch(self, session_id: str, /) -> None:
         """Note that the session is in use; most calls do nothing. Raises StorageError."""
-        folder = session_folder(session_id)
-        await self._touch(_object_folder(folder))
+        await self._touch(session_folder(session_id), session_id)
 
-    async def _touch(self, folder: str) -> None:
+    async def _touch(self, name: str, session_id: str = "") -> None:
+        folder = _object_folder(name)
         now = time.monotonic()
-        last = self._touched.get(folder, -_TOUCH_SECONDS)
-        if now - last < _TOUCH_SECONDS:
+        if now - self._touched.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
             return
+        await self._check(name)
+        generation = running_generation(name)
+        if generation is not None:
+            session_id = generation.session_id
+        path = f"{folder}/{_USED}"
+        content = session_id.encode("utf-8", "surrogatepass") or await self._get(path) or b""
         async with self._request():
-            await self.store.put_async(f"{folder}/{_USED}", b"", mode="overwrite")
-        self._touched[folder] = now
-        self._touched.move_to_end(folder)
-        while len(self._touched) > _MOST_TOUCHED:
-            self._touched.popitem(last=False)
+            await self.store.put_async(path, content)
+        remember(self._touched, folder, now)
 
     async def delete(self, session_id: str, /) -> Cleaned:
-        """Delete all that is stored of one session: texts and archives. Raises StorageError."""
+        """Delete all that is stored of one session: texts and archives.
+
+        Whoever still holds it, in any process, drops it. Raises StorageError.
+        """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
+        path = f"{_TOMBSTONES}/{tombstone_name(folder)}"
+        async with self._request():
+            await self.store.put_async(path, new_tombstone().encode())
         return await self._delete(_object_folder(folder))
+
+    async def ensure_not_deleted(self, session_id: str, /) -> None:
+        """Raise SessionDeleted when the session that runs here was deleted; or StorageError."""
+        await self._check(session_folder(session_id))
+
+    async def _check(self, name: str) -> None:
+        generation = running_generation(name)
+        if generation is not None:
+            content = await self._get(f"{_TOMBSTONES}/{tombstone_name(name)}")
+            generation.check(self, (content or b"").decode())
+
+    @asynccontextmanager
+    async def _undone_if_deleted(
+        self, names: Iterable[str], paths: Sequence[str]
+    ) -> AsyncIterator[None]:
+        """If the session was deleted meanwhile, delete the objects at *paths*, which were made.
+
+        There is no lock: a deletion that has not seen them has left its tombstone before.
+        """
+        yield
+        try:
+            for name in names:
+                await self._check(name)
+        except SessionDeleted:
+            await self._delete_objects(paths)
+            raise
+
+    async def sessions(self, prefix: str | None = None, /) -> list[str]:
+        """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
+
+        All objects are listed. What an earlier version has written is listed once its session was
+        used again. Raises StorageError, and SettingsError for an empty prefix.
+        """
+        found = ids_below(prefix, ())
+        folders: set[str] = set()
+        async for listed in self._list(None):
+            folders |= {folder for item in listed if (folder := _owner(item["path"]))}
+
+        async def read(folder: str) -> None:
+            content = await self._get(f"{folder}/{_USED}")
+            if content:
+                found.append(content.decode("utf-8", "surrogatepass"))
+            elif session_folder(folder) == folder:  # a plain name is its own folder
+                found.append(folder)
+
+        await self._at_once(read, zip(folders))
+        return ids_below(prefix, found)
 
     async def cleanup(self, *, max_age: float) -> Cleaned:
         """Delete the sessions that nobody has used for *max_age* seconds, and at least an hour.
@@ -408,14 +483,19 @@ class ObjectStorage:
         NUMBER.check("max_age", max_age)
         before = self.clock() - max(max_age, LIVE_SECONDS)
         used: dict[str, float] = {}
+        old_tombstones: list[str] = []
         async for found in self._list(None):
             for item in found:
                 folder = _owner(item["path"])
+                modified = item["last_modified"].timestamp()
+                is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
+                if is_tombstone and modified < self.clock() - tombstone_seconds():
+                    old_tombstones.append(item["path"])
                 if folder is None:
                     continue
-                modified = item["last_modified"].timestamp()
                 latest = used.get(folder, 0.0)
                 used[folder] = max(modified, latest)
+        await self._delete_objects(old_tombstones)
         paths: list[str] = []
         size = 0
         for folder, last in used.items():
@@ -447,12 +527,14 @@ class ObjectStorage:
                     size += item["size"]
         # Pointers first: what can be found is whole.
         ordered = sorted(paths, key=lambda path: "/names/" not in path)
-        for start in range(0, len(ordered), _CHUNK):
-            chunk = ordered[start : start + _CHUNK]
-            async with self._request():
-                await self.store.delete_async(chunk)
+        await self._delete_objects(ordered)
         self._touched.pop(folder, None)
         return Cleaned(tuple(ordered), size)
+
+    async def _delete_objects(self, paths: Sequence[str]) -> None:
+        for start in range(0, len(paths), _CHUNK):
+            async with self._request():
+                await self.store.delete_async(list(paths[start : start + _CHUNK]))
 
     # Requests -------------------------------------------------------------------------------------
 
@@ -591,12 +673,15 @@ def _translate_errors() -> Iterator[None]:
 # Names of objects ---------------------------------------------------------------------------------
 
 
+def _session_name(key: str) -> str:
+    """The folder of the session that *key* belongs to, "" for none."""
+    folder, *names = key_parts(key)
+    return folder if names else ""
+
+
 def _folder(key: str) -> str:
     """The prefix of the session that *key* belongs to; no two folders of keys share one."""
-    folder, *names = key_parts(key)
-    if not names:
-        return _object_folder("")
-    return _object_folder(folder)
+    return _object_folder(_session_name(key))
 
 
 def _object_folder(folder: str) -> str:

@@ -1,4 +1,9 @@
-"""Marks, which show what folders and files are ctxpipe's: without one nothing is deleted."""
+"""Marks, which show what folders and files are ctxpipe's: without one nothing is deleted.
+
+A mark also says whose session the folder is, and a tombstone outside of the folder that the session
+was deleted. A writer shares a lock on the folder from the look at the tombstone to the end of what
+it writes, and a deletion holds it alone: so nothing is written after one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import StorageError
+from ..names import session_folder
 from .atomic import (
     STALE_SECONDS,
     claim,
@@ -22,18 +28,38 @@ from .atomic import (
     temporary_file,
 )
 from .folders import (
+    FAULTS,
     PinnedFolder,
     RootError,
     check_platform,
     enter_folder,
     open_file,
+    regular_files,
     translate_errors,
 )
+from .generations import new_tombstone, running_generation, tombstone_name, tombstone_seconds
+from .waiting import Locked
 
-__all__ = ["FORM", "ROOT_MARK", "SESSION_MARK", "Mark", "StorageRoot", "write_mark"]
+try:
+    import fcntl
+except ImportError:  # Windows, where a LocalStorage refuses
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "FORM",
+    "JOURNAL",
+    "ROOT_MARK",
+    "SESSION_MARK",
+    "TOMBSTONES",
+    "Mark",
+    "StorageRoot",
+    "write_mark",
+]
 
 ROOT_MARK = ".ctxpipe-root"
 SESSION_MARK = ".ctxpipe-session"
+TOMBSTONES = ".ctxpipe-deleted"
+JOURNAL = "journal.jsonl"
 FORM = 1
 
 _MARK_BYTES = 1 << 26
@@ -42,9 +68,15 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What shows that a folder is ctxpipe's, and which *files* in it ctxpipe has written."""
+    """What shows that a folder is ctxpipe's, and which *files* in it ctxpipe has written.
+
+    *session_id* is whose folder it is, where that is known. With *has_journal* the session keeps a
+    journal, wherever it is, and the time of the mark is when the session was used last.
+    """
 
     files: frozenset[str] = frozenset()
+    session_id: str | None = None
+    has_journal: bool = False
 
     def owns(self, name: str) -> bool:
         """Whether ctxpipe has written the file of that name."""
@@ -70,15 +102,18 @@ def _read_mark(folder: int, name: str, where: str) -> Mark | None:
         raise RootError(errno.ENOTSUP, reason)
     if form < FORM:
         return None
-    return Mark(frozenset(_parse_names(lines)))
+    values = list(_parse_lines(lines))
+    names = frozenset(value for value in values if isinstance(value, str))
+    users = [value for value in values if isinstance(value, dict)]
+    session_ids = [value["session"] for value in users if isinstance(value.get("session"), str)]
+    has_journal = any(value.get("journal") is True for value in users)
+    return Mark(names, session_ids[-1] if session_ids else None, has_journal)
 
 
-def _parse_names(lines: Iterable[bytes]) -> Iterator[str]:
+def _parse_lines(lines: Iterable[bytes]) -> Iterator[object]:
     for line in lines:
         with suppress(*_DAMAGED):  # torn by a crash
-            name = json.loads(line)
-            if isinstance(name, str):
-                yield name
+            yield json.loads(line)
 
 
 def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
@@ -86,13 +121,18 @@ def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
     from .. import __version__  # here: the package itself is imported last
 
     header = json.dumps({"form": FORM, "version": __version__})
-    lines = map(_name_line, sorted(files))
+    lines = map(_line, sorted(files))
     _create_file(folder, name, header + "".join(lines))
 
 
-def _name_line(file: str) -> str:
+def _line(value: str | dict[str, object]) -> str:
     # The line break comes first: a line that a crash has torn must not swallow the next one.
-    return f"\n{json.dumps(file)}"
+    return f"\n{json.dumps(value)}"
+
+
+def _user(session_id: str, *, has_journal: bool) -> dict[str, object]:
+    """What a mark says about the session."""
+    return {"session": session_id, "journal": has_journal}
 
 
 def _create_file(folder: int, name: str, text: str) -> None:
@@ -128,13 +168,142 @@ class StorageRoot:
 
     @contextmanager
     def folder(self, name: str, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder *name* below the root, which is "". Raises StorageError."""
+        """A descriptor of the folder *name* below the root, which is "".
+
+        Raises StorageError. With *create* it is for one who writes, and SessionDeleted is raised
+        when the session that runs here was deleted.
+        """
         with translate_errors("cannot open the folder", self.path_of(name)):
-            descriptor = self._open(name, create=create)
+            descriptor = self._open_shared(name) if create else self._open(name, create=False)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    # Deletions ------------------------------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Raise SessionDeleted when the session that runs here, in the folder *name*, was deleted.
+
+        Raises StorageError.
+        """
+        generation = running_generation(name)
+        if generation is not None:
+            generation.check(self, self._tombstone(name))
+
+    @contextmanager
+    def deletion(self, name: str) -> Iterator[int]:
+        """The session folder *name* without other writers; who wrote there does not write on.
+
+        Raises StorageError, with ENOENT where there is no folder and none may be made.
+        """
+        with translate_errors("cannot delete the session in", self.path_of(name)):
+            descriptor = self._open_locked(name, fcntl.LOCK_EX, create=self._marked)
+        try:
+            self._bury(name)
+            yield descriptor
+            self._drop(name, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _bury(self, name: str) -> None:
+        with (
+            self.folder(TOMBSTONES, create=True) as graves,
+            temporary_file(graves, [new_tombstone().encode()], synced=True) as temporary,
+        ):
+            os.replace(temporary, tombstone_name(name), src_dir_fd=graves, dst_dir_fd=graves)
+
+    def sweep_tombstones(self) -> None:
+        """Remove the tombstones that were kept long enough."""
+        before = time.time() - tombstone_seconds()
+        with suppress(OSError), self.folder(TOMBSTONES) as graves:
+            for grave, info in regular_files(graves):
+                if grave != SESSION_MARK and info.st_mtime < before:
+                    discard(graves, grave)
+
+    def _tombstone(self, name: str) -> str:
+        try:
+            with self.folder(TOMBSTONES) as graves:
+                content = read_bytes(graves, tombstone_name(name), 100) or b""
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return ""
+        return content.decode("ascii", "replace")
+
+    def _open_shared(self, name: str) -> int:
+        """The folder for a writer: for that of a session, until it is deleted."""
+        if running_generation(name) is None:
+            return self._open(name, create=True)
+        descriptor = self._open_locked(name, fcntl.LOCK_SH, create=True)
+        try:
+            self.check(name)
+        except BaseException:
+            os.close(descriptor)
+            self.drop(name)
+            raise
+        return descriptor
+
+    def _open_locked(self, name: str, lock: int, *, create: bool) -> int:
+        """The folder, locked, which still has its name. Raises Locked, and OSError."""
+        while True:
+            descriptor = self._open(name, create=create)
+            is_ours = False
+            try:
+                if not _lock(descriptor, lock):
+                    raise Locked(self.path_of(name))
+                is_ours = self._has_name(name, descriptor)
+            finally:
+                if not is_ours:
+                    os.close(descriptor)
+            if is_ours:
+                return descriptor
+
+    def _has_name(self, name: str, folder: int) -> bool:
+        with suppress(FileNotFoundError):
+            here = os.stat(self.path_of(name), follow_symlinks=False)
+            return os.path.samestat(here, os.fstat(folder))
+        return False
+
+    def touch(self, name: str, session_id: str) -> None:
+        """Note that the session in the folder *name*, which has a journal, is in use.
+
+        Nothing happens where there is no marked folder. Raises StorageError.
+        """
+        try:
+            with (
+                self.folder(name) as folder,
+                translate_errors("cannot touch", self.path_of(name)),
+            ):
+                mark = self.read_mark(name, folder)
+                if mark is not None and mark.has_journal and mark.session_id == session_id:
+                    os.utime(SESSION_MARK, dir_fd=folder, follow_symlinks=False)
+                elif mark is not None:
+                    self._add_line(name, folder, _user(session_id, has_journal=True))
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+    def has_journal_elsewhere(self, name: str) -> bool:
+        """Whether the session in the folder *name* has a journal which is not in that folder."""
+        with suppress(StorageError), self.folder(name) as folder:
+            mark = self.read_mark(name, folder)
+            return mark is not None and mark.has_journal and JOURNAL not in mark.files
+        return False
+
+    def session_ids(self) -> list[str]:
+        """The ids of the sessions with a marked folder, as far as known."""
+        found: list[str] = []
+        for name in self.session_folders():
+            with suppress(StorageError), self.folder(name) as descriptor:
+                mark = self.read_mark(name, descriptor)
+                if mark is None or name == TOMBSTONES:
+                    continue
+                if mark.session_id is not None:
+                    found.append(mark.session_id)
+                elif session_folder(name) == name:  # a plain name is its own folder
+                    found.append(name)
+        return found
 
     def session_folders(self) -> list[str]:
         """The folders directly below the root, links left out; none when there is no root."""
@@ -152,28 +321,33 @@ class StorageRoot:
         return _read_mark(folder, _mark_name(name), self.path_of(name))
 
     def drop(self, name: str) -> bool:
-        """Remove the session folder *name* if nothing but its mark is in it."""
+        """Remove the session folder *name* if nothing but its mark is in it, and nobody writes."""
         with suppress(OSError), self.folder(name) as descriptor:
-            mark = self.read_mark(name, descriptor)
-            if mark is None or os.listdir(descriptor) != [SESSION_MARK]:
-                return False
-            discard(descriptor, SESSION_MARK)
-            try:
-                with self.folder("") as root:
-                    os.rmdir(name, dir_fd=root)
-            except OSError:  # somebody has written into it meanwhile
-                write_mark(descriptor, SESSION_MARK, mark.files)
-                return False
-            return True
+            return _lock(descriptor, fcntl.LOCK_EX) and self._drop(name, descriptor)
         return False
+
+    def _drop(self, name: str, descriptor: int) -> bool:
+        mark = self.read_mark(name, descriptor)
+        if mark is None or os.listdir(descriptor) != [SESSION_MARK]:
+            return False
+        discard(descriptor, SESSION_MARK)
+        try:
+            with self.folder("") as root:
+                os.rmdir(name, dir_fd=root)
+        except OSError:  # somebody has written into it meanwhile
+            write_mark(descriptor, SESSION_MARK, mark.files)
+            return False
+        return True
 
     def list_file(self, name: str, folder: int, file: str) -> None:
         """Add *file*, which is about to be made, to the mark of the open *folder* called *name*.
 
         What is not in the mark is never deleted.
         """
-        if not self._known.get(name):
-            return
+        if self._known.get(name):
+            self._add_line(name, folder, file)
+
+    def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:
         try:
             mark = open_file(_mark_name(name), os.O_WRONLY | os.O_APPEND, folder=folder)
         except FileNotFoundError:
@@ -181,7 +355,7 @@ class StorageRoot:
         try:
             # With a second name it may be somebody else's file, linked here.
             if os.fstat(mark).st_nlink == 1:
-                os.write(mark, _name_line(file).encode())
+                os.write(mark, _line(value).encode())
         finally:
             os.close(mark)
 
@@ -212,6 +386,10 @@ class StorageRoot:
             return
         try:
             write_mark(folder, SESSION_MARK)
+            generation = running_generation(name)
+            if generation is not None:
+                user = _user(generation.session_id, has_journal=generation.has_journal)
+                self._add_line(name, folder, user)
         except OSError:
             # Without a mark it would never be cleaned up; the next writer makes it again.
             with suppress(OSError):
@@ -258,6 +436,18 @@ class StorageRoot:
             write_mark(root, ROOT_MARK)
             _create_file(root, ".gitignore", "*\n")
         self._prepared = True
+
+
+def _lock(folder: int, lock: int) -> bool:
+    """Lock an open *folder*; False when that must wait, True also where nothing can be locked."""
+    try:
+        fcntl.flock(folder, lock | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in FAULTS:
+            raise
+    return True
 
 
 def _mark_name(folder: str) -> str:

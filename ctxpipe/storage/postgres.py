@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, fail_after, sleep
@@ -16,9 +17,10 @@ from anyio.lowlevel import RunVar
 from ..errors import SettingsError, StorageError
 from ..names import session_folder
 from ..settings import COUNT, NUMBER, POSITIVE, TEXT, excerpt
+from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import SharedJournal
+from .shared_journals import NewEntry, SharedJournal
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -49,15 +51,23 @@ comment on table TABLE is 'ctxpipe journal, form 1';
 _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'), 'pg_class')"
 # The primary key decides who was first.
 _APPEND = """
-with first as (select token from TABLE where session = %(session)s and number = 0)
-insert into TABLE (session, number, entry, token)
-select %(session)s, %(number)s, %(entry)s, %(token)s
-where %(number)s = 0 or (
-    exists (select from TABLE where session = %(session)s and number = %(number)s - 1)
-    and (select token from first) = coalesce(%(seen)s, (select token from first))
+with first as (select token from TABLE where session = %(session)s and number = 0),
+added as (
+    insert into TABLE (session, number, entry, token)
+    select %(session)s, %(number)s, %(entry)s, %(token)s
+    where (%(number)s = 0 or (
+        exists (select from TABLE where session = %(session)s and number = %(number)s - 1)
+        and (select token from first) = coalesce(%(seen)s, (select token from first))
+    )) and not exists (select from TABLE where session = %(grave)s and token <> %(tombstone)s)
+    on conflict do nothing
+    returning coalesce((select token from first), token)
+),
+named as (
+    insert into TABLE (session, number, entry, token)
+    select %(session)s, -1, %(name)s, '' where exists (select from added)
+    on conflict do nothing
 )
-on conflict do nothing
-returning coalesce((select token from first), token)
+select * from added
 """
 _FIND = """
 select (select token from TABLE where session = %(session)s and number = 0)
@@ -65,20 +75,40 @@ from TABLE where session = %(session)s and number = %(number)s and token = %(tok
 """
 _ENTRIES = """
 select number, entry, token from TABLE
-where session = %s and (number >= %s or number = 0) order by number
+where session = %(session)s and (number >= %(start)s or number = 0)
+union all select -2, '', token from TABLE where session = %(grave)s order by number
 """
 _RENAME = """
-update TABLE set session = %(name)s where session = %(session)s
+update TABLE set session = %(name)s where session = %(session)s and number >= 0
 and (select token from TABLE where session = %(session)s and number = 0) = %(seen)s
 """
 _DELETE = (
     "delete from TABLE where session = %(session)s or starts_with(session, %(session)s || '/')"
 )
+# Appends share this lock: one that has not seen the tombstone is seen by the deletion.
+_HOLD_OFF = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
+_SHARE = "select pg_advisory_xact_lock_shared(hashtextextended(%s, 0))"
+_TOMBSTONE = """
+insert into TABLE (session, number, entry, token) values (%(grave)s, 0, '', %(tombstone)s)
+on conflict (session, number) do update set token = excluded.token, written = excluded.written
+"""
+_OLD_TOMBSTONES = """
+delete from TABLE
+where starts_with(session, '/') and written <= now() - make_interval(secs => %s)
+"""
 _STALE = """
-delete from TABLE where session in (
-    select session from TABLE group by session
-    having max(written) <= now() - make_interval(secs => %s)
+with gone as (
+    delete from TABLE where session in (
+        select session from TABLE where not starts_with(session, '/') group by session
+        having max(written) <= now() - make_interval(secs => %s)
+    )
+    returning number
 )
+select count(*) from gone where number >= 0
+"""
+_SESSIONS = """
+select session, max(entry) filter (where number = -1) from TABLE
+where position('/' in session) = 0 group by session
 """
 _LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 _UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
@@ -168,8 +198,10 @@ class PostgresJournal(SharedJournal):
         NUMBER.check("max_age", max_age)
 
         async def delete(connection: AsyncConnection[Any]) -> int:
+            await connection.execute(self._sql(_OLD_TOMBSTONES), [tombstone_seconds()])
             cursor = await connection.execute(self._sql(_STALE), [max_age])
-            return int(cursor.rowcount)
+            [count] = await cursor.fetchone() or [0]
+            return int(count)
 
         return await self._run(delete)
 
@@ -183,15 +215,15 @@ class PostgresJournal(SharedJournal):
 
     # What a database does -------------------------------------------------------------------------
 
-    async def _append(
-        self, session: str, number: int, entry: str, token: str, seen: str | None
-    ) -> str | None:
-        row = {"session": session, "number": number, "entry": entry, "token": token, "seen": seen}
+    async def _append(self, new: NewEntry) -> str | None:
+        row = {**asdict(new), "name": json.dumps(new.session_id)}
         is_first_try = True
 
         async def insert(connection: AsyncConnection[Any]) -> str | None:
             nonlocal is_first_try
-            cursor = await connection.execute(self._sql(_APPEND), row)
+            async with connection.pipeline():
+                await connection.execute(_SHARE, [self._deletion_of(new.session)])
+                cursor = await connection.execute(self._sql(_APPEND), row)
             answer = await cursor.fetchone()
             if answer is None and not is_first_try:
                 # The answer to an earlier try got lost, and it may have been yes.
@@ -208,12 +240,19 @@ class PostgresJournal(SharedJournal):
 
         return await self._run(try_again)
 
-    async def _entries(self, session: str, start: int) -> tuple[str | None, Sequence[str]]:
-        async def read(connection: AsyncConnection[Any]) -> tuple[str | None, list[str]]:
-            cursor = await connection.execute(self._sql(_ENTRIES), (session, start))
+    async def _entries(
+        self, session: str, start: int, grave: str
+    ) -> tuple[str | None, Sequence[str], str | None]:
+        row = {"session": session, "start": start, "grave": grave}
+
+        async def read(
+            connection: AsyncConnection[Any],
+        ) -> tuple[str | None, list[str], str | None]:
+            cursor = await connection.execute(self._sql(_ENTRIES), row)
             rows = await cursor.fetchall()
-            journal = rows[0][2] if rows and rows[0][0] == 0 else None
-            return journal, [entry for number, entry, _ in rows if number >= start]
+            tokens = {number: token for number, _, token in rows if number <= 0}
+            entries = [entry for number, entry, _ in rows if number >= start]
+            return tokens.get(0), entries, tokens.get(-2)
 
         return await self._run(read)
 
@@ -226,11 +265,26 @@ class PostgresJournal(SharedJournal):
 
         return await self._run(rename)
 
-    async def _delete(self, session: str) -> None:
+    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
+        row = {"session": session, "grave": grave, "tombstone": tombstone}
+
         async def delete(connection: AsyncConnection[Any]) -> None:
-            await connection.execute(self._sql(_DELETE), {"session": session})
+            async with connection.transaction():
+                await connection.execute(_HOLD_OFF, [self._deletion_of(session)])
+                await connection.execute(self._sql(_DELETE), row)
+                await connection.execute(self._sql(_TOMBSTONE), row)
 
         await self._run(delete)
+
+    def _deletion_of(self, session: str) -> str:
+        return f"{self.table}/{session}/deletion"
+
+    async def _sessions(self) -> Mapping[str, str | None]:
+        async def read(connection: AsyncConnection[Any]) -> list[Any]:
+            cursor = await connection.execute(self._sql(_SESSIONS))
+            return await cursor.fetchall()
+
+        return {name: json.loads(held) if held else None for name, held in await self._run(read)}
 
     def _sql(self, statement: str) -> bytes:
         return statement.replace("TABLE", self.table).encode()

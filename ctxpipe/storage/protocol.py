@@ -13,7 +13,12 @@ used where it is there:
 - ``touch(session_id)``, of a `TextReader`: says in each turn that the session is in use
 - ``reference``, of a `TextWriter`: the form in which the model sees its paths, as `LocalStorage`
   describes it
-- ``delete(session_id)``: deletes all that is kept of a session
+- ``sessions(prefix)``: the ids of the sessions that something is kept of, as `ids_below` of
+  `ctxpipe.storage.generations` chooses them
+- ``delete(session_id)``: deletes all that is kept of a session, and leaves a tombstone: what
+  `running_generation` has known from before is refused, when it is written and when a journal is
+  read, with the SessionDeleted of `Generation.check`
+- ``ensure_not_deleted(session_id)``, where there is no journal in it: raises that SessionDeleted
 """
 
 from __future__ import annotations

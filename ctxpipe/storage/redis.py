@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +18,10 @@ from anyio.lowlevel import RunVar
 from ..errors import SettingsError, StorageError
 from ..names import session_folder
 from ..settings import NUMBER, POSITIVE, TEXT
+from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import SharedJournal
+from .shared_journals import NewEntry, SharedJournal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -34,6 +37,10 @@ _LEASE_SECONDS = 15.0  # after a kill the session is free again
 # A journal is a list: its name, which is the token of its first entry, then "<token> <entry>".
 # A script runs alone: the length of the list decides who was first.
 _APPEND = """
+local tombstone = redis.call('get', KEYS[3])
+if tombstone and ARGV[7] ~= '-' and ARGV[7] ~= tombstone then
+    return false
+end
 local size = redis.call('llen', KEYS[1])
 local number = tonumber(ARGV[1])
 local journal = redis.call('lindex', KEYS[1], 0)
@@ -48,8 +55,10 @@ elseif size ~= number + 1 or (ARGV[4] ~= '' and ARGV[4] ~= journal) then
     return false
 end
 redis.call('rpush', KEYS[1], ARGV[3] .. ' ' .. ARGV[2])
+redis.call('set', KEYS[2], ARGV[6])
 if tonumber(ARGV[5]) > 0 then
     redis.call('pexpire', KEYS[1], ARGV[5])
+    redis.call('pexpire', KEYS[2], ARGV[5])
 end
 return journal
 """
@@ -147,42 +156,70 @@ class RedisJournal(SharedJournal):
 
     # What a database does -------------------------------------------------------------------------
 
-    async def _append(
-        self, session: str, number: int, entry: str, token: str, seen: str | None
-    ) -> str | None:
-        key = self._key(session, "journal")
+    async def _append(self, new: NewEntry) -> str | None:
+        journal, name = self._key(new.session, "journal"), self._key(new.session, "id")
         milliseconds = int((self._max_age or 0) * 1000)
-        values = (number, entry, token, seen or "", milliseconds)
-        answer = await self._run(lambda redis: redis.eval(_APPEND, 1, key, *values))
+        values = (
+            *(new.number, new.entry, new.token, new.seen or "", milliseconds),
+            json.dumps(new.session_id),
+            "-" if new.tombstone is None else new.tombstone,
+        )
+        keys = (journal, name, self._grave(new.grave))
+        answer = await self._run(lambda redis: redis.eval(_APPEND, len(keys), *keys, *values))
         return answer.decode() if answer else None
 
-    async def _entries(self, session: str, start: int) -> tuple[str | None, Sequence[str]]:
+    async def _entries(
+        self, session: str, start: int, grave: str
+    ) -> tuple[str | None, Sequence[str], str | None]:
         key = self._key(session, "journal")
 
-        async def read(redis: Redis) -> tuple[str | None, list[str]]:
+        async def read(redis: Redis) -> tuple[str | None, list[str], str | None]:
             async with redis.pipeline(transaction=True) as both:
                 both.lrange(key, 0, 0)
                 both.lrange(key, start + 1, -1)
-                journals, items = await both.execute()
+                both.get(self._grave(grave))
+                journals, items, tombstone = await both.execute()
             entries = [item.decode().partition(" ")[2] for item in items]
-            return (journals[0].decode() if journals else None), entries
+            journal = journals[0].decode() if journals else None
+            return journal, entries, tombstone.decode() if tombstone else None
 
-        answer: tuple[str | None, list[str]] = await self._run(read)
+        answer: tuple[str | None, list[str], str | None] = await self._run(read)
         return answer
 
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:
-        del name  # the keys of one session lie in one slot of a cluster
+        del name  # the keys of a session begin alike
         keys = [self._key(session, part) for part in ("journal", f"aside:{seen}", "asides")]
         return bool(await self._run(lambda redis: redis.eval(_RENAME, 3, *keys, seen)))
 
-    async def _delete(self, session: str) -> None:
-        journal, asides = self._key(session, "journal"), self._key(session, "asides")
+    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
+        asides = self._key(session, "asides")
+        milliseconds = int(tombstone_seconds() * 1000)
 
         async def delete(redis: Redis) -> None:
+            async with redis.pipeline(transaction=True) as both:
+                both.set(self._grave(grave), tombstone, px=max(1, milliseconds))
+                both.delete(self._key(session, "journal"), self._key(session, "id"))
+                await both.execute()
             others = await redis.smembers(asides)
-            await redis.delete(journal, asides, *others)
+            await redis.delete(asides, *others)
 
         await self._run(delete)
+
+    async def _sessions(self) -> Mapping[str, str | None]:
+        prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
+        named: dict[str, str | None] = {}
+
+        async def read(redis: Redis) -> None:
+            async for key in redis.scan_iter(match=f"{prefix}:{{*}}:journal", count=1000):
+                session = key.decode()[len(self.prefix) + 2 : -len("}:journal")]
+                name = await redis.get(self._key(session, "id"))
+                named[session] = json.loads(name) if name else None
+
+        await self._run(read)
+        return named
+
+    def _grave(self, name: str) -> str:
+        return f"{self.prefix}:deleted:{name.removeprefix('/')}"
 
     def _key(self, session: str, part: str) -> str:
         return f"{self.prefix}:{{{session}}}:{part}"

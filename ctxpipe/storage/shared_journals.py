@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import secrets
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import StorageError
 from ..names import session_folder
 from ..settings import FUNCTION, SESSION_ID, instance_of
+from .generations import ids_below, new_tombstone, remember, running_generation, tombstone_name
 from .protocol import TextReader
 from .records import Redact
 
@@ -19,10 +20,27 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["SharedJournal"]
+__all__ = ["NewEntry", "SharedJournal"]
 
-_MOST_SEEN = 10_000  # sessions of which the journal is remembered
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """An entry to be written, if its *number* is the next one, of the journal *seen* if given.
+
+    *tombstone* is the one that the writer has known from the first, and None where he looks at
+    none: with a newer one at *grave* nothing is written.
+    """
+
+    session: str
+    number: int
+    entry: str
+    token: str
+    session_id: str
+    grave: str
+    seen: str | None = None
+    tombstone: str | None = None
 
 
 class SharedJournal(ABC):
@@ -30,7 +48,8 @@ class SharedJournal(ABC):
 
     A session's name there is that of its folder: plain ASCII, and no two sessions share one. Each
     entry carries a token: a writer whose answer got lost finds out whether the entry is his. The
-    token of the first entry names the journal, so that nobody writes on after another one.
+    token of the first entry names the journal, so that nobody writes on after another one. Beside
+    the entries is what the session is called, and beside the sessions which of them were deleted.
     """
 
     def __init__(self, texts: TextReader | None, redact: Redact | None) -> None:
@@ -38,7 +57,7 @@ class SharedJournal(ABC):
         FUNCTION.optional.check("redact", redact)
         self.texts = texts
         self.redact: Redact | None = redact or getattr(texts, "redact", None)
-        self._seen: OrderedDict[str, str] = OrderedDict()  # by session, the journal read last
+        self._seen: dict[str, str] = {}  # by session, the journal read last
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal; False when there is one.
@@ -49,8 +68,18 @@ class SharedJournal(ABC):
             raise StorageError(errno.EINVAL, "an entry of a journal is one line without NUL")
         session = session_folder(session_id)
         seen = self._seen.get(session) if number else None
-        token = secrets.token_hex(8)
-        journal = await self._append(session, number, entry, token, seen)
+        generation = running_generation(session)
+        new = NewEntry(
+            session,
+            number,
+            entry,
+            secrets.token_hex(8),
+            session_id,
+            _grave(session),
+            seen,
+            generation.first_tombstone(self) if generation else None,
+        )
+        journal = await self._append(new)
         if journal is not None:
             self._remember(session, journal)
         return journal is not None
@@ -58,7 +87,10 @@ class SharedJournal(ABC):
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
         session = session_folder(session_id)
-        journal, entries = await self._entries(session, start)
+        journal, entries, tombstone = await self._entries(session, start, _grave(session))
+        generation = running_generation(session)
+        if generation is not None:
+            generation.check(self, tombstone or "")
         self._remember(session, journal)
         return list(entries)
 
@@ -76,11 +108,30 @@ class SharedJournal(ABC):
         return name if await self._set_aside(session, seen, name) else ""
 
     async def delete(self, session_id: str, /) -> None:
-        """Delete the session's journal, and those that were set aside. Raises StorageError."""
+        """Delete the session's journal, and those that were set aside.
+
+        Whoever still holds the session, in any process, drops it. Raises StorageError.
+        """
         SESSION_ID.check("session_id", session_id)
         session = session_folder(session_id)
-        await self._delete(session)
+        await self._delete(session, _grave(session), new_tombstone())
         self._seen.pop(session, None)
+
+    async def sessions(self, prefix: str | None = None, /) -> list[str]:
+        """The ids of the sessions with a journal: with *prefix*, it and those below it.
+
+        A journal that an earlier version has written is listed once its session was used again.
+        Raises StorageError, and SettingsError for an empty prefix.
+        """
+        ids_below(prefix, ())
+        named = await self._sessions()
+        # A plain name is its own folder.
+        known = {
+            name or session
+            for session, name in named.items()
+            if name or session_folder(session) == session
+        }
+        return ids_below(prefix, known)
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,11 +145,10 @@ class SharedJournal(ABC):
         await self.aclose()
 
     def _remember(self, session: str, journal: str | None) -> None:
-        self._seen.pop(session, None)
-        if journal is not None:
-            self._seen[session] = journal
-        while len(self._seen) > _MOST_SEEN:
-            self._seen.popitem(last=False)
+        if journal is None:
+            self._seen.pop(session, None)
+        else:
+            remember(self._seen, session, journal)
 
     # What a database does -------------------------------------------------------------------------
 
@@ -107,22 +157,28 @@ class SharedJournal(ABC):
         """Close the connections of this event loop; the next call opens new ones."""
 
     @abstractmethod
-    async def _append(
-        self, session: str, number: int, entry: str, token: str, seen: str | None
-    ) -> str | None:
-        """Write the entry if its number is the next one, of the journal *seen* if that is given.
-
-        The journal's name; None when it was not written.
-        """
+    async def _append(self, new: NewEntry) -> str | None:
+        """Write *new*; the journal's name, None when it was not written."""
 
     @abstractmethod
-    async def _entries(self, session: str, start: int) -> tuple[str | None, Sequence[str]]:
-        """The journal's name, None where there is none, and its entries from *start* on."""
+    async def _entries(
+        self, session: str, start: int, grave: str
+    ) -> tuple[str | None, Sequence[str], str | None]:
+        """The journal's name, its entries from *start* on, and the tombstone; None for none."""
 
     @abstractmethod
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:
         """Rename the journal if it is *seen*; whether it was."""
 
     @abstractmethod
-    async def _delete(self, session: str) -> None:
-        """Delete all journals of the session."""
+    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
+        """Delete all journals of the session, and put the *tombstone* at *grave*."""
+
+    @abstractmethod
+    async def _sessions(self) -> Mapping[str, str | None]:
+        """What each session is called that has a journal, None where that is not known."""
+
+
+def _grave(session: str) -> str:
+    # No session's name begins so, nor one that was set aside.
+    return f"/{tombstone_name(session)}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,9 +16,10 @@ from anyio import to_thread
 from ..errors import StorageError
 from ..settings import FLAG, NUMBER, PATH
 from ..workers.threads import thread_limiter
+from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import SharedJournal
+from .shared_journals import NewEntry, SharedJournal
 from .waiting import Locked, LockWaits
 
 __all__ = ["SQLiteJournal"]
@@ -37,16 +39,27 @@ create table if not exists ctxpipe_journal (
 ) without rowid
 """
 _FIRST = "select token from ctxpipe_journal where session = ? and number = 0"
-_COUNT = "select coalesce(max(number) + 1, 0) from ctxpipe_journal where session = ?"
+_COUNT = "select coalesce(max(number), -1) + 1 from ctxpipe_journal where session = ?"
+_NAME = (
+    "insert or ignore into ctxpipe_journal (session, number, entry, token) values (?, -1, ?, '')"
+)
 _INSERT = "insert into ctxpipe_journal (session, number, entry, token) values (?, ?, ?, ?)"
 _ENTRIES = "select entry from ctxpipe_journal where session = ? and number >= ? order by number"
-_RENAME = "update ctxpipe_journal set session = ? where session = ?"
+_RENAME = "update ctxpipe_journal set session = ? where session = ? and number >= 0"
 _DELETE = "delete from ctxpipe_journal where session = ?1 or session glob ?1 || '/*'"
+_TOMBSTONE = "insert into ctxpipe_journal (session, number, entry, token) values (?, 0, '', ?)"
+_OLD_TOMBSTONES = """
+delete from ctxpipe_journal
+where session glob '/*' and written <= cast(strftime('%s', 'now') as integer) - ?
+"""
 _STALE = """
-delete from ctxpipe_journal where session in (
-    select session from ctxpipe_journal group by session
-    having max(written) <= strftime('%s', 'now') - ?
-)
+select session from ctxpipe_journal where session not glob '/*' group by session
+having max(written) <= cast(strftime('%s', 'now') as integer) - ?
+"""
+_DELETE_ONE = "delete from ctxpipe_journal where session = ? and number {} 0"
+_SESSIONS = """
+select session, max(case number when -1 then entry end) from ctxpipe_journal
+where session not glob '*/*' group by session
 """
 
 
@@ -88,7 +101,14 @@ class SQLiteJournal(SharedJournal):
         Raises StorageError, and SettingsError for a negative age.
         """
         NUMBER.check("max_age", max_age)
-        return await self._run(lambda database: database.execute(_STALE, [max_age]).rowcount)
+
+        def delete(database: sqlite3.Connection) -> int:
+            database.execute(_OLD_TOMBSTONES, [tombstone_seconds()])
+            stale = database.execute(_STALE, [max_age]).fetchall()
+            database.executemany(_DELETE_ONE.format("<"), stale)
+            return max(0, database.executemany(_DELETE_ONE.format(">="), stale).rowcount)
+
+        return await self._run(delete)
 
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
@@ -97,24 +117,28 @@ class SQLiteJournal(SharedJournal):
 
     # What a database does -------------------------------------------------------------------------
 
-    async def _append(
-        self, session: str, number: int, entry: str, token: str, seen: str | None
-    ) -> str | None:
+    async def _append(self, new: NewEntry) -> str | None:
         def append(database: sqlite3.Connection) -> str | None:
-            [count] = database.execute(_COUNT, [session]).fetchone()
-            journal = _journal(database, session)
-            is_replaced = seen is not None and seen != journal
-            if count != number or is_replaced:
+            [count] = database.execute(_COUNT, [new.session]).fetchone()
+            journal = _journal(database, new.session)
+            is_replaced = new.seen not in (None, journal)
+            tombstone = _journal(database, new.grave)
+            is_deleted = None not in (new.tombstone, tombstone) and new.tombstone != tombstone
+            if count != new.number or is_replaced or is_deleted:
                 return None
-            database.execute(_INSERT, (session, number, entry, token))
-            return journal or token
+            database.execute(_NAME, (new.session, json.dumps(new.session_id)))
+            database.execute(_INSERT, (new.session, new.number, new.entry, new.token))
+            return journal or new.token
 
         return await self._run(append)
 
-    async def _entries(self, session: str, start: int) -> tuple[str | None, Sequence[str]]:
-        def read(database: sqlite3.Connection) -> tuple[str | None, list[str]]:
+    async def _entries(
+        self, session: str, start: int, grave: str
+    ) -> tuple[str | None, Sequence[str], str | None]:
+        def read(database: sqlite3.Connection) -> tuple[str | None, list[str], str | None]:
             rows = database.execute(_ENTRIES, (session, start)).fetchall()
-            return _journal(database, session), [entry for (entry,) in rows]
+            entries = [entry for (entry,) in rows]
+            return _journal(database, session), entries, _journal(database, grave)
 
         return await self._run(read)
 
@@ -127,8 +151,18 @@ class SQLiteJournal(SharedJournal):
 
         return await self._run(rename)
 
-    async def _delete(self, session: str) -> None:
-        await self._run(lambda database: database.execute(_DELETE, [session]))
+    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
+        def delete(database: sqlite3.Connection) -> None:
+            database.execute(_DELETE, [session])
+            database.execute(_DELETE, [grave])
+            database.execute(_TOMBSTONE, (grave, tombstone))
+
+        await self._run(delete)
+        await self._waits.call(self.path, partial(self._in_thread, self._empty_wal))
+
+    async def _sessions(self) -> Mapping[str, str | None]:
+        rows = await self._run(lambda database: database.execute(_SESSIONS).fetchall())
+        return {session: None if name is None else json.loads(name) for session, name in rows}
 
     # The connection -------------------------------------------------------------------------------
 
@@ -159,6 +193,17 @@ class SQLiteJournal(SharedJournal):
                 reason = f"cannot use the journal {self.path}: {error}"
                 raise StorageError(_errno(error), reason) from error
 
+    def _empty_wal(self) -> None:
+        """Write over what was deleted in the file itself, and empty its log. Raises Locked."""
+        with self._lock:
+            try:
+                [is_busy, *_] = self._open().execute("pragma wal_checkpoint(truncate)").fetchone()
+            except sqlite3.Error as error:
+                self._drop()
+                raise StorageError(_errno(error), f"cannot empty {self.path}-wal") from error
+        if is_busy:
+            raise Locked(f"{self.path}-wal, which still holds what was deleted; delete it again")
+
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = self._connect()
@@ -168,6 +213,7 @@ class SQLiteJournal(SharedJournal):
         database = _connect(self.path)
         try:
             database.execute("pragma journal_mode = wal")
+            database.execute("pragma secure_delete = on")
             database.execute(f"pragma synchronous = {'full' if self._fsync else 'normal'}")
             [form] = database.execute("pragma user_version").fetchone()
             self._check_form(form)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from ..errors import SettingsError
 from ..settings import CALLABLE
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
+from .contract_deletion import DELETE_CHECKS, LIST_CHECKS
 from .contract_failures import (
-    DELETE_CHECKS,
     FAILURE_CHECKS,
     MISSING_CHECKS,
     REDACTION_CHECKS,
@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, tuple[Check, ...]] = {
     "delete": DELETE_CHECKS,
     "lease": LEASE_CHECKS,
     "missing": MISSING_CHECKS,
+    "sessions": LIST_CHECKS,
 }
 
 
@@ -42,7 +43,7 @@ def storage_conformance(
     ``factory(place)`` gives a storage, or an awaitable of one, on the place of that name, which is
     a word: storages with one place share all, as those of two processes do, and a new place is
     empty. What is given is closed with its ``aclose``, if it has one. *protocols* are those it
-    implements, *extras* which of "delete", "lease" and "missing" it has besides.
+    implements, *extras* which of "delete", "lease", "missing" and "sessions" it has besides.
 
     ``redacting(place, redact)`` gives a storage that hides secrets. ``failing(place, operations)``
     is an async context manager that gives one whose backend works for so many operations and then

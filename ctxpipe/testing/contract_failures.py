@@ -1,4 +1,4 @@
-"""What a storage promises when its backend fails, when it hides secrets, and when it deletes."""
+"""What a storage promises when its backend fails, and when it hides secrets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from .storage import Check, StoragePlace, expect, expect_error
 
 __all__ = [
-    "DELETE_CHECKS",
     "FAILURE_CHECKS",
     "MISSING_CHECKS",
     "REDACTION_CHECKS",
     "SESSION_CHECKS",
+    "fill",
+    "text_or_none",
 ]
 
 MOST_OPERATIONS = 200
@@ -245,35 +246,6 @@ async def fill(storage: Any, session: str) -> list[str]:
     return locations
 
 
-async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
-    gone = await fill(storage, "s")
-    kept = await fill(storage, "s2")
-    await storage.delete("s")
-    for reader in (storage, other):
-        for location in gone:
-            text = await text_or_none(reader, location)
-            expect(text is None, "its texts and records are gone")
-        for location in kept:
-            text = await text_or_none(reader, location)
-            expect(text is not None, "other sessions stay")
-        if isinstance(reader, Archive):
-            records = await reader.records("s")
-            expect(list(records) == [], "no record is listed")
-            others = {where for where in kept if where.endswith(".json")}
-            records = await reader.records("s2")
-            expect(others <= set(records), "those of others are")
-        if isinstance(reader, JournalStorage):
-            entries = await reader.entries("s")
-            expect(list(entries) == [], "its journal is gone")
-            entries = await reader.entries("s2")
-            expect(list(entries) == ["entry"], "other journals stay")
-    await storage.delete("s")
-    await storage.delete("never heard of")
-    again = await fill(other, "s")
-    expect(again[:6] == gone[:6], "a session of that name begins anew")
-
-
 async def what_is_missing_is_told(place: StoragePlace) -> None:
     storage = await place.storage()
     texts = [
@@ -341,6 +313,5 @@ REDACTION_CHECKS = (
     a_secret_is_hidden_in_whatever_is_written,
     nothing_is_written_that_the_rule_has_not_seen,
 )
-DELETE_CHECKS = (deleting_a_session_leaves_nothing_of_it,)
 MISSING_CHECKS = (what_is_missing_is_told,)
 SESSION_CHECKS = (a_session_goes_on_in_another_process,)

@@ -12,6 +12,7 @@ MOST_FIELDS = 12
 COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
+    "cli.clean": COMMAND,
     "cli.replay": COMMAND,
     "gateway.commands.gateway": COMMAND,
     "stages.compact.compact_messages": REQUIRED,

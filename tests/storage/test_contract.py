@@ -37,7 +37,7 @@ async def on_a_failing_disk(place: str, operations: int) -> AsyncIterator[LocalS
 
 LOCAL = storage_conformance(
     lambda place: LocalStorage(folder(place)),
-    extras=["delete", "lease"],
+    extras=["delete", "lease", "sessions"],
     redacting=lambda place, redact: LocalStorage(folder(place), redact=redact),
     failing=on_a_failing_disk,
 )
@@ -60,7 +60,7 @@ def memory(place: str, redact: Callable[[str], str] | None = None) -> MemoryStor
 
 @pytest.mark.parametrize(
     "check",
-    storage_conformance(memory, extras=["delete", "lease"], redacting=memory),
+    storage_conformance(memory, extras=["delete", "lease", "sessions"], redacting=memory),
     ids=str,
 )
 async def test_memory_keeps_the_contract(check: StorageCheck) -> None:
@@ -172,7 +172,7 @@ async def test_a_storage_with_a_fault_is_found_out(
 ) -> None:
     places: dict[str, MemoryStorage] = {}
     checks = storage_conformance(
-        lambda place: places.setdefault(place, kind()), extras=["delete", "lease"]
+        lambda place: places.setdefault(place, kind()), extras=["delete", "lease", "sessions"]
     )
     [check] = [check for check in checks if str(check) == sentence]
 

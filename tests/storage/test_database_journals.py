@@ -83,7 +83,7 @@ async def with_failing_statements(place: str, operations: int) -> AsyncIterator[
 SQLITE = storage_conformance(
     on_sqlite,
     protocols=[JournalStorage],
-    extras=["delete"],
+    extras=["delete", "sessions"],
     redacting=on_sqlite,
     failing=with_failing_statements,
 )
@@ -158,7 +158,7 @@ async def with_cut_postgres(place: str, operations: int) -> AsyncIterator[Postgr
 POSTGRES = storage_conformance(
     on_postgres,
     protocols=[JournalStorage],
-    extras=["delete", "lease"],
+    extras=["delete", "lease", "sessions"],
     redacting=on_postgres,
     failing=with_cut_postgres,
 )
@@ -251,7 +251,7 @@ async def with_cut_redis(place: str, operations: int) -> AsyncIterator[RedisJour
 REDIS = storage_conformance(
     on_redis,
     protocols=[JournalStorage],
-    extras=["delete", "lease"],
+    extras=["delete", "lease", "sessions"],
     redacting=on_redis,
     failing=with_cut_redis,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import anthropic
 import anyio
 import pytest
-from histories import conversation, step, user
+from histories import assistant, conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 from models import MODEL
@@ -49,7 +50,7 @@ obstore = pytest.importorskip("obstore", reason="there is no obstore")
 stores = pytest.importorskip("obstore.store", reason="there is no obstore")
 
 PROTOCOLS = [TextWriter, TextReader, Archive]
-EXTRAS = ["delete", "missing"]
+EXTRAS = ["delete", "missing", "sessions"]
 FOLDER = mkdtemp(prefix="ctxpipe-objects-")
 LONG = "a long line of a result\n" * 1000
 
@@ -337,10 +338,10 @@ async def test_opening_one_of_many_sessions_lists_none_of_the_others(tmp_path: P
 
         assert store.calls["list"] == 0
         assert sum(store.calls.values()) <= 3
-        assert all(str(path).startswith("s-7/") for path in store.paths)
+        assert all(str(path).startswith(("s-7/", "=deleted/")) for path in store.paths)
         await storage.delete("s-7")
         assert not [path for path in await paths(store.store) if path.startswith("s-7/")]
-        assert len(await paths(store.store)) == 3 * 9_999
+        assert len(await paths(store.store)) == 3 * 9_999 + 1
 
 
 async def test_a_worker_reads_only_the_texts_that_others_have_added(tmp_path: Path) -> None:
@@ -456,7 +457,14 @@ async def test_a_text_that_a_bucket_rule_took_is_written_again_and_reported(
     assert (await storage.read("s/t1.md")).text == f"1 {LONG}"
 
 
-async def test_a_text_that_is_gone_for_good_is_an_error_that_names_the_message(
+def without_text(history: list[Any]) -> list[Any]:
+    """*history* with its only result empty."""
+    emptied: list[Any] = copy.deepcopy(history)
+    emptied[2]["content"][0]["content"] = ""
+    return emptied
+
+
+async def test_a_history_with_a_text_that_is_gone_for_good_names_the_message_and_gives_the_rest(
     tmp_path: Path,
 ) -> None:
     storage = memory()
@@ -466,8 +474,12 @@ async def test_a_text_that_is_gone_for_good_is_an_error_that_names_the_message(
         await lose(storage.store, "/texts/")
         again = ContextPipeline([DirectOffload(storage, min_chars=1000)])
 
-        with pytest.raises(StorageError, match="message 2 of the history cannot be restored"):
-            await again.session("s", journal=journal).history()
+        session = again.session("s", journal=journal)
+        history = await session.history()
+        result = await session.run([*history, *conversation(assistant("Done."), user("And now?"))])
+
+        assert history == without_text(history_of(1))
+        assert "message 2 of the history is incomplete: a text is gone" in result.notices
 
 
 async def test_the_model_is_told_when_a_text_is_gone() -> None:

@@ -32,7 +32,7 @@ from ctxpipe import (
 )
 from ctxpipe.storage import Cleaned
 from ctxpipe.storage.cleanup import delete_files, find_files
-from ctxpipe.storage.ownership import ROOT_MARK, SESSION_MARK, StorageRoot
+from ctxpipe.storage.ownership import ROOT_MARK, SESSION_MARK, TOMBSTONES, StorageRoot
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 MESSAGE = {"role": "user", "content": "hello"}
@@ -559,7 +559,8 @@ async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(
     assert len(deleted.files) == 3
     assert deleted.bytes > 3000
     assert not any(Path(path).exists() for path in deleted.files)
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["other"]
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"other", TOMBSTONES}
     assert {path.read_bytes() for path in (tmp_path / "other").iterdir()} == others
     assert await storage.delete(name) == Cleaned()
 

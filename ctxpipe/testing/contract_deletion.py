@@ -1,0 +1,252 @@
+"""What a storage promises of sessions that are deleted, also while somebody holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import SessionDeleted, SettingsError
+from ..names import session_folder
+from ..pipeline import ContextPipeline
+from ..session import Session
+from ..stages.compact import Compact
+from ..stages.offload import DirectOffload
+from ..storage import Archive, JournalStorage, TextWriter
+from ..storage.generations import delete_sessions
+from ..summarizers import Summary
+from .contract_failures import fill, text_or_none
+from .storage import StoragePlace, expect
+
+__all__ = ["DELETE_CHECKS", "LIST_CHECKS"]
+
+SESSION = "cust1/a b"
+WORDS = "what a person said"
+HOLDERS = 4
+NAMES = ["cust1", "cust1/a", "cust1/B", "cust1/a/b", "cust10", "cust10/a", "Cust1/a", "plain"]
+
+
+def talk(text: str) -> list[Any]:
+    """A request of *text*, a call, and a long result with *text* in it."""
+    call = {"type": "tool_use", "id": "t1", "name": "bash", "input": {"command": text}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": f"{text}\n" * 500}
+    return [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+
+
+def request_of(text: str) -> list[Any]:
+    """A request of *text*."""
+    return [{"role": "user", "content": text}]
+
+
+def session_on(storage: Any, *stages: Any) -> Session:
+    """A session that writes whatever *storage* takes, after *stages*."""
+    used = list(stages)
+    if isinstance(storage, TextWriter):
+        used.append(DirectOffload(storage, min_chars=1000))
+    journal = storage if isinstance(storage, JournalStorage) else None
+    return ContextPipeline(used).session(SESSION, journal=journal)
+
+
+async def expect_deleted(work: Awaitable[object], promise: str) -> None:
+    """Raise ContractBroken unless *work* raises SessionDeleted."""
+    try:
+        await work
+    except SessionDeleted:
+        return
+    expect(False, f"{promise}: SessionDeleted")
+
+
+async def expect_nothing_kept(place: StoragePlace, session: Session) -> None:
+    """Raise ContractBroken when the deleted session can be found anywhere."""
+    storage = await place.storage()
+    if isinstance(storage, JournalStorage):
+        entries = await storage.entries(SESSION)
+        expect(WORDS not in "".join(entries), "no entry of it is written again")
+    if isinstance(storage, Archive):
+        records = [where for where in await storage.records(SESSION) if where.endswith(".json")]
+        expect(records == [], "no record of it is written again")
+    if isinstance(storage, TextWriter):
+        key = f"{session_folder(SESSION)}/t1.md"
+        text = await text_or_none(storage, storage.location(key))
+        expect(text is None, "no text of it is written again")
+    history = await session.history()
+    expect(WORDS not in str(history), "whoever held it has dropped it")
+
+
+async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
+    storage, other = await place.storages(2)
+    gone = await fill(storage, "s")
+    kept = await fill(storage, "s2")
+    await storage.delete("s")
+    for reader in (storage, other):
+        for location in gone:
+            text = await text_or_none(reader, location)
+            expect(text is None, "its texts and records are gone")
+        for location in kept:
+            text = await text_or_none(reader, location)
+            expect(text is not None, "other sessions stay")
+        if isinstance(reader, Archive):
+            records = await reader.records("s")
+            expect(list(records) == [], "no record is listed")
+            others = {where for where in kept if where.endswith(".json")}
+            records = await reader.records("s2")
+            expect(others <= set(records), "those of others are")
+        if isinstance(reader, JournalStorage):
+            entries = await reader.entries("s")
+            expect(list(entries) == [], "its journal is gone")
+            entries = await reader.entries("s2")
+            expect(list(entries) == ["entry"], "other journals stay")
+    await storage.delete("s")
+    await storage.delete("never heard of")
+    again = await fill(other, "s")
+    expect(again[:6] == gone[:6], "a session of that name begins anew")
+
+
+async def whoever_holds_a_deleted_session_drops_it(place: StoragePlace) -> None:
+    sessions = [session_on(storage) for storage in await place.storages(HOLDERS)]
+    for session in sessions:
+        await session.run(talk(WORDS))
+    deleting = await place.storage()
+    await deleting.delete(SESSION)
+    history = request_of("hello again")
+    for session in sessions:
+        result = await session.run(history)
+        expect(result.messages == history, "what is handed in begins a new conversation")
+        expect(len(result.notices) == 1, "one notice says so")
+        again = await session.run(history)
+        expect(not again.notices, "it is said once")
+        await expect_nothing_kept(place, session)
+
+
+async def an_owner_of_a_deleted_session_does_not_ask_without_it(place: StoragePlace) -> None:
+    storage, other = await place.storages(2)
+    sent: list[Any] = []
+    session = session_on(storage)
+    client = answering(sent)
+    session.append(*request_of(WORDS))
+    await session.create(client, model="m", max_tokens=10)
+    await other.delete(SESSION)
+    session.append(*request_of("hello again"))
+    asked = session.create(client, model="m", max_tokens=10)
+    await expect_deleted(asked, "its history is gone")
+    expect(len(sent) == 1, "the model is not asked")
+    await expect_nothing_kept(place, session)
+    session.append(*request_of("a new life"))
+    await session.create(client, model="m", max_tokens=10)
+    expect(sent[-1] == request_of("a new life"), "what is appended then begins a new conversation")
+    history = await session.history()
+    expect(len(history) == 2, "which is kept as any other")
+
+
+async def a_deleted_session_has_an_empty_history_and_no_error(place: StoragePlace) -> None:
+    sessions = [session_on(storage) for storage in await place.storages(HOLDERS)]
+    for session in sessions:
+        await session.run(talk(WORDS))
+    deleting = await place.storage()
+    await deleting.delete(SESSION)
+    for session in sessions:
+        for _ in range(2):
+            history = await session.history()
+            expect(history == [], "there is no history, and that is no error")
+    await sessions[0].run(request_of("a new life"))
+    if sessions[1].journal is not None:
+        history = await sessions[1].history()
+        expect(history == request_of("a new life"), "the new one is everybody's")
+
+
+def answering(sent: list[Any], meanwhile: Callable[[], Awaitable[object]] | None = None) -> Any:
+    """A client that adds what it is sent to *sent*, and answers once *meanwhile* is done."""
+
+    async def create(**request: Any) -> Any:
+        sent.append(list(request["messages"]))
+        if meanwhile is not None:
+            await meanwhile()
+        return {"role": "assistant", "content": f"an answer about {WORDS}"}
+
+    return SimpleNamespace(messages=SimpleNamespace(create=create))
+
+
+async def a_turn_writes_nothing_once_its_session_is_deleted(place: StoragePlace) -> None:
+    for known in (request_of(WORDS), talk(WORDS), []):  # also where there is nothing new to write
+        storage, other = await place.storages(2)
+
+        async def delete(_: Any, other: Any = other) -> None:
+            await other.delete(SESSION)
+
+        session = session_on(storage)
+        if known:
+            await session.run(known)
+        running = session_on(storage, delete).run(talk(WORDS))
+        await expect_deleted(running, "it is deleted during shaping")
+        await expect_nothing_kept(place, session)
+
+
+async def a_summary_of_a_deleted_session_is_not_kept(place: StoragePlace) -> None:
+    storage, other = await place.storages(2)
+
+    async def summarize(*_: Any, **__: Any) -> Summary:
+        await other.delete(SESSION)
+        return Summary(f"of {WORDS}")
+
+    archive = storage if isinstance(storage, Archive) else None
+    stage = Compact(summarize, archive=archive, require_archive=archive is not None)
+    session = session_on(storage, stage)
+    history = [*talk(WORDS), {"role": "assistant", "content": WORDS}, *request_of(WORDS)]
+    await session.run(history)
+    await expect_deleted(session.compact(), "it is deleted while its summary is written")
+    await expect_nothing_kept(place, session)
+
+
+async def an_answer_in_a_deleted_session_is_not_kept(place: StoragePlace) -> None:
+    storage, other = await place.storages(2)
+    sent: list[Any] = []
+
+    async def delete() -> None:
+        await other.delete(SESSION)
+
+    session = session_on(storage)
+    session.append(*request_of(WORDS))
+    asked = session.create(answering(sent, delete), model="m", max_tokens=10)
+    await expect_deleted(asked, "it is deleted while the model answers")
+    await expect_nothing_kept(place, session)
+
+
+async def sessions_are_listed_and_deleted_in_whole_components(place: StoragePlace) -> None:
+    storage, other = await place.storages(2)
+    for name in NAMES:
+        session = ContextPipeline(
+            [DirectOffload(storage, min_chars=1000)] if isinstance(storage, TextWriter) else []
+        ).session(name, journal=storage if isinstance(storage, JournalStorage) else None)
+        await session.run(talk(name))
+    found = await other.sessions()
+    expect(sorted(found) == sorted(NAMES), "every session is listed")
+    below = ["cust1", "cust1/B", "cust1/a", "cust1/a/b"]
+    for prefix in ("cust1", "cust1/"):
+        found = await other.sessions(prefix)
+        expect(sorted(found) == below, "whole components are compared")
+    for prefix in ("", "/"):
+        try:
+            await other.sessions(prefix)
+        except SettingsError:
+            continue
+        expect(False, "an empty prefix is an error")
+    gone = await delete_sessions("cust1/", other)
+    expect(gone == below, "all below a prefix are deleted")
+    found = await storage.sessions()
+    expect(sorted(found) == sorted(set(NAMES) - set(below)), "the others stay")
+
+
+DELETE_CHECKS = (
+    deleting_a_session_leaves_nothing_of_it,
+    whoever_holds_a_deleted_session_drops_it,
+    an_owner_of_a_deleted_session_does_not_ask_without_it,
+    a_deleted_session_has_an_empty_history_and_no_error,
+    a_turn_writes_nothing_once_its_session_is_deleted,
+    a_summary_of_a_deleted_session_is_not_kept,
+    an_answer_in_a_deleted_session_is_not_kept,
+)
+LIST_CHECKS = (sessions_are_listed_and_deleted_in_whole_components,)
