@@ -213,7 +213,7 @@ class ObjectStorage:
         for name in names:
             with suppress(StorageError):  # the new objects show that the session is in use
                 await self._touch(name)
-        async with self._undone_if_deleted(names, made):
+        async with self._undo_if_deleted(names, made):
             await self._at_once(write, by_key.items())
         return locations
 
@@ -364,7 +364,7 @@ class ObjectStorage:
             key = f"{prefix}-{number}.json"
             path = _record_path(key)
             made: list[str] = []
-            async with self._undone_if_deleted([folder], made):
+            async with self._undo_if_deleted([folder], made):
                 if await self._create(path, content):
                     made.append(path)
             if made:
@@ -437,7 +437,7 @@ class ObjectStorage:
             generation.check(self, (content or b"").decode())
 
     @asynccontextmanager
-    async def _undone_if_deleted(
+    async def _undo_if_deleted(
         self, names: Iterable[str], paths: Sequence[str]
     ) -> AsyncIterator[None]:
         """If the session was deleted meanwhile, delete the objects at *paths*, which were made.
