@@ -43,7 +43,7 @@ def test_the_pages_quote():
     quoted = {page.name: quoted_count(page.read_text("utf-8")) for page in PAGES}
 
     assert quoted["benchmarks.md"] > 10
-    assert quoted["presets.md"] > 1
+    assert quoted["presets.md"] > 0
 
 
 def test_every_figure_of_speed_is_quoted():

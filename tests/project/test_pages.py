@@ -116,5 +116,5 @@ def test_every_block_for_the_first_hour_is_on_a_page_that_it_reads():
         page for page in (ROOT / "docs").rglob("*.md") if "<!-- make first-hour" in page.read_text()
     ]
 
-    assert ROOT / "docs/moving.md" in pages
+    assert len(pages) > 2
     assert set(pages) <= set(first_hour_pages())

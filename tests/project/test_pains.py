@@ -1,6 +1,6 @@
 """What users of context management suffer from, each as a test from end to end.
 
-docs/pains.md is the list.
+docs/pains.md is the index of them for users.
 
 Each test is named after a requirement: R1 to R27, with the letter of its part.
 """
@@ -39,7 +39,7 @@ from histories import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from places import ROOT, TESTS
+from places import TESTS
 from processes import python, small_disk
 
 from ctxpipe import (
@@ -235,31 +235,31 @@ PARTS = (
 )
 
 
-def test_the_list_of_pains_names_every_requirement_and_only_tests_that_exist() -> None:
-    here = Path(__file__)
-    rows = [
-        line.strip("| ").split(" | ")
-        for line in (ROOT / "docs" / "pains.md").read_text().splitlines()
-    ]
-    listed = {
-        row[0]: row[-1] for row in rows if len(row) == 3 and re.fullmatch(r"R\d+[a-z]?", row[0])
-    }
+ELSEWHERE = {
+    "R10a": "session/test_killed.py::"
+    "test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again",
+    "R11b": "project/test_vocab.py::test_importing_loads_neither_tiktoken_nor_ranks",
+    "R11c": "project/test_vocab.py::test_counting_and_running_need_no_network_and_leave_no_file",
+}
+# tiktoken 0.13, which is required, has no panic to catch
+WITHOUT_TEST = {"R11e"}
 
-    parts = {
-        int(number): letters for number, letters in (part.split() for part in PARTS.split(", "))
-    }
-    wanted = {f"R{number}{part}" for number in range(1, 28) for part in parts.get(number, [""])}
-    assert wanted <= set(listed)
-    named = [name for held_by in listed.values() for name in re.findall(r"`([^`]+)`", held_by)]
-    for name in named:
-        file, _, test = (
-            name.rpartition("::") if "::" in name or not name.endswith(".py") else (name, "", "")
-        )
-        source = (TESTS / file if file else here).read_text()
-        assert not test or re.search(rf"^(?:async )?def {test}\(", source, re.MULTILINE), name
-    ours = set(re.findall(r"^(?:async )?def (test_r\d\w*)\(", here.read_text(), re.MULTILINE))
-    assert ours == {name for name in named if name.startswith("test_r") and "::" not in name}
-    assert all("`" in held_by or held_by == "see below" for held_by in listed.values())
+
+def test_every_requirement_has_a_test() -> None:
+    parts = dict(part.split() for part in PARTS.split(", "))
+    wanted = {f"R{n}{part}" for n in range(1, 28) for part in parts.get(str(n), [""])}
+    tests = re.findall(r"^(?:async )?def test(_r\d\w*)\(", Path(__file__).read_text(), re.MULTILINE)
+    tags = {tag for test in tests for tag in re.findall(r"_r(\d+[a-z]?)(?=_)", test)}
+
+    tested = {re.sub(r"\d+", lambda n: str(int(n[0])), f"R{tag}") for tag in tags}
+    assert wanted - tested == {*ELSEWHERE, *WITHOUT_TEST}
+
+
+@pytest.mark.parametrize("place", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_requirement_that_is_tested_elsewhere_is(place: str) -> None:
+    file, test = place.split("::")
+    source = (TESTS / file).read_text()
+    assert re.search(rf"^(?:async )?def {test}\(", source, re.MULTILINE)
 
 
 # R1: orphaned calls and results -------------------------------------------------------------------

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from places import PACKAGE, ROOT
 
-# Tags of requirements, such as "FF-7" or "A-61", and of pains, which docs/pains.md has a table of.
+# Tags of requirements, such as "FF-7" or "A-61", and of pains, which only tests have.
 REQUIREMENT = re.compile(r"\b(?:A|BO|CM|CR|DO|FF|PL|RG|ST|TC|UP)-\d+\b")
 PAIN = re.compile(r"\bR\d{1,2}[a-z]?\b")
 SOURCE = re.compile(r"\bSource: (?:[A-Z]{2}\b|[a-z]+, )")
-PAINS = "pains.md"
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -21,10 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 def tags(file: Path) -> list[str]:
     """The tags in *file* that a reader could look up nowhere."""
     text = file.read_text("utf-8")
-    found = REQUIREMENT.findall(text) + SOURCE.findall(text)
-    if file.name != PAINS:
-        found += PAIN.findall(text)
-    return found
+    return REQUIREMENT.findall(text) + SOURCE.findall(text) + PAIN.findall(text)
 
 
 def test_no_text_names_a_source_that_is_not_shipped():

@@ -1,4 +1,4 @@
-"""The pages on storage: tests that are named are there, the example is a file that is run."""
+"""The page on storage: tests that are named are there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,3 @@ def test_every_failure_names_its_test() -> None:
 
     assert len(rows) > 8
     assert [row for row in rows if "::" not in row] == []
-
-
-def test_the_example_is_the_file_that_is_tested() -> None:
-    page = (ROOT / "docs/own-storage.md").read_text("utf-8")
-    assert (ROOT / "examples/sqlite_storage.py").read_text("utf-8") in page
