@@ -15,8 +15,8 @@ from .messages import field
 from .prices import PRICES
 from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
 from .session.client import check_usage
-from .session.held import Held
 from .session.session import CACHE_SECONDS, Session
+from .session.sessions import Held
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
 from .stages.collapse import Collapse
 from .stages.compact import Compact

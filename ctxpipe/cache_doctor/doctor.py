@@ -12,15 +12,17 @@ from typing import cast
 from ..messages import Message
 from ..tokens import TokenCounter
 from .differences import Difference, differences, index_blocks
-from .misses import Bill, CacheMiss, Cause
-from .prompts import Mark, Prompt, Sent, as_prompt
-from .rules import (
+from .misses import (
     FIVE_MINUTES,
     HOUR,
     LOOKBACK_BLOCKS,
     MOST_MINIMUM,
+    Bill,
+    CacheMiss,
+    Cause,
     min_cached_tokens,
 )
+from .prompts import Mark, Prompt, Sent, as_prompt
 
 __all__ = ["CacheDoctor", "Sent"]
 

@@ -27,7 +27,7 @@ from ..messages import (
 from ..messages import field as read
 from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
-from .rules import seconds_to_live
+from .misses import seconds_to_live
 
 __all__ = ["Mark", "Prompt", "Sent", "as_prompt"]
 

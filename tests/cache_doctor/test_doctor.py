@@ -9,7 +9,7 @@ from histories import assistant, user
 from models import OTHER_MODEL, SUMMARIES
 
 from ctxpipe.cache_doctor import Bill, CacheDoctor, Cause, Sent
-from ctxpipe.cache_doctor.rules import min_cached_tokens, seconds_to_live
+from ctxpipe.cache_doctor.misses import min_cached_tokens, seconds_to_live
 from ctxpipe.messages import Message
 from ctxpipe.tokens import TokenCounter
 
