@@ -9,7 +9,7 @@ line that names the figure of each column, "{}" being the first cell of a row an
 
     <!-- figures of bench_costs: {} at 0.1: cost; {} at 0.1: seen; - -->
 
-The table beside the peers is that of benchmarks/peers/results.md. A test compares all of it.
+A test compares all of it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ QUOTED = re.compile(rf"(?P<number>{NUMBER.pattern})<!-- (?P<file>\w+): (?P<name>
 TABLE = re.compile(
     r"(?P<before><!-- figures of (?P<file>\w+): (?P<names>[^\n]+?) -->\n\|.*\n\|[-| ]+\|\n)"
     r"(?P<rows>\|.*(?:\n\|.*)*)"
-)
-PEERS = ROOT / "benchmarks" / "peers" / "results.md"
-IN_SHORT = re.compile(r"^## In short\n\n((?:\|.*\n)+)", re.MULTILINE)
-BESIDE_PEERS = re.compile(
-    r"(?P<before>^## Beside the peers\n(?:(?!\||## ).*\n)+)(?:\|.*\n)+", re.MULTILINE
 )
 WRITE = "--write"
 DIGITS = 4
@@ -144,12 +139,6 @@ def _with_cells(row: str, names: list[str], figures: dict[str, Figure]) -> str:
     return "|".join(cells)
 
 
-def with_peers(page: str, results: str) -> str:
-    """*page* with the table in short of the peers' *results*, where it has a section for it."""
-    [table] = IN_SHORT.findall(results)
-    return BESIDE_PEERS.sub(lambda match: match["before"] + table, page)
-
-
 def quoted_count(page: str) -> int:
     """How many numbers of *page* are quotations, a table with figures being one."""
     return len(QUOTED.findall(page)) + len(TABLE.findall(page))
@@ -157,10 +146,9 @@ def quoted_count(page: str) -> int:
 
 def main() -> None:
     figures = read_figures()
-    peers = PEERS.read_text("utf-8")
     for page in PAGES:
         text = page.read_text("utf-8")
-        quoted = with_peers(with_figures(text, figures), peers)
+        quoted = with_figures(text, figures)
         if quoted != text:
             page.write_text(quoted, "utf-8")
             print(f"{page.relative_to(ROOT)}: numbers are the measured ones")

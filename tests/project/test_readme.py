@@ -76,20 +76,6 @@ def test_every_file_of_the_benchmarks_that_is_named_exists():
     assert len(named) > 5
 
 
-def test_the_rows_beside_the_peers_are_those_of_the_last_run():
-    results = (ROOT / "benchmarks/peers/results.md").read_text("utf-8")
-    tables = [
-        [line for line in section.split("\n## ")[0].splitlines() if line.startswith("|")]
-        for section in (
-            results.split("## In short")[1],
-            BENCHMARKS.split("## Beside the peers")[1],
-        )
-    ]
-
-    assert len(tables[0]) > 10
-    assert tables[0] == tables[1], "python benchmarks/figures.py copies them"
-
-
 # The page of the package index --------------------------------------------------------------------
 
 
