@@ -236,7 +236,7 @@ def _makers(
     return makers
 
 
-def _planned(plan: str) -> PipelineMaker:
+def _find_plan(plan: str) -> PipelineMaker:
     """The policy of that name, or what the file of that name describes."""
     if plan.endswith(".toml"):
         return read_config(plan, Prices.relative())
@@ -413,7 +413,7 @@ def inspect(
         if cache and plan:
             raise SettingsError("give --cache or --plan, not both")
         prices = prices_of(model) if model else None
-        make = _planned(plan) if plan else None
+        make = _find_plan(plan) if plan else None
         found = _recordings(files)
         counter = TokenCounter()
         if make:

@@ -889,7 +889,7 @@ async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size() -
     pipeline.observe({"input_tokens": 1200}, history, session_id="s")
     await pipeline.run(history, session_id="s")
 
-    assert sizes == [(1000, 1500), (1000, 1200)]
+    assert sizes == [(1000, 1000), (1000, 1200)]
 
 
 async def test_many_sessions_at_once_do_not_mix(tmp_path: Path) -> None:
@@ -1319,7 +1319,9 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(
         acted |= {report.stage for report in result.reports if report.outcome is Outcome.CHANGED}
         context = result.messages
 
-    assert acted == {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"}
+    # Where SmartTruncate comes first, what it leaves is never long enough to be summarized.
+    summarized = {"Compact"} if order == 1 else set[str]()
+    assert acted == {"DirectOffload", "BatchOffload", "SmartTruncate"} | summarized
 
 
 async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands
     assert list(await turn("four", "sixsix").prefix_sums()) == [0, 4, 10]
 
 
-async def test_before_the_first_bill_half_as_much_again_is_expected() -> None:
-    assert await turn("four", "six").tokens() == 18
+async def test_before_the_first_bill_the_counted_tokens_are_expected() -> None:
+    assert await turn("four", "six").tokens() == 12
 
 
 async def test_after_a_bill_the_estimate_is_what_was_billed() -> None:

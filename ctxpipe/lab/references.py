@@ -224,15 +224,15 @@ class Context:
 
     def _remove(self, message: Message) -> None:
         self._counts.subtract(self._index.message(message))
-        self._doubted.subtract(self._noted_atoms(message))
+        self._doubted.subtract(self._atoms_of_note(message))
         self._keys.subtract(self._keys_in(message))
 
     def _add(self, message: Message) -> None:
         self._counts.update(self._index.message(message))
-        self._doubted.update(self._noted_atoms(message))
+        self._doubted.update(self._atoms_of_note(message))
         self._keys.update(self._keys_in(message))
 
-    def _noted_atoms(self, message: Message) -> AbstractSet[Atom]:
+    def _atoms_of_note(self, message: Message) -> AbstractSet[Atom]:
         """The atoms of *message* where it is a note, whose lines a stage has chosen."""
         return frozenset() if note_of(message) is None else self._index.message(message)
 

@@ -21,9 +21,9 @@ class _Line:
     """The tasks of one event loop that wait at a gate, and the one that was let in."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.loop = loop
-        self.lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
-        self.tasks = 0
+        self.loop: asyncio.AbstractEventLoop | None = loop
+        self.lock: asyncio.Lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
+        self.tasks: int = 0
 
 
 class Pass:

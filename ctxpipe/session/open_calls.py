@@ -114,7 +114,7 @@ def close_own_calls(history: list[Message], open_calls: OpenCalls) -> list[Messa
         _ensure_answered(calls)
     if calls:
         end = _results_end(history)
-        history = [*history[:end], _interrupted(calls), *history[end:]]
+        history = [*history[:end], _answer_as_interrupted(calls), *history[end:]]
     return close_calls(history, open_calls)
 
 
@@ -131,7 +131,7 @@ def _ensure_answered(calls: Sequence[ToolCall]) -> None:
     )
 
 
-def _interrupted(calls: Sequence[ToolCall]) -> Message:
+def _answer_as_interrupted(calls: Sequence[ToolCall]) -> Message:
     results: list[Any] = [interrupted_result(call.id) for call in calls]
     return cast("Message", {"role": "user", "content": results})
 
@@ -145,7 +145,7 @@ def answer_open_calls(history: list[Message]) -> list[Message]:
     answered = list(history)
     for index in reversed(range(len(history))):
         if _is_open(history, index):
-            answered.insert(index + 1, _interrupted(pending_calls(history[: index + 1])))
+            answered.insert(index + 1, _answer_as_interrupted(pending_calls(history[: index + 1])))
     return answered if len(answered) > len(history) else history
 
 

@@ -759,10 +759,10 @@ class Session:
             self._is_owner = True
             history = await self._memory.newest_history()
             self._settle()
-            appended = self._appended[: self._unclaimed()]
+            appended = self._appended[: self._count_unclaimed()]
             return add_appended(history, appended), len(appended)
 
-    def _unclaimed(self) -> int:
+    def _count_unclaimed(self) -> int:
         """How many of the appended messages no exchange that waits will answer."""
         claims = set(map(id, self._claims.values()))
         for count, message in enumerate(self._appended):
@@ -1155,7 +1155,7 @@ class Session:
             refusal = Refusal(refusal.provider)
         self._lower_budget(refusal, model)
         trigger = self._runner.budget_for(self._record, options).trigger
-        likely = tokens if self._billed(model) else conservative(sent.tokens_after)
+        likely = tokens if self._last_bill(model) else conservative(sent.tokens_after)
         is_far_below = likely < FAR_BELOW * trigger
         if is_far_below and not refusal.has_numbers:
             return None
@@ -1192,7 +1192,7 @@ class Session:
         Our count may be far too low, as for pictures, until a bill has shown that it is not. A
         prompt that was billed has fitted into the window.
         """
-        if refusal.window is not None and refusal.window < self._billed(model):
+        if refusal.window is not None and refusal.window < self._last_bill(model):
             return False
         if refusal.tokens is None:
             return True
@@ -1202,7 +1202,7 @@ class Session:
             return True
         return is_possible(raw, refusal.tokens)
 
-    def _billed(self, model: str | None) -> int:
+    def _last_bill(self, model: str | None) -> int:
         """What the last request to *model* was billed, 0 before its first usage."""
         samples = self._record.ledger.samples
         return max((sample[2] for sample in samples if sample[0] == model), default=0)

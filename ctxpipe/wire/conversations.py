@@ -33,10 +33,6 @@ logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MAX_OTHERS = 8  # conversations under one name, besides the first
 UNNAMED = "unnamed"
-NO_NAME = (
-    'a request names no conversation; all such requests share the session "unnamed" and its folder:'
-    " give the mount session_id=, or call its client inside ctxpipe.wire.conversation(name)"
-)
 _PIPELINE = instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)")
 
 T = TypeVar("T")
@@ -121,7 +117,12 @@ class Conversations(Generic[T]):
         known = self._names.pop(name, None)
         if known is None:
             if name == UNNAMED:
-                logger.warning(NO_NAME)
+                logger.warning(
+                    'a request names no conversation; all such requests share the session "%s" and '
+                    "its folder: give the mount session_id=, or call its client inside "
+                    "ctxpipe.wire.conversation(name)",
+                    UNNAMED,
+                )
             session = self.pipeline.session(name, journal=self.journal)
             known = _Name(beginning, session, self.make(session))
         _keep(self._names, name, known, self.pipeline.max_sessions)

@@ -42,4 +42,4 @@ async def tool_message(call: Any) -> dict[str, Any]:
     result = await answer(
         {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}, [tool]
     )
-    return {"role": "tool", "tool_call_id": call.id, "content": result["content"]}
+    return {"role": "tool", "tool_call_id": call.id, "content": result.get("content", "")}

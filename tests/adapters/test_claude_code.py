@@ -22,7 +22,7 @@ LONG = "a long line of output\n" * 400
 UNNEEDED = {"anyio", "anthropic", "asyncio", "genai_prices", "httpx2", "opentelemetry", "psycopg"}
 UNNEEDED |= {"redis", "regex", "rich", "sqlite3", "ssl", "tenacity", "tiktoken", "typer"}
 NEEDED = {"__main__", "adapters", "callables", "errors", "lazy", "markers", "messages", "names"}
-NEEDED |= {"settings", "storage", "words", "workers"}
+NEEDED |= {"agent_tools", "locations", "logs", "settings", "storage", "words", "workers"}
 COMMAND = ["/usr/bin/python3", "-m", "ctxpipe", "claude-code", "hook"]
 
 

@@ -310,6 +310,7 @@ async def test_a_session_learns_what_its_tokens_are_billed(api: str, stream: boo
 async def test_a_body_without_usage_teaches_nothing(caplog: pytest.LogCaptureFixture):
     http_client = ctxpipe_client(
         ContextPipeline(),
+        session_id="s",
         transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={"choices": []})),
     )
     async with openai.AsyncOpenAI(api_key="k", http_client=http_client) as client:

@@ -8,6 +8,7 @@ case prescribes.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -259,6 +260,8 @@ async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
         if f"max_restore_{old}" in options
     }
     work_dir = options.pop("work_dir", None)
+    if work_dir is not None:
+        os.makedirs(work_dir, exist_ok=True)
     stage = Compact(
         PromptSummarizer(hooks.llm, counter=hooks.count_text),
         archive=LocalStorage(options.pop("output_dir")),

@@ -123,9 +123,9 @@ async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path) ->
 
 async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path: Path) -> None:
     history = conversation(
-        user("Go."), *(step(f"t{i}", f"tool{i}", {"text": f"{i} {WORDS}"}) for i in range(4))
+        user("Go."), *(step(f"t{i}", f"tool{i}", {"text": f"{i} {WORDS * 2}"}) for i in range(4))
     )
-    result = await run(OffloadInputs(LocalStorage(tmp_path), 600), history)
+    result = await run(OffloadInputs(LocalStorage(tmp_path), 1000), history)
     inline = [call.id for call in tool_calls(result.messages) if WORDS in str(call.input)]
 
     assert inline == ["t2", "t3"]
@@ -225,7 +225,7 @@ def test_policies_are_found_by_name() -> None:
 
 
 def test_a_name_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
-    with pytest.raises(SettingsError, match=r"'nothing'.*none, .*rent-or-buy"):
+    with pytest.raises(SettingsError, match=r"'nothing'.*none, .*chat"):
         policies(["nothing"])
     with pytest.raises(SettingsError, match=r"'nothing'.*keep last"):
         BudgetedPolicy("nothing", 1000)

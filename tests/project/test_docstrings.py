@@ -32,7 +32,7 @@ PUBLIC = (
     "ctxpipe.tokens",
     *(
         f"ctxpipe.lab.{name}"
-        for name in ("batch", "config", "costs", "policies", "recall", "replay", "transcripts")
+        for name in ("batch", "config", "costs", "policies", "replay", "transcripts")
     ),
 )
 

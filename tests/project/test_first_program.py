@@ -23,7 +23,7 @@ SECRETS = {
     "settings.py": 'DB_PASSWORD = "canary-settings"',
     "config/settings.yaml": "password: canary-yaml",
 }
-SMALL_WINDOW = "4000"
+SMALL_WINDOW = "3000"
 LONG_ANSWER = "lorem ipsum dolor sit amet " * 600
 
 

@@ -26,13 +26,16 @@ RESULT = "public, and reads as one phrase with what is before or after it"
 REASONS = {
     "_redacted_thinking": API,
     "acknowledged_count": NOUN,
+    "appended": STATE,
     "billed_hit_rate": NOUN,
     "cached": STATE,
     "cached_tokens": API,
     "changed": STATE,
     "encoded_chars": NOUN,
+    "hashed_name": NOUN,
     "interrupted_result": NOUN,
     "known": STATE,
+    "measured_estimate": NOUN,
     "overloaded": API,
     "pinned_indices": NOUN,
     "pinned_messages": NOUN,
@@ -48,8 +51,11 @@ REASONS = {
     "simulated_hit_rate": NOUN,
     "stored_text": NOUN,
     "touched_paths": NOUN,
+    "unanswered_calls": NOUN,
     "verified_archive": NOUN,
     "viewed_path": NOUN,
+    "written_lines": NOUN,
+    "written_paths": NOUN,
 }
 
 

@@ -13,7 +13,6 @@ COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
     "cli.clean": COMMAND,
-    "cli.replay": COMMAND,
     "gateway.commands.gateway": COMMAND,
     "stages.compact.compact_messages": REQUIRED,
     "stages.truncate.smart_truncate": REQUIRED,
@@ -21,14 +20,11 @@ EXEMPT_FUNCTIONS = {
 
 REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
-MEASURED = "each setting was measured, and is tuned, on its own"
 EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
     "cache_doctor.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
     "reports.Compacted": REPORT,
-    "stages.collapse.Collapse": MEASURED,
-    "stages.offload.BatchOffload": MEASURED,
     "testing.scripted.Received": REPORT,
 }
 

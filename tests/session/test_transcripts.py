@@ -66,6 +66,7 @@ class Life:
         return LocalStorage(self.root, clock=self.clock)
 
     def pipeline(self) -> ContextPipeline:
+        self.root.mkdir(parents=True, exist_ok=True)
         stages = (
             DirectOffload(self.storage),
             BatchOffload(self.storage),

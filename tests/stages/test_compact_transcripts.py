@@ -104,6 +104,7 @@ async def compacted(
     name: str, messages: list[Message], times: int, folder: Path, budget: Budget
 ) -> Run:
     run, now = Run(name), 0.0
+    folder.mkdir(parents=True, exist_ok=True)
     stage = Compact(
         archive=LocalStorage(folder), restore=Restore(folder), breaker=Breaker(clock=lambda: now)
     )

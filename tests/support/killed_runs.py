@@ -50,6 +50,7 @@ def history(name: str) -> list[Message]:
 
 
 def pipeline(root: Path) -> tuple[ContextPipeline, LocalStorage]:
+    root.mkdir(parents=True, exist_ok=True)
     storage = LocalStorage(root)
     stages = (
         DirectOffload(storage),

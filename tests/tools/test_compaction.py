@@ -168,7 +168,7 @@ async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_tol
     result = await asking(session).result(call)
 
     assert result["is_error"]
-    assert "the context is not compacted: it fills 2% of its budget" in str(result["content"])
+    assert "the context is not compacted: it fills 1% of its budget" in str(result["content"])
     assert not session.is_compaction_due
 
 
