@@ -43,6 +43,7 @@ from ..stages.collapse import Collapse
 from ..stages.compact import Compact
 from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
+from ..storage.waiting import lock_deadline
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
@@ -242,16 +243,17 @@ class Session:
 
         A turn does without, since it takes ten times as long.
         """
-        entered = await self._gate.enter()
-        try:
-            with self._memory.generation.running():
-                await self._ensure_not_deleted()
-                yield
-        except SessionDeleted:
-            self._begin_anew()
-            raise
-        finally:
-            entered.leave()
+        with lock_deadline():
+            entered = await self._gate.enter()
+            try:
+                with self._memory.generation.running():
+                    await self._ensure_not_deleted()
+                    yield
+            except SessionDeleted:
+                self._begin_anew()
+                raise
+            finally:
+                entered.leave()
 
     # Deletion -------------------------------------------------------------------------------------
 
@@ -308,14 +310,15 @@ class Session:
         Raises InvalidHistory when *history* is not a valid list of messages, SettingsError for
         other invalid arguments.
         """
-        return await self._turn(
-            history,
-            system=system,
-            tools=tools,
-            force=force,
-            request=request,
-            client=client,
-        )
+        with lock_deadline():
+            return await self._turn(
+                history,
+                system=system,
+                tools=tools,
+                force=force,
+                request=request,
+                client=client,
+            )
 
     async def _turn(
         self,
@@ -639,7 +642,8 @@ class Session:
 
         Raises StorageError.
         """
-        return await self._memory.branches()
+        with lock_deadline():
+            return await self._memory.branches()
 
     def append(self, *messages: Message) -> None:
         """Add to the history that this session owns, from any thread.
@@ -669,12 +673,13 @@ class Session:
         of the next result. Raises StorageError when it cannot be read.
         """
         async with self._own_exchange():
-            history, taken = await self._own_history()
-            async with self._alone():
-                self._taken = taken
-                await self._memory.catch_up(history)
-                self._settle()
-                await self._write_appended(self._taken)
+            with lock_deadline():
+                history, taken = await self._own_history()
+                async with self._alone():
+                    self._taken = taken
+                    await self._memory.catch_up(history)
+                    self._settle()
+                    await self._write_appended(self._taken)
 
     def flush_soon(self) -> None:
         """Begin to `flush` on the running event loop, if that is needed and possible."""
@@ -1098,18 +1103,19 @@ class Session:
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
         taken = 0
-        if messages is None:
-            own, taken = await self._own_history()
-            if self._has_waited and not taken and own and own[-1]["role"] == "assistant":
-                raise InvalidHistory(
-                    "nothing was appended that has no reply: it was answered by the request that "
-                    "this one has waited for"
-                )
-            history = close_own_calls(own, open_calls)
-        else:
-            history = close_calls(messages, open_calls)
-        arguments = request_arguments(client, request)
-        context = await self._turn(history, **arguments, client=client, taken=taken)
+        with lock_deadline():  # the request itself may take minutes
+            if messages is None:
+                own, taken = await self._own_history()
+                if self._has_waited and not taken and own and own[-1]["role"] == "assistant":
+                    raise InvalidHistory(
+                        "nothing was appended that has no reply: it was answered by the request "
+                        "that this one has waited for"
+                    )
+                history = close_own_calls(own, open_calls)
+            else:
+                history = close_calls(messages, open_calls)
+            arguments = request_arguments(client, request)
+            context = await self._turn(history, **arguments, client=client, taken=taken)
         try:
             return await send(context), context
         except Exception as error:

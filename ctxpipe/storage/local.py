@@ -67,7 +67,7 @@ from .records import (
     redact_text,
 )
 from .references import check_reference
-from .waiting import LockWaits
+from .waiting import wait_for_lock
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -126,11 +126,6 @@ class LocalStorage:
         repr=False,
         compare=False,
     )
-    _waits: LockWaits = field(
-        init=False,
-        repr=False,
-        compare=False,
-    )
     _touched: dict[str, float] = field(
         init=False,
         repr=False,
@@ -160,7 +155,6 @@ class LocalStorage:
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
-        object.__setattr__(self, "_waits", LockWaits())
         object.__setattr__(self, "_touched", {})
 
     # Writing whole texts --------------------------------------------------------------------------
@@ -173,9 +167,7 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        write = partial(_run_in_thread, self.write_blocking, texts)
-        folder = texts[0][0].partition("/")[0] if texts else ""
-        return await self._waits.call(self._folders.path_of(folder), write)
+        return await wait_for_lock(partial(_run_in_thread, self.write_blocking, texts))
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """What `write` does, in the calling thread: for a program that has no event loop."""
@@ -365,7 +357,7 @@ class LocalStorage:
         """
         folder = session_folder(session_id)
         save = partial(_run_in_thread, self._save, folder, safe_name(stem), record)
-        return await self._waits.call(self._folders.path_of(folder), save)
+        return await wait_for_lock(save)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
@@ -428,7 +420,7 @@ class LocalStorage:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
         journal = self._journal(session_id)
         append = partial(_run_in_thread, self._append, journal, number, entry)
-        return await self._waits.call(journal.where, append)
+        return await wait_for_lock(append)
 
     def _append(self, journal: JournalFile, number: int, entry: str) -> bool:
         line = entry.encode()
@@ -590,7 +582,7 @@ class LocalStorage:
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         delete = partial(_run_in_thread, delete_session, self._folders, folder)
-        return await self._waits.call(self._folders.path_of(folder), delete)
+        return await wait_for_lock(delete)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
 from .shared_journals import NewEntry, SharedJournal
-from .waiting import Locked, LockWaits
+from .waiting import Locked, wait_for_lock
 
 __all__ = ["SQLiteJournal"]
 
@@ -88,7 +88,6 @@ class SQLiteJournal(SharedJournal):
         self.path: str = os.path.abspath(path)
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._waits = LockWaits()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
 
@@ -158,7 +157,7 @@ class SQLiteJournal(SharedJournal):
             database.execute(_TOMBSTONE, (grave, tombstone))
 
         await self._run(delete)
-        await self._waits.call(self.path, partial(self._in_thread, self._empty_wal))
+        await wait_for_lock(partial(self._in_thread, self._empty_wal))
 
     async def _sessions(self) -> Mapping[str, str | None]:
         rows = await self._run(lambda database: database.execute(_SESSIONS).fetchall())
@@ -172,9 +171,7 @@ class SQLiteJournal(SharedJournal):
             # SQLite's locks, and that of this object, may be held by a thread that is not here.
             reason = f"{self.path} was opened by another process: make a new one after a fork"
             raise StorageError(errno.ENOTSUP, reason)
-        return await self._waits.call(
-            self.path, partial(self._in_thread, partial(self._transaction, work))
-        )
+        return await wait_for_lock(partial(self._in_thread, partial(self._transaction, work)))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await to_thread.run_sync(work, limiter=thread_limiter("sqlite", _AT_ONCE))

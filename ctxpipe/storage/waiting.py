@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from ..errors import StorageError
 
-__all__ = ["LOCK_SECONDS", "LockWaits", "Locked"]
+__all__ = ["LEAST_SECONDS", "LOCK_SECONDS", "Locked", "lock_deadline", "wait_for_lock"]
 
 T = TypeVar("T")
 
 LOCK_SECONDS = 10.0
-"""How long a call waits. Under its lock a process does nothing but read and write."""
+"""How long a session's turn, or another call, waits. Under its lock a process does nothing but read
+and write."""
+LEAST_SECONDS = 0.5
+"""How long each call waits at least: a summary may have taken longer than the turn's deadline."""
 _SHORTEST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
-_MOST_LOCKS = 10_000
+
+_deadline: ContextVar[float | None] = ContextVar("ctxpipe_lock_deadline", default=None)
 
 
 class Locked(StorageError):
@@ -27,41 +33,30 @@ class Locked(StorageError):
         super().__init__(errno.EAGAIN, f"cannot use {where}: another process holds its lock")
 
 
-class LockWaits:
-    """The waits for some locks.
+@contextmanager
+def lock_deadline() -> Iterator[None]:
+    """All calls inside wait until the same time: LOCK_SECONDS after the outermost has begun."""
+    outer = _deadline.get()
+    token = _deadline.set(time.monotonic() + LOCK_SECONDS if outer is None else outer)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
-    A lock that a call has waited for in vain is tried once by each call of the next LOCK_SECONDS,
-    until one gets it: a turn, which reads and writes, waits once.
-    """
 
-    def __init__(self) -> None:
-        self._gave_up: dict[str, float] = {}
+async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
+    """What *attempt* returns, tried again while it raises Locked, until the `lock_deadline`."""
+    from anyio import sleep
 
-    async def call(self, lock: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What *attempt* returns, tried again while it raises Locked, for up to LOCK_SECONDS."""
-        from anyio import sleep
-
-        begun = time.monotonic()
-        deadline = begun + LOCK_SECONDS
-        if begun - self._gave_up.get(lock, -LOCK_SECONDS) < LOCK_SECONDS:
-            deadline = begun
-        pause = _SHORTEST_PAUSE
-        while True:
-            try:
-                result = await attempt()
-            except Locked:
-                now = time.monotonic()
-                if now >= deadline:
-                    if deadline > begun:
-                        self._remember(lock, now)
-                    raise
-            else:
-                self._gave_up.pop(lock, None)
-                return result
-            await sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _remember(self, lock: str, now: float) -> None:
-        if len(self._gave_up) >= _MOST_LOCKS:
-            self._gave_up.clear()
-        self._gave_up[lock] = now
+    with lock_deadline():
+        least = time.monotonic() + min(LEAST_SECONDS, LOCK_SECONDS)
+        deadline = max(least, _deadline.get() or 0.0)
+    pause = _SHORTEST_PAUSE
+    while True:
+        try:
+            return await attempt()
+        except Locked:
+            if time.monotonic() >= deadline:
+                raise
+        await sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
