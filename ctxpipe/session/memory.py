@@ -14,6 +14,7 @@ from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
+from ..stages.breaker import Attempts
 from ..storage.generations import Generation
 from ..storage.protocol import texts_of
 from ..timeline import Step, Timeline
@@ -103,6 +104,7 @@ class Memory:
         self._refused_at: int | None = None  # number of the entry that was refused last
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
         self._saved = self._calibration()
+        self._saved_attempts: dict[str, Any] = {}
 
     @property
     def storage(self) -> JournalStorage | None:
@@ -316,6 +318,7 @@ class Memory:
             self._record.ledger.load(last.samples)
             self._record.windows |= dict(last.windows)
             self._saved = self._calibration()
+            self._load_attempts(_path(entries, line.base))
 
     def _first_change(self, other: Timeline) -> int | None:
         """The first message of the context that *other* does not send as well."""
@@ -398,10 +401,14 @@ class Memory:
         if not is_bulk:
             is_bulk = _is_bulky(step.edits)
         turns = self._unwritten
+        attempts = self._attempts()
         journal.unanswered = ""
         try:
-            if not step.is_idle:
+            is_news = attempts != self._saved_attempts
+            if is_news or not step.is_idle:
                 turn = await in_thread_if(is_bulk, self._packing.pack, step)
+                if is_news:
+                    turn["attempts"] = attempts
                 turns = [*turns, turn]
             is_written = await self._append(journal, turns, is_bulk=is_bulk)
             if not is_written:
@@ -414,13 +421,15 @@ class Memory:
         else:
             self._unwritten = []
             self._saved = calibration
+        self._saved_attempts = attempts
         self._refused_at = None
         return True
 
     def _must_write(self, step: Step) -> bool:
         if self._unwritten or not step.is_idle:
             return True
-        return self._has_learned() and not self._is_behind
+        has_news = self._has_learned() or self._attempts() != self._saved_attempts
+        return has_news and not self._is_behind
 
     async def _append(
         self,
@@ -472,6 +481,28 @@ class Memory:
         factor = self._record.ledger.factor
         windows = dict(self._record.windows)
         return factor, windows
+
+    def _attempts(self) -> dict[str, Any]:
+        """What the stages remember of their attempts, by their places."""
+        saved: dict[str, Any] = {}
+        for place, memory in self._record.memories.items():
+            attempts = memory.get(Attempts)
+            if isinstance(attempts, Attempts) and (values := attempts.saved()):
+                saved[str(place)] = values
+        return saved
+
+    def _load_attempts(self, path: Sequence[Entry]) -> None:
+        turns = [turn for entry in path for turn in entry.turns if "attempts" in turn]
+        if not turns:
+            return
+        saved: dict[str, Any] = turns[-1]["attempts"]
+        memories = self._record.memories
+        for place in {*memories, *map(int, saved)}:
+            memory = memories.setdefault(place, {})
+            known = memory.get(Attempts)
+            memory[Attempts] = attempts = Attempts.load(saved.get(str(place), {}))
+            attempts.warned = isinstance(known, Attempts) and known.warned
+        self._saved_attempts = self._attempts()
 
     def _has_learned(self) -> bool:
         """Whether bills and refusals have taught what the journal does not hold."""

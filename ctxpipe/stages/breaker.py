@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
 
 from ..settings import FUNCTION, NUMBER, check_settings, instance_of
 from ..summarizers import Retry
@@ -15,6 +16,7 @@ __all__ = ["Attempts", "Breaker"]
 FAILURES_IN_A_ROW = 3
 REFILLS_IN_A_ROW = 3
 REFILL_TURNS = 3
+_LAST = ", the last with: "
 NOTABLE_CHANGE = 0.1  # of the tokens: after that the history is another one
 
 
@@ -31,7 +33,7 @@ class Breaker:
 
     retry: Retry = field(default_factory=Retry)
     cooldown_seconds: float = 300.0
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.time  # a journal hands the seconds to other processes
 
     def __post_init__(self) -> None:
         check_settings(
@@ -65,7 +67,27 @@ class Attempts:
     open_until: float = -math.inf
     open_at_tokens: int | None = None
     why: str = ""
+    archive: str = ""  # where the messages are that were to be compacted last
+    archived: str = ""  # their digest
     warned: bool = False  # that there is no model to write the summaries
+
+    def saved(self) -> dict[str, Any]:
+        """What another process has to know, as JSON values: the fields that are not as at first."""
+        values = asdict(self)
+        if self.last_turn is not None:
+            since = self.turns - self.last_turn
+            values["last_turn"] = -since if since <= REFILL_TURNS else None
+        values["why"] = self.why.partition(_LAST)[0]  # an error may quote anything
+        for own in fields(self):
+            if own.name in ("turns", "warned") or values[own.name] == own.default:
+                del values[own.name]
+        return values
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> Self:
+        """The attempts of which *values* were saved."""
+        names = {own.name for own in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
 
     def refusal(self, now: float, tokens: int) -> str:
         """Why no attempt is made for a context of *tokens*; "" when one may be."""
@@ -81,7 +103,7 @@ class Attempts:
         """An attempt failed, for whatever reason."""
         self.failures += 1
         if self.failures >= FAILURES_IN_A_ROW:
-            self._open(until, f"{self.failures} attempts failed in a row, the last with: {why}")
+            self._open(until, f"{self.failures} attempts failed in a row{_LAST}{why}")
 
     def record_success(self, until: float) -> bool:
         """An attempt succeeded; return whether the next ones pause.

@@ -45,6 +45,7 @@ from ..summarizers import (
     summarize_with_retry,
 )
 from ..summarizers.protocol import Summary, summarizer_name
+from ..summarizers.retry import digest_of
 from ..tokens import Counting, as_counter, should_compact
 from ..words import short_repr
 from ..workers.threads import in_thread
@@ -419,7 +420,10 @@ class Compact:
         if turn.budget.reached(turn.ledger.estimate(fixed, head)):
             reason = f"over budget: system prompt, tools and system messages hold {fixed:,} tokens"
         else:
-            reason = turn.recall(Attempts).refusal(self.breaker.clock(), tokens)
+            attempts = turn.recall(Attempts)
+            # The clock of another process may be ahead.
+            attempts.open_until = min(attempts.open_until, self.breaker.cooldown_end())
+            reason = attempts.refusal(self.breaker.clock(), tokens)
         if not reason:
             return None
         raw -= turn.overhead
@@ -455,7 +459,7 @@ class Compact:
         shown = partial(visible_path, reference_of(self.archive), session_folder(turn.session_id))
         source = await source_of(turn, self.archive, shown)
         facts = await in_thread(compact.gather_facts, source)
-        path = await self._archive(turn.session_id, rest, facts)
+        path = await self._archive(turn, rest, facts)
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
         summary = await self._summarize(turn, writer, rest)
@@ -489,14 +493,22 @@ class Compact:
 
     async def _archive(
         self,
-        session_id: str,
+        turn: Turn,
         rest: Sequence[Message],
         facts: compact.Facts,
     ) -> str | None:
+        """Where *rest* is kept: in the archive of an attempt that failed, if that was the same."""
         if self.archive is None:
             return None
+        attempts = turn.recall(Attempts)
+        digest = (await in_thread(digest_of, rest)).hex()
+        if attempts.archived == digest and await archive_digest(self.archive, attempts.archive):
+            return attempts.archive
         record = archive_record(rest, facts=facts)
-        return await _save(self.archive, session_id, record, required=self.require_archive)
+        path = await _save(self.archive, turn.session_id, record, required=self.require_archive)
+        if path is not None:
+            attempts.archive, attempts.archived = path, digest
+        return path
 
     async def _summarize(
         self,

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import (
+    Breaker,
     Budget,
     Change,
     Compact,
@@ -40,7 +41,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, blocks
 from ctxpipe.storage.cleanup import JOURNAL
-from ctxpipe.summarizers import Summary
+from ctxpipe.summarizers import Retry, Summary
 
 LONG = "a long line of output\n" * 200
 KEY, OTHER_KEY = b"a key of 32 bytes, more or less!", b"another key, of about that size!"
@@ -257,6 +258,107 @@ async def test_values_that_json_says_in_another_form_are_recognized(
         assert again.messages == first.messages
 
     assert summarize.calls == paid > 0
+
+
+class Failing:
+    """A summarizer whose service is down until it is *well*."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.is_well = False
+
+    async def __call__(self, _messages: Sequence[Message], /) -> Summary:
+        self.calls += 1
+        if not self.is_well:
+            raise RuntimeError("overloaded")
+        return Summary("so far")
+
+
+async def asked_in(storage: LocalStorage, summarize: Failing, turns: range, **breaker: Any) -> int:
+    """How often a summary was asked for up to the end of *turns*, each in a process of its own."""
+    for number in turns:
+        stage = Compact(
+            summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep), **breaker)
+        )
+        history = [user("go"), assistant("words " * 3000), *loop(number + 1)]
+        pipe = ContextPipeline([stage], budget=Budget(window=3000))
+        await pipe.session("s", journal=storage).run(history)
+    return summarize.calls
+
+
+async def no_sleep(_seconds: float) -> None:
+    """Waits for nothing."""
+
+
+async def test_a_summarizer_that_fails_is_left_alone_by_every_process(tmp_path: Path) -> None:
+    assert await asked_in(LocalStorage(tmp_path), Failing(), range(9)) == 3
+
+
+async def test_after_the_pause_another_process_makes_the_one_trial(tmp_path: Path) -> None:
+    storage, summarize, now = LocalStorage(tmp_path), Failing(), [1000.0]
+    clock = lambda: now[0]  # noqa: E731
+    assert await asked_in(storage, summarize, range(5), clock=clock) == 3
+    now[0] += 400
+    assert await asked_in(storage, summarize, range(5, 9), clock=clock) == 4
+    now[0] += 400
+    summarize.is_well = True
+    assert await asked_in(storage, summarize, range(9, 10), clock=clock) == 5
+
+
+async def test_a_clock_that_was_set_back_keeps_nobody_waiting_longer_than_a_pause(
+    tmp_path: Path,
+) -> None:
+    storage, summarize, now = LocalStorage(tmp_path), Failing(), [90_000.0]
+    clock = lambda: now[0]  # noqa: E731
+    assert await asked_in(storage, summarize, range(5), clock=clock) == 3
+    now[0] = 1000.0
+    assert await asked_in(storage, summarize, range(5, 7), clock=clock) == 3
+    now[0] += 301
+    assert await asked_in(storage, summarize, range(7, 9), clock=clock) == 4
+
+
+async def test_two_workers_in_turn_count_failures_together(tmp_path: Path) -> None:
+    storage, summarize = LocalStorage(tmp_path), Failing()
+    stage = Compact(summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep)))
+    pipes = [ContextPipeline([stage], budget=Budget(window=3000)) for _ in range(2)]
+    workers = [pipe.session("s", journal=storage) for pipe in pipes]
+    for number in range(8):
+        history = [user("go"), assistant("words " * 3000), *loop(number + 1)]
+        await workers[number % 2].run(history)
+
+    assert summarize.calls == 3
+
+
+async def test_what_was_archived_and_not_compacted_is_not_archived_again(tmp_path: Path) -> None:
+    storage, summarize = LocalStorage(tmp_path), Failing()
+    history = [user("go"), assistant("words " * 3000), user("on")]
+    for _ in range(2):
+        stage = Compact(summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep)))
+        pipe = ContextPipeline([stage], budget=Budget(window=3000))
+        await pipe.session("s", journal=storage).run(history)
+    kept = archives(tmp_path)
+    assert len(kept) == 1
+
+    summarize.is_well = True
+    result = await pipe.session("s", journal=storage).compact(history)
+    assert result.changed
+    assert archives(tmp_path) == kept
+    assert kept[0].name in json.dumps(result.messages)
+
+
+async def test_an_archive_that_somebody_has_deleted_is_written_again(tmp_path: Path) -> None:
+    storage, summarize = LocalStorage(tmp_path), Failing()
+    history = [user("go"), assistant("words " * 3000), user("on")]
+    for _ in range(2):
+        stage = Compact(summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep)))
+        pipe = ContextPipeline([stage], budget=Budget(window=3000))
+        await pipe.session("s", journal=storage).run(history)
+        [archive] = archives(tmp_path)
+        archive.unlink()
+
+
+def archives(root: Path) -> list[Path]:
+    return sorted(root.glob("s/compact-*.json"))
 
 
 async def test_what_bills_have_taught_is_known_again(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from ctxpipe.stages.breaker import Attempts
 
 
@@ -79,3 +81,54 @@ def test_after_the_cooldown_coming_back_as_soon_opens_it_again_at_once() -> None
 
 def test_a_longer_pause_begins_the_count_anew() -> None:
     assert compacted_at(10, 13, 17, 20, 23, 24) == [False, False, False, False, False, True]
+
+
+# In another process -------------------------------------------------------------------------------
+
+
+def another_process(attempts: Attempts) -> Attempts:
+    return Attempts.load(json.loads(json.dumps(attempts.saved())))
+
+
+def test_at_first_there_is_nothing_to_save() -> None:
+    assert Attempts(turns=7, warned=True).saved() == {}
+
+
+def test_failures_are_counted_on_by_another_process() -> None:
+    attempts = Attempts()
+    for _ in range(3):
+        attempts = another_process(attempts)
+        attempts.record_failure(until=100, why="a secret of the user's")
+
+    assert "secret" not in json.dumps(attempts.saved())
+    known = another_process(attempts)
+    assert known.refusal(now=0, tokens=10) == "3 attempts failed in a row; no attempt for 100 s"
+    assert not known.refusal(now=100, tokens=10)
+
+
+def test_another_process_knows_below_what_a_context_cannot_be_brought() -> None:
+    attempts = Attempts()
+    attempts.record_no_progress(until=100, tokens=1000)
+
+    assert another_process(attempts).refusal(now=0, tokens=1050)
+    assert not another_process(attempts).refusal(now=0, tokens=1200)
+
+
+def test_a_context_that_fills_up_again_is_noticed_by_another_process_in_every_turn() -> None:
+    attempts, opened = Attempts(), list[bool]()
+    for turn in range(1, 17):
+        attempts = another_process(attempts)
+        attempts.turns += 1
+        if turn in (10, 13, 15, 16):
+            opened.append(attempts.record_success(until=100))
+
+    assert opened == [False, False, False, True]
+
+
+def test_what_is_over_is_not_saved() -> None:
+    attempts = Attempts()
+    attempts.record_failure(100, "a")
+    attempts.record_success(100)
+    assert attempts.saved() == {"last_turn": 0}
+    attempts.turns += 4
+    assert attempts.saved() == {}
