@@ -267,25 +267,26 @@ class ContextPipeline:
         another journal, or none.
         """
         SESSION_ID.check("session_id", session_id)
-        session = self._sessions.find(session_id)
-        if session is not None and journal is not None and session.journal != journal:
-            raise SettingsError(
-                f"session {excerpt(session_id)} is in use with another journal, or without one"
-            )
-        if session is None:
-            session = self.new_session(
-                session_id,
-                journal=journal,
-                verify=verify,
-                cache_seconds=cache_seconds,
-                clock=clock,
-                history=history,
-                signing_key=signing_key,
-                lease_seconds=lease_seconds,
-            )
-        session.reopen()
-        self._sessions.add(session)
-        return session
+        with self._sessions.lock:
+            session = self._sessions.find(session_id)
+            if session is not None and journal is not None and session.journal != journal:
+                raise SettingsError(
+                    f"session {excerpt(session_id)} is in use with another journal, or without one"
+                )
+            if session is None:
+                session = self.new_session(
+                    session_id,
+                    journal=journal,
+                    verify=verify,
+                    cache_seconds=cache_seconds,
+                    clock=clock,
+                    history=history,
+                    signing_key=signing_key,
+                    lease_seconds=lease_seconds,
+                )
+            session.reopen()
+            self._sessions.add(session)
+            return session
 
     def new_session(self, session_id: str, **settings: Any) -> Session:
         """As `session`, but a new object, which the pipeline does not hold.

@@ -160,7 +160,7 @@ class Session:
         self._is_owner = False  # of the history
         self._bodies = 0  # of `async with` that have not ended
         self._flushing: asyncio.Task[None] | None = None
-        self.on_change: Callable[[str], object] | None = None  # called with the id, in any thread
+        self.on_change: Callable[[str, Session], object] | None = None  # called in any thread
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
         self._watch: Watch | None = None
         if any(isinstance(stage, Collapse) for stage in runner.stages):
@@ -285,7 +285,7 @@ class Session:
         if self._watch is not None:
             self._watch = Watch(self.session_id)
         if self.on_change is not None:
-            self.on_change(self.session_id)
+            self.on_change(self.session_id, self)
 
     # The turn -------------------------------------------------------------------------------------
 
@@ -618,7 +618,7 @@ class Session:
         del self._appended[: self._taken]
         self._taken = self._doubtful = 0
         if self.on_change is not None:
-            self.on_change(self.session_id)
+            self.on_change(self.session_id, self)
 
     # The history ----------------------------------------------------------------------------------
 
@@ -659,7 +659,7 @@ class Session:
         new = [message for message in messages if message["content"] is not self._reply]
         self._appended += map(_own, new)
         if self.on_change is not None:
-            self.on_change(self.session_id)
+            self.on_change(self.session_id, self)
 
     @property
     def appended(self) -> Sequence[Message]:

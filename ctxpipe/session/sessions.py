@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
@@ -79,13 +80,14 @@ class Sessions:
         none.
         """
         SESSION_ID.check("session_id", session_id)
-        session = self._held.find(session_id) or self._alive.get(session_id)
-        if session is None:
-            session = self._pipeline.new_session(session_id, **self._settings)
-            self._alive[session_id] = session
-        session.reopen()
-        self._held.add(session)
-        return session
+        with self._held.lock:
+            session = self._held.find(session_id) or self._alive.get(session_id)
+            if session is None:
+                session = self._pipeline.new_session(session_id, **self._settings)
+                self._alive[session_id] = session
+            session.reopen()
+            self._held.add(session)
+            return session
 
     def forget(self, session_id: str) -> None:
         """Let go of the session, with what it has not written; the next `get` reads its journal."""
@@ -140,7 +142,8 @@ class Held:
         self._needed: OrderedDict[str, Session] = OrderedDict()  # could not go when they should
         self._sizes: dict[str, int] = {}
         self._total = 0
-        self._changed: set[str] = set()  # any thread adds to it
+        self._changed: dict[str, Session] = {}  # any thread adds to it
+        self.lock = threading.RLock()  # for who finds a session, and adds it where there is none
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -152,16 +155,23 @@ class Held:
     def total(self) -> int:
         """The size of all together."""
         while self._changed:
-            session_id = self._changed.pop()
-            session = self.find(session_id)
-            if session is not None:
-                before, size = self._sizes[session_id], self._size(session)
-                self._sizes[session_id] = size
-                self._total += size - before
+            session_id, session = self._changed.popitem()
+            if session_id not in self and session.has_unsaved:
+                self._needed[session_id] = session  # let go while a caller still had it in use
+            elif session is not self._find(session_id):
+                continue
+            size = self._size(session)
+            self._total += size - self._sizes.get(session_id, 0)
+            self._sizes[session_id] = size
         return self._total
 
     def find(self, session_id: str) -> Session | None:
         """The session *session_id*, if it is held."""
+        if session_id in self._changed:
+            _ = self.total
+        return self._find(session_id)
+
+    def _find(self, session_id: str) -> Session | None:
         return self._unused.get(session_id) or self._needed.get(session_id)
 
     def add(self, session: Session) -> None:
@@ -171,8 +181,8 @@ class Held:
         self._unused[session_id] = session
         self._unused.move_to_end(session_id)
         self._sizes.setdefault(session_id, 0)
-        self._changed.add(session_id)
-        session.on_change = self._changed.add
+        self._changed[session_id] = session
+        session.on_change = self._changed.__setitem__
         self._shrink()
 
     def remove(self, session_id: str) -> None:
@@ -193,5 +203,7 @@ class Held:
             else:
                 self.remove(session_id)
         for session_id in list(islice(self._needed, LOOKS)):
-            if self._total > self._limit and self._needed[session_id].give_up():
+            session = self._needed[session_id]
+            if self._total > self._limit and session.give_up():
+                session.on_change = None
                 self.remove(session_id)

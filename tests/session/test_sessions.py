@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import anyio.to_thread
 import pytest
 from failing_disk import FailingDisk
 from histories import chat, conversation, step, user
@@ -20,6 +21,7 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     MemoryStorage,
+    Session,
     Sessions,
     SettingsError,
 )
@@ -134,6 +136,69 @@ async def test_turns_that_a_disk_could_not_take_are_written_before_their_session
 
     assert "a" not in sessions._held
     assert await sessions.get("a").history() == chat(3)
+
+
+@pytest.mark.parametrize("place", ["here", "in a thread"])
+async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(
+    place: str, tmp_path: Path
+) -> None:
+    sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
+    session: Session | None = sessions.get("a")
+    await fill(sessions, "c", "d")
+    assert session is not None
+    if place == "here":
+        session.append(user("go"))
+    else:
+        await anyio.to_thread.run_sync(session.append, user("go"))
+    session = None
+    await fill(sessions, "e", "f", "g")
+
+    assert await sessions.get("a").history() == [user("go")]
+
+
+async def test_a_turn_that_a_disk_refused_a_session_that_was_let_go_is_kept(
+    tmp_path: Path,
+) -> None:
+    disk = FailingDisk(LocalStorage(tmp_path))
+    sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=100_000)
+    session: Session | None = sessions.get("a")
+    await fill(sessions, "c", "d", "e", "f")
+    disk.denied = True
+    assert session is not None
+    await session.run(chat(3))
+    session = None
+    disk.mend()
+    await fill(sessions, "g", "h", "i")
+
+    assert await sessions.get("a").history() == chat(3)
+
+
+async def test_a_pipeline_keeps_what_is_appended_to_a_session_that_was_let_go() -> None:
+    pipeline = ContextPipeline(max_sessions=1)
+    session = pipeline.session("a", journal=MemoryStorage())
+    pipeline.session("b")
+    session.append(user("go"))
+
+    assert pipeline.session("a") is session
+
+
+async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path: Path) -> None:
+    sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
+
+    def append(number: int) -> None:
+        for turn in range(50):
+            sessions.get("a").append(user(f"{number} {turn}"))
+            sessions.get(f"other {number} {turn}")
+
+    async with anyio.create_task_group() as group:
+        for number in range(4):
+            group.start_soon(anyio.to_thread.run_sync, append, number)
+
+    await sessions.get("a").flush()
+    history = await sessions.get("a").history()
+    assert sorted(str(message["content"]) for message in history) == sorted(
+        f"{number} {turn}" for number in range(4) for turn in range(50)
+    )
 
 
 async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path: Path) -> None:
