@@ -83,10 +83,8 @@ class ConfiguredPolicy:
                 table[setting] = _build(kind, table[setting], place.of(setting), own)
         if "gate" in table:
             table["gate"] = self._gate(table["gate"], place.of("gate"))
-        for setting in ("inputs", "exempt_tools"):
-            if setting in table:
-                where = str(place.of(setting))
-                table[setting] = _names(table[setting], where)
+        if "inputs" in table:
+            table["inputs"] = _names(table["inputs"], str(place.of("inputs")))
         kind, lent = factory(bench)
         if kind is Collapse:
             lent["prices"] = self.prices
@@ -250,7 +248,7 @@ def _own_settings(part: str, bench: Workbench) -> dict[str, Any]:
 
 
 def _offload_storage(bench: Workbench) -> dict[str, Any]:
-    return {"storage": bench.storage, "reference": "absolute"}
+    return {"storage": bench.storage}
 
 
 def _compact_settings(bench: Workbench) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ..errors import SettingsError
 from ..locations import is_url
 from ..markers.placeholders import BATCH
 from ..markers.placeholders import reference as path_in
+from ..settings import excerpt
 
 __all__ = ["check_reference", "reference_of", "visible_path"]
 
@@ -34,7 +35,8 @@ def check_reference(reference: object) -> None:
         return
     words = ", ".join(map(repr, _REFERENCES))
     raise SettingsError(
-        f"reference is {reference!r}, from which the file could not be found again; give {words}, "
+        f"reference is {excerpt(reference)}, from which the file could not be found again; "
+        f"give {words}, "
         "or one line that ends in /{key} or in {path}, such as '/mnt/results/{key}'"
     )
 

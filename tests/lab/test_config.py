@@ -114,7 +114,7 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n",
             (
                 ", line 3: stage 1: min_char is unknown here; the settings are min_chars, "
-                "preview, reference"
+                "preview, per_tool"
             ),
         ),
         (

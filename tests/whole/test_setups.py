@@ -274,6 +274,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "redact": PLAIN,
             "on_conflict": ["rename", 5, None],
             "clock": PLAIN,
+            "reference": TEXTS,
         },
     ),
     (LocalFiles, {}, {"root": ["", 5, None, ["."]], "deny": PLAIN}),
