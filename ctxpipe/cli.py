@@ -60,8 +60,6 @@ from .names import session_folder
 from .prices import Prices, prices_of
 from .reports import Outcome, Result
 from .settings import EXAMPLE_MODEL, excerpt
-from .storage.adoption import adopt as mark_adopted
-from .storage.adoption import find_adoptable
 from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Cleaned,
@@ -76,7 +74,7 @@ from .storage.cleanup import (
 )
 from .storage.generations import ids_below
 from .storage.local import LocalStorage
-from .storage.ownership import Mark, StorageRoot
+from .storage.ownership import StorageRoot
 from .tokens import TokenCounter
 from .words import as_number, as_percent, count_phrase, one_line
 
@@ -591,13 +589,6 @@ def clean(
         str | None,
         typer.Option(help="Where their journals are, if not in the folder: sqlite:///FILE, …"),
     ] = None,
-    adopt: Annotated[
-        bool,
-        typer.Option(
-            "--adopt",
-            help="Mark what version 0.1 has left in the folder, where that can be proven.",
-        ),
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be deleted; change nothing.")
     ] = False,
@@ -619,23 +610,24 @@ def clean(
                 "--session and --prefix delete whole sessions; "
                 "leave out --max-mb, --max-days, --live, --records"
             )
-        if not (has_limit or adopt or is_whole):
-            raise SettingsError(
-                "nothing to do: give --max-mb, --max-days, --session, --prefix or --adopt"
-            )
+        if not (has_limit or is_whole):
+            raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --prefix")
         if not root.is_dir():
             raise SettingsError(f"{root} is no folder")
         folder = StorageRoot(os.path.abspath(root))
-        unmarked = _adopt_unmarked(folder, adopt=adopt, dry_run=dry_run)
+        if os.listdir(folder.path) and not is_owned(folder):
+            raise SettingsError(
+                f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted"
+            )
         files: Sequence[OwnFile] = []
         if is_whole:
             names = _sessions_to_delete(folder, session, prefix, journal)
-            found = (session_files(folder, session_folder(name), unmarked) for name in names)
+            found = (session_files(folder, session_folder(name)) for name in names)
             files = list(chain.from_iterable(found))
             delete = partial(_delete_sessions, folder, names, journal)
         else:
             if has_limit:
-                files = choose_files(find_files(folder, unmarked), limits, time.time())
+                files = choose_files(find_files(folder), limits, time.time())
             delete = partial(delete_files, folder, files)
         if dry_run:
             _list_files(folder, files)
@@ -714,36 +706,6 @@ def _clean_limits(
                 kept.update(step_names_in(text))
     whole_bytes = None if max_bytes is None else round(max_bytes)
     return Limits(whole_bytes, max_age, records, kept)
-
-
-def _adopt_unmarked(
-    folder: StorageRoot,
-    *,
-    adopt: bool,
-    dry_run: bool,
-) -> Mapping[str, Mark]:
-    """Files of ctxpipe that carry no mark; they get one, unless this is a dry run."""
-    unmarked: Mapping[str, Mark] = {}
-    if adopt:
-        unmarked = find_adoptable(folder)
-    is_empty = not os.listdir(folder.path)
-    if not unmarked and not is_empty and not is_owned(folder):
-        if adopt:
-            raise SettingsError(
-                f"nothing in {folder.path} is known to be ctxpipe's: no folder in it holds a "
-                "journal or an archive that ctxpipe wrote; nothing was changed"
-            )
-        raise SettingsError(
-            f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted; "
-            "if version 0.1 wrote it, add --adopt, and --dry-run to look first"
-        )
-    if adopt:
-        if unmarked and not dry_run:
-            mark_adopted(folder, unmarked)
-        files = sum(len(mark.files or ()) for mark in unmarked.values())
-        verb = "would be adopted" if dry_run else "adopted"
-        print_line(f"folders {verb}: {len(unmarked):,}, files in them: {files:,}")
-    return unmarked
 
 
 def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import os
 import pty
 import shutil
@@ -81,17 +79,11 @@ def sessions_below(root: Path, *names: str, journal: bool = True) -> None:
         anyio.run(partial(converse, root, name, journal=journal))
 
 
-def strip_marks(root: Path) -> None:
-    """Make of *root* what version 0.1 left."""
-    for path in [*root.rglob(".ctxpipe-*"), root / ".gitignore"]:
-        path.unlink()
-
-
 # Files of others ----------------------------------------------------------------------------------
 
 
 LIMITS = [(), ("--max-days", 0), ("--max-mb", 0), ("--max-days", 0, "--max-mb", 0)]
-FLAGS = [("--records",), ("--adopt",), ("--yes",), ("--dry-run",)]
+FLAGS = [("--records",), ("--yes",), ("--dry-run",)]
 COMBINATIONS = [
     (*limits, *itertools.chain(*flags))
     for limits in LIMITS
@@ -99,9 +91,7 @@ COMBINATIONS = [
     for flags in itertools.combinations(FLAGS, count)
 ]
 SESSIONS = [
-    ("--session", name, *flags)
-    for name in ("docs", "Documents")
-    for flags in ((), ("--yes", "--adopt"))
+    ("--session", name, *flags) for name in ("docs", "Documents") for flags in ((), ("--yes",))
 ]
 
 
@@ -160,7 +150,6 @@ def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path) ->
 
     assert done.returncode == 2
     assert "carries no mark of ctxpipe" in done.stderr
-    assert "--adopt" in done.stderr
     assert set(contents(tmp_path)) == set(HOME)
 
 
@@ -359,36 +348,12 @@ def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path) -> None:
 # What version 0.1 left ----------------------------------------------------------------------------
 
 
-def line_of_0_1(*messages: object) -> str:
-    """A journal's line as version 0.1 wrote it: a check sum, and what became of the context."""
-    body = json.dumps(
-        {"form": 1, "id": "0" * 16, "tail": [[0, 2], *messages]}, separators=(",", ":")
-    )
-    return f"\n{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}"
-
-
-def left_by_0_1(root: Path) -> None:
-    sessions_below(root, "job", "docs", "idle", journal=False)
-    strip_marks(root)
-    for session in ("job", "docs"):
-        (root / session / "journal.jsonl").write_text(line_of_0_1(*HISTORY[:3]), "utf-8")
-    write_old(
-        root,
-        {
-            "docs/guide.md": "mine",
-            "docs/t1-notes.md": "mine",
-            "src/main.md": "mine",
-            "job/.env": "mine",
-        },
-    )
-
-
 def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path: Path) -> None:
     sessions_below(tmp_path, "docs")
     (tmp_path / "docs/guide.md").write_text("mine", "utf-8")
     age(tmp_path)
 
-    run(tmp_path, "--max-days", 1, "--max-mb", 0, "--records", "--adopt", "--yes")
+    run(tmp_path, "--max-days", 1, "--max-mb", 0, "--records", "--yes")
     run(tmp_path, "--session", "docs", "--yes")
 
     assert {name for name in contents(tmp_path) if name.startswith("docs/")} == {
@@ -397,90 +362,13 @@ def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path: Path) -> None:
     }
 
 
-def test_adopting_owns_what_a_journal_lists_and_nothing_else(tmp_path: Path) -> None:
-    left_by_0_1(tmp_path)
-    assert run(tmp_path, "--max-days", 1, "--records", "--yes").exit_code == 2
-
-    assert "folders adopted: 2, files in them: 4" in run(tmp_path, "--adopt").stdout
-    done = run(tmp_path, "--max-days", 1, "--records", "--yes")
-
-    assert "files deleted: 4" in done.stdout
-    left = {name for name in contents(tmp_path) if not Path(name).name.startswith(".ctxpipe")}
-    assert left == {"docs/guide.md", "docs/t1-notes.md", "src/main.md", "job/.env", "idle/t1.md"}
-
-
-def test_a_dry_run_of_adopting_marks_nothing(tmp_path: Path) -> None:
-    left_by_0_1(tmp_path)
-    before = contents(tmp_path)
-
-    done = run(tmp_path, "--adopt", "--max-days", 1, "--records", "--dry-run")
-
-    assert "folders would be adopted: 2" in done.stdout
-    assert "files that would be deleted: 4" in done.stdout
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "archived", [HISTORY, {"form": 1, "messages": HISTORY}], ids=["of 0.1", "of now"]
-)
-def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
-    stamp = "20260101T000000Z"
-    archive = json.dumps(archived)
-    write_old(
-        tmp_path,
-        {
-            f"job/compact-{stamp}-1.json": archive,
-            "job/tool-result-t1.md": "ours",
-            f"job/t1-{hashlib.sha256(b'ours').hexdigest()[:8]}.md": "ours",
-            "job/t1-0123abcd.md": "somebody's",
-            "job/t1-2024.md": "somebody's",
-            "job/tool-result-t1-input-1.md": "ours",
-            "job/compact-paths.txt": "ours",
-            "job/t2.md": "not listed",
-            f"other/compact-{stamp}-1.json": archive[:-5],
-            "other/t1.md": "no proof",
-            f"empty/compact-{stamp}-1.json": "[]",
-            f"empty/truncate-{stamp}-1.json": '{"form": 1, "messages": []}',
-            "empty/compact-paths.txt": "no proof",
-            f"third/backup-{stamp}-1.json": archive,
-            "third/t1.md": "no proof",
-        },
-    )
-
-    done = run(tmp_path, "--adopt", "--max-days", 1, "--records", "--yes")
-
-    assert "files deleted: 5" in done.stdout
-    kept = {"job/t1-0123abcd.md", "job/t1-2024.md", "job/t2.md", "other/t1.md", "third/t1.md"}
-    kept |= {"empty/compact-paths.txt", f"empty/compact-{stamp}-1.json"}
-    assert kept < set(contents(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        tool_use("t1", "write", {"type": "tool_use", "id": "guide"}),
-        tool_use("t1", "write", {"tool_use_id": "guide", "id": "guide"}),
-        tool_result("t1", "[Content offloaded to: ./docs/guide.md]"),
-        {"type": "text", "text": "[Tool result offloaded to file: /x/docs/guide.md]"},
-    ],
-)
-def test_what_a_conversation_says_makes_no_file_ours(tmp_path: Path, block: Any) -> None:
-    role = "user" if block["type"] == "tool_result" else "assistant"
-    archive = json.dumps([{"role": role, "content": [block]}])
-    write_old(tmp_path, {"docs/compact-20260101T000000Z-1.json": archive, "docs/guide.md": "mine"})
-
-    run(tmp_path, "--adopt", "--max-days", 1, "--max-mb", 0, "--records", "--yes")
-
-    assert (tmp_path / "docs/guide.md").exists()
-
-
-def test_a_root_behind_somebodys_link_is_not_cleaned(tmp_path: Path) -> None:
+def test_a_folder_of_others_behind_a_link_is_not_cleaned(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    left_by_0_1(home)
+    write_old(home, HOME)
     (tmp_path / ".ctxpipe").symlink_to(home)
     before = contents(home)
 
-    done = run(tmp_path / ".ctxpipe", "--adopt", "--max-days", 0, "--records", "--yes")
+    done = run(tmp_path / ".ctxpipe", "--max-days", 0, "--records", "--yes")
 
     assert done.exit_code == 1
     assert f"is a link to {home}" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -99,13 +99,12 @@ def is_owned(root: StorageRoot) -> bool:
     return False
 
 
-def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> list[OwnFile]:
-    """The files of ctxpipe below the root, in folders that are marked or in *adopted*."""
-    adopted = adopted or {}
+def find_files(root: StorageRoot) -> list[OwnFile]:
+    """The files of ctxpipe below the root, in folders that are marked."""
     files: list[OwnFile] = []
     for folder in ("", *root.session_folders()):
         with _skip_unreadable(), root.folder(folder) as descriptor:
-            mark = root.read_mark(folder, descriptor) or adopted.get(folder)
+            mark = root.read_mark(folder, descriptor)
             if mark is not None:
                 files += _own_files(descriptor, folder, mark)
     return files
@@ -204,19 +203,14 @@ def drop_empty_folders(root: StorageRoot, before: float) -> None:
                 root.drop(folder)
 
 
-def session_files(
-    root: StorageRoot,
-    folder: str,
-    adopted: Mapping[str, Mark] | None = None,
-) -> list[OwnFile]:
+def session_files(root: StorageRoot, folder: str) -> list[OwnFile]:
     """All that ctxpipe has written into the session's *folder*; nothing when there is none.
 
     Raises StorageError for a folder that ctxpipe has not made.
     """
-    adopted = adopted or {}
     try:
         with root.folder(folder) as descriptor:
-            mark = root.read_mark(folder, descriptor) or adopted.get(folder)
+            mark = root.read_mark(folder, descriptor)
             if mark is None:
                 raise _no_mark_error(root, folder)
             return list(_own_files(descriptor, folder, mark))
@@ -247,8 +241,7 @@ def _no_mark_error(root: StorageRoot, folder: str) -> StorageError:
     path = root.path_of(folder)
     return StorageError(
         errno.EPERM,
-        f"{path} carries no mark of ctxpipe, so nothing in it is deleted; "
-        f"if an earlier version wrote it, run: ctxpipe clean {root.path} --adopt",
+        f"{path} carries no mark of ctxpipe, so nothing in it is deleted",
     )
 
 

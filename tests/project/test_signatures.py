@@ -12,7 +12,6 @@ MOST_FIELDS = 12
 COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
-    "cli.clean": COMMAND,
     "gateway.commands.gateway": COMMAND,
     "stages.compact.compact_messages": REQUIRED,
     "stages.truncate.smart_truncate": REQUIRED,

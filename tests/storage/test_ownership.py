@@ -317,7 +317,7 @@ async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]
 
     await clean_up_everything(storage)
     for name in ("docs", "s", "src", "a"):
-        with pytest.raises(StorageError, match="--adopt"):
+        with pytest.raises(StorageError, match="carries no mark of ctxpipe"):
             await storage.delete(name)
     await LocalStorage(tmp_path).write([(key, "ours") for key in beside])
 
