@@ -31,6 +31,7 @@ from ..errors import (
     SettingsError,
     StorageError,
     safe_text,
+    storage_errors,
 )
 from ..markers.notes import note_of
 from ..messages import ensure_messages, field, is_bulky
@@ -264,7 +265,7 @@ class Session:
         for storage in self.storages:
             ensure = getattr(storage, "ensure_not_deleted", None)
             if ensure is not None and storage is not self.journal:
-                with suppress(StorageError):  # whoever uses it finds out
+                with suppress(StorageError), storage_errors():  # whoever uses it finds out
                     await ensure(self.session_id)
 
     def _begin_anew(self) -> None:

@@ -85,6 +85,9 @@ class Failing:
         self.measure("missing")
         return [where for where in locations if "gone" in where]
 
+    async def ensure_not_deleted(self, session_id: str, /) -> None:  # noqa: ARG002
+        self.measure("ensure_not_deleted")
+
     async def touch(self, session_id: str, /) -> None:  # noqa: ARG002  the protocol's
         self.measure("touch")
 
@@ -238,3 +241,20 @@ async def test_the_notice_names_what_was_raised_and_where_and_none_of_its_text()
     assert notice.startswith("the texts cannot be marked as used: ")
     assert "KeyError" in notice
     assert "several" not in notice
+
+
+@pytest.mark.parametrize("has_journal", [False, True], ids=["no journal", "a journal elsewhere"])
+@pytest.mark.parametrize("error", ERRORS, ids=NAMES)
+async def test_a_storage_of_texts_that_cannot_say_whether_a_session_was_deleted_costs_no_turn(
+    error: Callable[[], BaseException], has_journal: bool
+) -> None:
+    texts, journal = Failing(), MemoryStorage() if has_journal else None
+    texts.failing, texts.error = "ensure_not_deleted", error
+    pipeline = ContextPipeline(stages(texts, "compact"))
+
+    for turns in (1, 2):
+        await turn(pipeline.session("s", journal=journal), turns)
+    again = ContextPipeline(stages(texts, "compact")).session("s", journal=journal)
+    await turn(again, 3)
+
+    assert texts.raised > 0
