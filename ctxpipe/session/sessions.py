@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -143,7 +144,8 @@ class Held:
         self._sizes: dict[str, int] = {}
         self._total = 0
         self._changed: dict[str, Session] = {}  # any thread adds to it
-        self.lock = threading.RLock()  # for who finds a session, and adds it where there is none
+        # For who finds a session, and adds it where there is none.
+        self.lock: AbstractContextManager[object] = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._sizes)

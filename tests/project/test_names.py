@@ -47,6 +47,7 @@ REASONS = {
     "restored_message": NOUN,
     "restored_path": NOUN,
     "restored_text": NOUN,
+    "saved": STATE,
     "sent": STATE,
     "simulated_hit_rate": NOUN,
     "stored_text": NOUN,

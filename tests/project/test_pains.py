@@ -391,7 +391,7 @@ async def test_r02b_compaction_goes_well_below_its_trigger_or_truncation_follows
 
     result = await pipeline.run(work(60), session_id="s")
 
-    estimate = await pipeline.counter.count(result.messages) * 1.5
+    estimate = await pipeline.counter.count(result.messages)
     assert estimate < pipeline.budget.trigger or detail(result, Truncated).still_over
     over = detail(result, Compacted).over_target
     assert estimate <= 0.6 * pipeline.budget.trigger or over
@@ -510,7 +510,7 @@ async def test_r02f_files_brought_back_never_lift_the_context_above_its_target(
         conversation(user("go"), *views, assistant("Read."), user("on")), session_id="s"
     )
 
-    assert await pipeline.counter.count(result.messages) * 1.5 <= pipeline.budget.target
+    assert await pipeline.counter.count(result.messages) <= pipeline.budget.target
     assert 0 < len(detail(result, Compacted).restored) < 5
 
 
@@ -747,7 +747,7 @@ async def test_r04c_what_is_pinned_survives_compaction_and_truncation_byte_for_b
 async def test_r04d_nearly_every_path_of_the_calls_can_be_found_after_the_compaction(
     tmp_path: Path,
 ) -> None:
-    paths = [f"src/package_{n % 7}/module_{n}.py" for n in range(300)]
+    paths = [f"src/package_{n % 7}/module_{n}.py" for n in range(900)]
     history = conversation(
         user("go"),
         *(view(f"v{n}", path, "x = 1\n" * 9) for n, path in enumerate(paths)),

@@ -15,7 +15,7 @@ STEP = 1 if NIGHTLY else 6
 
 CHANGED = {
     "batch": {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"},
-    "collapse": {"DirectOffload", "Collapse", "Compact"},
+    "collapse": {"DirectOffload", "Collapse", "Compact", "SmartTruncate"},
 }
 
 

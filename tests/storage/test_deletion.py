@@ -330,7 +330,8 @@ async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_pa
             assert Path(path).read_text() == f"text {number}"
             assert (tmp_path / "s" / SESSION_MARK).exists()
         else:
-            assert not (tmp_path / "s").exists()
+            # Who came back meanwhile may have marked the folder again.
+            assert not list((tmp_path / "s").glob("*.md"))
         await storage.delete("s")
 
 

@@ -182,11 +182,9 @@ class Setting:
         self.direct = {
             "min_chars": random.choice((1, 300, 1000)),
             "preview": random.choice((None, Preview(20, 10))),
-            "reference": random.choice(("absolute", "absolute", "storage", "{key}")),
         }
         self.trim = {
             "max_chars": random.choice((700, 100_000)),
-            "reference": self.direct["reference"],
         }
         self.batch = {
             "gate": random.choice(
@@ -198,14 +196,9 @@ class Setting:
             "preview": random.choice((None, Preview(20, 10))),
         }
         self.collapse = {
-            "alpha": random.choice((0.0, 2.0)),
             "keep_recent": 1 + random.randrange(3),
             "min_calls": random.choice((0, 3)),
             "min_tokens": random.choice((1, 50)),
-            "text_chars": random.choice((0, 20)),
-            "answer_chars": random.choice((None, 20)),
-            "step_tokens": random.choice((1, 25)),
-            "reference": random.choice(("absolute", "absolute", "storage", "{key}")),
         }
         self.max_tokens = random.choice((50, 400, 5000))
         self.journalled, self.verify = random.random() < 0.7, random.random() < 0.3
