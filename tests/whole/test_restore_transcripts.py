@@ -6,6 +6,7 @@ import json
 import posixpath
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,8 +124,9 @@ class Disk:
         return FileText(posixpath.normpath(path), text)
 
 
+@pytest.mark.shared
 async def test_of_the_files_that_came_back_without_the_rule_95_percent_still_do(
-    capsys: pytest.CaptureFixture[str],
+    shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counter, before, after = as_counter(None), 0, 0
     for path in sample(4):
