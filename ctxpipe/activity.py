@@ -389,10 +389,7 @@ def _is_short(text: str) -> bool:
 
 
 def identifiers(
-    messages: Sequence[Message],
-    redact: Callable[[str], str] = str,
-    *,
-    known: Iterable[str] = (),
+    messages: Sequence[Message], redact: Callable[[str], str] = str, *, known: Iterable[str] = ()
 ) -> list[str]:
     """Ids, hashes and ticket numbers that the assistant used again, the latest used last.
 

@@ -30,14 +30,7 @@ __all__ = [
 
 Atom: TypeAlias = str
 
-WEIGHTS: Mapping[str, float] = {
-    "L": 1.0,
-    "H": 1.0,
-    "P": 0.5,
-    "F": 0.5,
-    "I": 0.5,
-    "N": 0.5,
-}
+WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
 """A line or a hash is hardly used by chance; a name or a number may be."""
 
 MIN_LINE = 24

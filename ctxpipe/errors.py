@@ -103,11 +103,9 @@ def safe_text(error: BaseException) -> str:
         frame = frame.tb_next
     if frame is None:
         return name
-    module = str(frame.tb_frame.f_globals.get("__name__"))
-    is_ours = module.partition(".")[0] == __package__
+    is_ours = str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] == __package__
     if is_ours and isinstance(error, CtxpipeError):
-        text = str(error)[:_MAX_SEARCHED_CHARS]
-        return one_line(_FOLDERS.sub("…/", text), MAX_ERROR_CHARS)
+        return one_line(_FOLDERS.sub("…/", str(error)[:_MAX_SEARCHED_CHARS]), MAX_ERROR_CHARS)
     file = os.path.basename(frame.tb_frame.f_code.co_filename)
     return f"{name} ({file}, line {frame.tb_lineno})"
 

@@ -206,16 +206,7 @@ class ContextPipeline:
         is the context as far as known.
         """
         SESSION_ID.check("session_id", session_id)
-        return await self._runner.plan(
-            messages,
-            session_id,
-            Request(
-                system,
-                tools,
-                {},
-                force,
-            ),
-        )
+        return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
 
     def observe(
         self,
@@ -234,12 +225,7 @@ class ContextPipeline:
         if model is None:
             model = field(usage, "model")
         with self._claim(session_id) as record:
-            record.ledger.observe(
-                usage,
-                messages,
-                overhead=record.overhead.tokens,
-                model=model,
-            )
+            record.ledger.observe(usage, messages, overhead=record.overhead.tokens, model=model)
 
     def session(
         self,

@@ -628,8 +628,7 @@ def _texts(error: BaseException) -> Iterator[str]:
             yield value[:MAX_TEXT]
     yield from _body_texts(getattr(error, "body", None))
     with suppress(Exception):  # the answer's content may not have been read yet
-        response = getattr(error, "response", None)
-        content = getattr(response, "content", None)
+        content = getattr(getattr(error, "response", None), "content", None)
         if isinstance(content, bytes):
             yield content[:MAX_TEXT].decode("utf-8", "replace")
 

@@ -147,8 +147,7 @@ class Record:
         if not isinstance(untyped, list):
             ensure_messages(untyped)  # raises
         # Agents add results to the last message in place.
-        common = common_prefix(self.given, messages)
-        same = max(0, min(common, len(self.given) - 1))
+        same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
         ensure_messages(messages, same)
         plain = parse_from(messages, same)
         was_plain = all(map(is_, self.context[:same], self.given))
@@ -297,10 +296,7 @@ class Runner:
         )
 
     def _repair(
-        self,
-        step: Step,
-        record: Record,
-        request: Request,
+        self, step: Step, record: Record, request: Request
     ) -> tuple[list[Message], tuple[Problem, ...]]:
         """The context of *step* repaired, and what was broken.
 
@@ -316,12 +312,7 @@ class Runner:
         if same and context[same - 1]["role"] == "assistant":
             start = same - 1
         beside = _marks_beside(request)
-        problems = check(
-            context,
-            start,
-            marks=record.marks,
-            beside=beside,
-        )
+        problems = check(context, start, marks=record.marks, beside=beside)
         for problem in problems:
             if problem.rule == "value":
                 raise InvalidHistory(str(problem))  # it cannot be repaired
@@ -354,25 +345,14 @@ class Runner:
             if change is None:
                 continue
             is_summary = isinstance(change.detail, Compacted)
-            _note_edits(
-                step,
-                record,
-                turn.messages,
-                change.messages,
-                paired=not is_summary,
-            )
+            _note_edits(step, record, turn.messages, change.messages, paired=not is_summary)
             if change.stored:
                 step.stored.append(change.stored)
             turn = replace(turn, messages=change.messages)
         return turn, reports, tokens
 
     def _finish(
-        self,
-        context: list[Message],
-        step: Step,
-        record: Record,
-        request: Request,
-        was_broken: bool,
+        self, context: list[Message], step: Step, record: Record, request: Request, was_broken: bool
     ) -> tuple[Mapping[str, object], list[Message]]:
         """The options that the request needs, and the context to send, once the stages are done."""
         options, context = self._handle_stale_thinking(context, step, record, request)
@@ -398,11 +378,7 @@ class Runner:
             return 0
 
     def _handle_stale_thinking(
-        self,
-        context: list[Message],
-        step: Step,
-        record: Record,
-        request: Request,
+        self, context: list[Message], step: Step, record: Record, request: Request
     ) -> tuple[Mapping[str, object], list[Message]]:
         """What the request needs because signatures of thinking are stale, and what to send."""
         if step.touched.first is not None:
@@ -417,10 +393,7 @@ class Runner:
         return drop_block(request.options), context
 
     def _strip_stale_thinking(
-        self,
-        context: list[Message],
-        step: Step,
-        record: Record,
+        self, context: list[Message], step: Step, record: Record
     ) -> list[Message]:
         if strip(context, step.stale) is context:
             return context
@@ -432,12 +405,7 @@ class Runner:
         return stripped
 
     async def _trace_stage(
-        self,
-        act: _Act,
-        stage: Stage,
-        turn: Turn,
-        tokens: int,
-        tracer: Tracer,
+        self, act: _Act, stage: Stage, turn: Turn, tokens: int, tracer: Tracer
     ) -> tuple[Change | None, StageReport]:
         with _span(tracer, stage_name(stage), turn.session_id) as span:
             change, report = await self._ask_stage(act, stage, turn, tokens)
@@ -448,11 +416,7 @@ class Runner:
             return change, report
 
     async def _ask_stage(
-        self,
-        act: _Act,
-        stage: Stage,
-        turn: Turn,
-        tokens: int,
+        self, act: _Act, stage: Stage, turn: Turn, tokens: int
     ) -> tuple[Change | None, StageReport]:
         """Ask one stage about a turn of *tokens*, and report on it.
 
@@ -475,13 +439,7 @@ class Runner:
         return change, report
 
     async def _judge(
-        self,
-        act: _Act,
-        stage: Stage,
-        turn: Turn,
-        tokens: int,
-        answer: _Answer,
-        started: float,
+        self, act: _Act, stage: Stage, turn: Turn, tokens: int, answer: _Answer, started: float
     ) -> tuple[Change | None, StageReport]:
         if isinstance(answer, Change):
             change, report = await self._judge_change(act, stage, turn, tokens, answer)
@@ -496,12 +454,7 @@ class Runner:
         )
 
     async def _judge_change(
-        self,
-        act: _Act,
-        stage: Stage,
-        turn: Turn,
-        tokens: int,
-        proposal: Change,
+        self, act: _Act, stage: Stage, turn: Turn, tokens: int, proposal: Change
     ) -> tuple[Change | None, StageReport]:
         report = _report(
             stage,
@@ -533,13 +486,7 @@ class Runner:
             cost=cost,
         )
 
-    async def _refusal(
-        self,
-        turn: Turn,
-        change: Change,
-        first: int,
-        saved: int,
-    ) -> str:
+    async def _refusal(self, turn: Turn, change: Change, first: int, saved: int) -> str:
         """Why *change*, which saves *saved* tokens, must not count; "" when it may."""
         is_long = is_bulky(change.messages, first) or is_bulky(turn.messages, first)
         problem = await in_thread_if(is_long, _new_problem, turn, change, first)
@@ -610,10 +557,7 @@ class Runner:
         )
 
     async def _overhead(
-        self,
-        record: Record,
-        system: object,
-        tools: Iterable[object] | None,
+        self, record: Record, system: object, tools: Iterable[object] | None
     ) -> int:
         """Raw tokens of the system prompt and the tools.
 
@@ -694,8 +638,7 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
 
 
 def _first_place(
-    repaired: tuple[int, int] | None,
-    changed: tuple[int, int] | None,
+    repaired: tuple[int, int] | None, changed: tuple[int, int] | None
 ) -> tuple[int, int] | None:
     """The first place that repair or a stage has changed, None when neither has."""
     if repaired is None or changed is None:
@@ -704,9 +647,7 @@ def _first_place(
 
 
 def _range_of_changes(
-    first_place: tuple[int, int] | None,
-    step: Step,
-    context: list[Message],
+    first_place: tuple[int, int] | None, step: Step, context: list[Message]
 ) -> tuple[int | None, int | None]:
     """The messages of *context* that have changed, half-open; (None, None) when none has."""
     if first_place is None:
@@ -786,12 +727,7 @@ async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
     return before - await turn.counter.count(changed)
 
 
-async def _cost(
-    prices: Prices,
-    turn: Turn,
-    change: Change,
-    first: int,
-) -> RewriteCost:
+async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
     """What the change does to the bill.
 
     The messages of the last request are in the provider's cache, unless it has expired.
@@ -801,13 +737,7 @@ async def _cost(
     after = [*before[:first], *accumulate(counts, initial=before[first])]
     sent = 0 if turn.cache_expired else _last_reply(turn.messages)
     return rewrite_cost(
-        prices,
-        before,
-        after,
-        first,
-        sent,
-        overhead=turn.overhead,
-        factor=turn.ledger.factor,
+        prices, before, after, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
     )
 
 
@@ -885,23 +815,12 @@ def _report(
 ) -> StageReport:
     """The report on a stage that leaves the context of *tokens* as it is."""
     return StageReport(
-        stage_name(stage),
-        turn.session_id,
-        outcome,
-        seconds,
-        reason,
-        detail,
-        tokens,
-        tokens,
+        stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens
     )
 
 
 def _failure_report(
-    stage: Stage,
-    turn: Turn,
-    tokens: int,
-    error: Exception,
-    started: float,
+    stage: Stage, turn: Turn, tokens: int, error: Exception, started: float
 ) -> StageReport:
     seconds = perf_counter() - started
     report = _report(stage, turn, tokens, Outcome.FAILED, seconds, safe_text(error))

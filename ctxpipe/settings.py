@@ -104,8 +104,7 @@ def check_client(client: object) -> None:
     name = type(client).__name__
     if isinstance(client, type):
         raise SettingsError(f"client is {excerpt(client)}; {_CLIENT}")
-    messages = getattr(client, "messages", None)
-    create = getattr(messages, "create", None)
+    create = getattr(getattr(client, "messages", None), "create", None)
     if callable(create):
         if _would_block(create):
             raise SettingsError(f"client is {name}, which would block the event loop; {_CLIENT}")
@@ -233,8 +232,7 @@ SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one
 
 MAX_SESSION_ID = 1_000
 SESSION_ID = Wanted(
-    _is_session_id,
-    f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters",
+    _is_session_id, f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters"
 )
 
 

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from .edits.diff import Edit, apply_edits, diff, first_changed_block
 from .edits.thinking import Stale, mark_stale, shift_stale
 from .messages import common_prefix, ensure_messages, is_equal
-from .messages.identity import (
-    digest,
-    parse,
-    parse_from,
-    says_the_same,
-    with_marks,
-    without_marks,
-)
+from .messages.identity import digest, parse, parse_from, says_the_same, with_marks, without_marks
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -127,11 +120,7 @@ class Step:
         return place
 
     def edit(
-        self,
-        before: Sequence[Message],
-        after: Sequence[Message],
-        *,
-        paired: bool = True,
+        self, before: Sequence[Message], after: Sequence[Message], *, paired: bool = True
     ) -> list[Edit]:
         """Add the edits by which the context *before* has become *after*, and return them.
 
@@ -213,12 +202,7 @@ class Timeline:
 
     # A turn ---------------------------------------------------------------------------------------
 
-    def begin(
-        self,
-        history: list[Message],
-        *,
-        thorough: bool = False,
-    ) -> Step:
+    def begin(self, history: list[Message], *, thorough: bool = False) -> Step:
         """The step that *history* makes; the timeline does not change until `apply`.
 
         A history that was shortened, branched or rebuilt agrees up to its first difference. The
@@ -235,21 +219,11 @@ class Timeline:
                 agreed = in_context
                 moved = moved_there
                 adopted = True
-        known, cursor = self._first_difference(
-            now,
-            agreed,
-            adopted=adopted,
-            thorough=thorough,
-        )
+        known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(now, known)
         moved = [index for index in moved if index < known]
         agreement = Agreement(now, moved=moved, cursor=cursor)
-        step = Step(
-            known,
-            adopted,
-            now[known:],
-            agreement=agreement,
-        )
+        step = Step(known, adopted, now[known:], agreement=agreement)
         self._prepare(step)
         ours = self.history
         if adopted:
@@ -299,17 +273,13 @@ class Timeline:
         agreement = step.agreement
         step.kept, agreement.fresh = self._part_to_keep(step)
         if agreement.moved or not self._is_untouched:
-            marks = self._new_marks(step)
-            agreement.marked = dict(marks)
+            agreement.marked = dict(self._new_marks(step))
         step.same = min(agreement.marked, default=step.kept)
         new = step.messages
         if agreement.fresh < step.known:
             new = agreement.history[agreement.fresh :]
         plain = parse_from(agreement.history, agreement.fresh)
-        pairs = [
-            *zip(plain, new, strict=True),
-            *agreement.marked.values(),
-        ]
+        pairs = [*zip(plain, new, strict=True), *agreement.marked.values()]
         differ = any(one is not other for one, other in pairs)
         is_sent_plain = self.sent is self.context
         is_untouched = self._is_untouched
@@ -331,14 +301,9 @@ class Timeline:
 
     def snapshot(self) -> Step:
         """The one step that makes this timeline of an empty one."""
-        plain = parse_from(self.history)
-        edits = diff(plain, self.context)
+        edits = diff(parse_from(self.history), self.context)
         return Step(
-            known=0,
-            adopted=False,
-            messages=list(self.history),
-            edits=edits,
-            stale=self.stale,
+            known=0, adopted=False, messages=list(self.history), edits=edits, stale=self.stale
         )
 
     def apply(self, step: Step) -> None:
@@ -416,17 +381,10 @@ class Timeline:
         """Whether any known message of *step* was given another content, or has grown."""
         if self._verify or step.adopted:
             return False
-        now = step.agreement.history
-        edited = self._first_edited(now, 0, step.known)
-        return edited < step.known
+        return self._first_edited(step.agreement.history, 0, step.known) < step.known
 
     def _first_difference(
-        self,
-        now: Sequence[Message],
-        agreed: int,
-        *,
-        adopted: bool,
-        thorough: bool,
+        self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""
         if self._verify:
@@ -436,8 +394,7 @@ class Timeline:
             changed = (index for index, is_changed in enumerate(changes) if is_changed)
             return next(changed, agreed), 0
         if adopted:
-            longer = filter(self._has_grown, range(agreed))
-            return next(longer, agreed), 0
+            return next(filter(self._has_grown, range(agreed)), agreed), 0
         newest = max(0, agreed - WATCHED)
         if thorough or not newest:
             return self._first_edited(now, 0, agreed), self._cursor
@@ -450,15 +407,9 @@ class Timeline:
         older = self._first_edited(now, start, stop)
         if older < stop:
             return older, self._cursor  # to be found again, should the turn fail
-        edited = self._first_edited(now, newest, agreed)
-        return edited, stop
+        return self._first_edited(now, newest, agreed), stop
 
-    def _first_edited(
-        self,
-        now: Sequence[Message],
-        start: int,
-        stop: int,
-    ) -> int:
+    def _first_edited(self, now: Sequence[Message], start: int, stop: int) -> int:
         """The first message between *start* and *stop* that was edited, *stop* if none was."""
         try:
             contents = list(map(_content, now[start:stop]))
@@ -491,8 +442,7 @@ class Timeline:
             return True  # nobody knows what it said
         if message["content"] is content:
             return False
-        before = cast("Message", {**message, "content": content})
-        return not says_the_same(message, before)
+        return not says_the_same(message, cast("Message", {**message, "content": content}))
 
     def compute_digests(self, step: Step) -> None:
         """Compute the digests that `apply` keeps of *step*; a thread may do it before."""
@@ -503,10 +453,7 @@ class Timeline:
         known_context = self._digests[1][:same]
         new_history = map(digest, step.messages)
         new_context = map(digest, context[same:])
-        step.agreement.digests = (
-            [*known_history, *new_history],
-            [*known_context, *new_context],
-        )
+        step.agreement.digests = ([*known_history, *new_history], [*known_context, *new_context])
 
     def _remember_contents(self, step: Step) -> None:
         """Keep what edits in place are detected from."""
@@ -577,10 +524,7 @@ def _size(content: object) -> int:
     return len(content)  # type: ignore[arg-type]
 
 
-def _agreement(
-    ours: Sequence[Message],
-    now: list[Message],
-) -> tuple[int, list[int]]:
+def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[int]]:
     """How many leading messages say the same, and which of them differ in form.
 
     Raises InvalidHistory.

@@ -22,9 +22,7 @@ _MARKABLE = _CONTENT | CALLS | SERVER_RESULTS
 
 
 def with_breakpoints(
-    body: Mapping[str, Any],
-    limit: int,
-    rewritten: tuple[int, int] | None = None,
+    body: Mapping[str, Any], limit: int, rewritten: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """The request *body* with at most *limit* more cache breakpoints, never above four in all.
 
@@ -53,8 +51,7 @@ def with_breakpoints(
 
 
 def with_free_breakpoints(
-    body: Mapping[str, Any],
-    rewritten: tuple[int, int] | None,
+    body: Mapping[str, Any], rewritten: tuple[int, int] | None
 ) -> dict[str, Any]:
     """The request *body* with breakpoints around what was *rewritten*, where they cost nothing.
 
@@ -104,8 +101,7 @@ class _Marks:
             content = _as_blocks(body[name])
             shared[name] = content
             in_shared += sum(map(_is_marked, content))
-        automatic = bool(field(body, "cache_control"))
-        return cls(marked, in_messages, shared, in_shared, automatic)
+        return cls(marked, in_messages, shared, in_shared, bool(field(body, "cache_control")))
 
     @property
     def free(self) -> int:
@@ -113,22 +109,14 @@ class _Marks:
         return MAX_CACHE_MARKS - self.in_messages - self.in_shared - self.automatic
 
 
-def _places(
-    body: Mapping[str, Any],
-    marks: _Marks,
-    rewritten: tuple[int, int] | None,
-) -> list[int]:
+def _places(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] | None) -> list[int]:
     """The messages to mark, the most valuable first."""
     if marks.automatic or marks.messages:
         return _around(body, marks, rewritten)
     return _ends(body["messages"], rewritten)
 
 
-def _around(
-    body: Mapping[str, Any],
-    marks: _Marks,
-    rewritten: tuple[int, int] | None,
-) -> list[int]:
+def _around(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] | None) -> list[int]:
     """The messages before and at the end of what was *rewritten*, where a mark comes after them."""
     if rewritten is None:
         return []
@@ -181,10 +169,7 @@ def _marks(message: Any) -> Iterator[Any]:
         yield field(block, "cache_control")
 
 
-def _ends(
-    messages: Sequence[Any],
-    rewritten: tuple[int, int] | None,
-) -> list[int]:
+def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[int]:
     """The last message of this request, and of the previous one, or those around a rewriting."""
     last = _last_requests(messages)
     if last and rewritten is not None:

@@ -102,11 +102,7 @@ def _steps_of(run: Iterable[Line]) -> list[Step]:
 
 
 def lay_out(
-    messages: Sequence[Message],
-    start: int,
-    stop: int,
-    first_number: int,
-    shape: Shape,
+    messages: Sequence[Message], start: int, stop: int, first_number: int, shape: Shape
 ) -> Layout:
     """The steps of the exchanges from *start* up to *stop*, numbered from *first_number* on.
 
@@ -130,8 +126,7 @@ def lay_out(
         run += lines
         kept: list[Block] = []
         if length == 2:
-            results = messages[index + 1]
-            kept = blocks_to_keep(results)
+            kept = blocks_to_keep(messages[index + 1])
         if kept:
             run = _close(run, parts)
             parts.append(cast("Message", {"role": "user", "content": kept}))
@@ -140,10 +135,7 @@ def lay_out(
     return Layout(messages, start, stop, parts, leaving)
 
 
-def _close(
-    run: list[Line],
-    parts: list[Message | list[Line]],
-) -> list[Line]:
+def _close(run: list[Line], parts: list[Message | list[Line]]) -> list[Line]:
     """Add *run* to *parts*, unless it is empty; a new one."""
     if run:
         parts.append(run)
@@ -151,43 +143,31 @@ def _close(
 
 
 def _lines(
-    messages: Sequence[Message],
-    index: int,
-    length: int,
-    number: int,
-    shape: Shape,
+    messages: Sequence[Message], index: int, length: int, number: int, shape: Shape
 ) -> Iterator[Line]:
     """The lines of the exchange of *length* messages at *index*, its first step being *number*."""
     message = messages[index]
     if length == 1:
-        answer = answer_of(message)
-        yield Step(number, index, answer=answer)
+        yield Step(number, index, answer=answer_of(message))
         return
-    text = " ".join(texts(message))
-    words = _beginning(text, shape.text_chars)
+    words = _beginning(" ".join(texts(message)), shape.text_chars)
     if words:
         yield words
     after = index + 1
     results = _results_by_id(messages, after, after + 1)
     for call in tool_calls(messages, index, after):
-        result = results[call.id]
-        yield Step(number, index, call, result)
+        yield Step(number, index, call, results[call.id])
         number += 1
 
 
-def _results_by_id(
-    messages: Sequence[Message],
-    start: int,
-    stop: int,
-) -> dict[str, ToolResult]:
+def _results_by_id(messages: Sequence[Message], start: int, stop: int) -> dict[str, ToolResult]:
     results = tool_results(messages, start, stop)
     return {result.tool_use_id: result for result in results}
 
 
 def _beginning(text: str, chars: int) -> str:
     """The first *chars* characters of *text* on one line; "" where there is nothing to show."""
-    start = text[: chars + MOST_READ_CHARS]
-    line = one_line(start)
+    line = one_line(text[: chars + MOST_READ_CHARS])
     if len(line) <= chars:
         return line
     if not chars:
@@ -218,10 +198,7 @@ def find_offloaded_files(layout: Layout) -> dict[str, str]:
     return files
 
 
-def step_texts(
-    layout: Layout,
-    whole: Mapping[str, str],
-) -> list[str]:
+def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
     """What the file of each step says: tool, input, and the whole result.
 
     *whole* are the texts behind placeholders.
@@ -245,10 +222,7 @@ def _result_text(step: Step, whole: Mapping[str, str]) -> str:
     return whole.get(text, text)
 
 
-def texts_of_notes(
-    raw: Sequence[Message],
-    notes: Sequence[Message],
-) -> dict[str, str]:
+def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str, str]:
     """By path: what the files of *notes* say, which replace the messages *raw*.
 
     Which answers are steps is told by the notes. Empty where the numbers do not fit.
@@ -304,14 +278,12 @@ def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
         if message["role"] != "assistant":
             continue
         if not has_calls(message):
-            answer = answer_of(message)
-            yield Step(0, index, answer=answer)
+            yield Step(0, index, answer=answer_of(message))
             continue
         after = index + 1
         results = _results_by_id(raw, after, min(after + 1, len(raw)))
         for call in tool_calls(raw, index, after):
-            result = results.get(call.id)
-            yield Step(0, index, call, result)
+            yield Step(0, index, call, results.get(call.id))
 
 
 # The notes ----------------------------------------------------------------------------------------
@@ -345,8 +317,7 @@ def collapse(
     """
     before = layout.messages[: layout.start]
     after = layout.messages[layout.stop :]
-    bare_parts = _with_notes(layout, {}, whole, folder, suffix, shape)
-    bare = [*before, *bare_parts, *after]
+    bare = [*before, *_with_notes(layout, {}, whole, folder, suffix, shape), *after]
     leaving = [layout.messages[index] for index in layout.leaving]
     leaving_tokens = sum(map(counter.message, leaving))
     touched = path_atoms(bare[-2 * keep_recent :])
@@ -395,46 +366,26 @@ def _with_notes(
             lines += [f" {quoted}" for quoted in quotes]
         # What a tool has said stands in a message of the user's now: a tag of ours in it must not
         # pass for the user's command or the harness's reminder.
-        text = without_surrogates("\n".join(lines))
-        body = safe_summary(text)
+        body = safe_summary(without_surrogates("\n".join(lines)))
         steps = _steps_of(part)
-        note = Note(
-            folder,
-            first=steps[0].number,
-            last=steps[-1].number,
-            suffix=suffix,
-        )
+        note = Note(folder, first=steps[0].number, last=steps[-1].number, suffix=suffix)
         content = f"{note.heading}\n{body}"
-        message = {"role": "user", "content": content}
-        messages.append(cast("Message", message))
+        messages.append(cast("Message", {"role": "user", "content": content}))
     return messages
 
 
-def _line_of_step(
-    step: Step,
-    whole: Mapping[str, str],
-    shape: Shape,
-) -> str:
+def _line_of_step(step: Step, whole: Mapping[str, str], shape: Shape) -> str:
     chars = len(_result_text(step, whole))
     if step.call is None:
         answer_chars = shape.answer_chars or 0
         beginning = one_line(step.answer[:answer_chars])
         return step_line(step.number, f"answered: {beginning}…", chars)
     name = one_line(step.call.name[:MOST_READ_CHARS])
-    subject = _subject(step.call)
-    beginning = _beginning(subject, shape.line_chars)
+    beginning = _beginning(_subject(step.call), shape.line_chars)
     failed = step.result is not None and is_failure(
-        {
-            "is_error": step.result.is_error,
-            "content": step.result.content,
-        }
+        {"is_error": step.result.is_error, "content": step.result.content}
     )
-    return step_line(
-        step.number,
-        f"{name} {beginning}",
-        chars,
-        failed=failed,
-    )
+    return step_line(step.number, f"{name} {beginning}", chars, failed=failed)
 
 
 def _subject(call: ToolCall) -> str:
@@ -451,9 +402,7 @@ def _subject(call: ToolCall) -> str:
 
 
 def _passages(
-    layout: Layout,
-    whole: Mapping[str, str],
-    touched: AbstractSet[Atom],
+    layout: Layout, whole: Mapping[str, str], touched: AbstractSet[Atom]
 ) -> Iterator[Passage]:
     """What leaves, in the order in which it was said."""
     message = -1
@@ -463,30 +412,22 @@ def _passages(
             yield from late
             late = []
             message = step.message
-            words = answer_of(layout.messages[message])
-            yield Passage(words, "text", step.number, message)
+            yield Passage(answer_of(layout.messages[message]), "text", step.number, message)
         if step.call is None:
             continue
-        call_message = _only(step.call, layout.messages)
-        given = "\n".join(message_texts(call_message))
+        given = "\n".join(message_texts(_only(step.call, layout.messages)))
         yield Passage(given, "call", step.number, message)
-        result = _result_passage(step, whole, touched)
-        late.append(result)
+        late.append(_result_passage(step, whole, touched))
     yield from late
 
 
 def _only(call: ToolCall, messages: Sequence[Message]) -> Message:
     """The message of *call*, with nothing but the call."""
-    message = messages[call.message]
-    block = blocks(message)[call.block]
+    block = blocks(messages[call.message])[call.block]
     return cast("Message", {"role": "assistant", "content": [block]})
 
 
-def _result_passage(
-    step: Step,
-    whole: Mapping[str, str],
-    touched: AbstractSet[Atom],
-) -> Passage:
+def _result_passage(step: Step, whole: Mapping[str, str], touched: AbstractSet[Atom]) -> Passage:
     kind: PassageKind = "result"
     is_touched = False
     path = None
@@ -495,14 +436,7 @@ def _result_passage(
     if path:
         kind = "view"
         is_touched = path_atom(path) in touched
-    text = _result_text(step, whole)
-    return Passage(
-        text,
-        kind,
-        step.number,
-        step.message + 1,
-        is_touched,
-    )
+    return Passage(_result_text(step, whole), kind, step.number, step.message + 1, is_touched)
 
 
 def path_atoms(recent: Sequence[Message]) -> set[Atom]:

@@ -75,23 +75,14 @@ def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]
     return split_system(messages)
 
 
-def assemble(
-    head: Sequence[Message],
-    summary: str,
-    restored: Sequence[Message],
-) -> list[Message]:
+def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
     """*head*, the summary pair, and each restored file with its acknowledgement."""
     if not summary:
         logger.warning("an empty summary replaces a history")
     files: list[Message] = []
     for file in restored:
         files += [file, _assistant(FILE_ACKNOWLEDGED)]
-    return [
-        *head,
-        _user(SUMMARY + summary),
-        _assistant(ACKNOWLEDGED),
-        *files,
-    ]
+    return [*head, _user(SUMMARY + summary), _assistant(ACKNOWLEDGED), *files]
 
 
 def _user(text: str) -> Message:
@@ -121,8 +112,7 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
 def _commands_in(texts: Iterable[str]) -> list[str]:
     found: list[str] = []
     for text in texts:
-        end = text.rfind(_END) + len(_END)
-        found += _COMMAND.findall(text, 0, end)
+        found += _COMMAND.findall(text, 0, text.rfind(_END) + len(_END))
     return list(dict.fromkeys(found))
 
 
@@ -208,8 +198,7 @@ def after_summary(
         if not is_known:
             break
         index += 1
-    unanswered = archived[open_tail(archived) :]
-    words = map(own_words, unanswered)
+    words = map(own_words, archived[open_tail(archived) :])
     pending = "\n\n".join(filter(None, words))
     if pending and index < len(messages):
         stored = as_stored(messages[index])
@@ -237,12 +226,7 @@ class EvidenceBudget:
     @classmethod
     def of(cls, tokens: int) -> EvidenceBudget:
         """A budget of *tokens* for the list of paths, and in proportion for the rest."""
-        return cls(
-            paths=tokens,
-            commands=tokens // 5,
-            identifiers=tokens // 10,
-            requests=tokens,
-        )
+        return cls(paths=tokens, commands=tokens // 5, identifiers=tokens // 10, requests=tokens)
 
 
 def gather_facts(source: Source) -> Facts:
@@ -256,8 +240,7 @@ def gather_facts(source: Source) -> Facts:
         _put_last(paths, shown, written or earlier.paths.get(shown, False))
     lines = dict(earlier.commands)
     for command in commands(messages):
-        line = _shorten_line(redact(command.text))
-        _put_last(lines, line, command.failed)
+        _put_last(lines, _shorten_line(redact(command.text)), command.failed)
     used = dict.fromkeys(earlier.identifiers)
     for name in identifiers(messages, redact, known=earlier.identifiers):
         used.pop(name, None)
@@ -324,11 +307,7 @@ _REQUESTS = "What the user asked, word for word, oldest first; the summary says 
 Count: TypeAlias = Callable[[str], int]
 
 
-def evidence_block(
-    evidence: Facts,
-    room: EvidenceBudget,
-    count: Count,
-) -> tuple[str, list[str]]:
+def evidence_block(evidence: Facts, room: EvidenceBudget, count: Count) -> tuple[str, list[str]]:
     """The text that follows a summary, and the paths for which its budget, *room*, is too small.
 
     The first request, the archives, the index and the notes are always in it, and so is the last
@@ -359,9 +338,7 @@ def evidence_block(
 
 
 def _split_paths(
-    paths: Mapping[str, bool],
-    max_tokens: int,
-    count: Count,
+    paths: Mapping[str, bool], max_tokens: int, count: Count
 ) -> tuple[list[str], list[str]]:
     """The *paths* that fit into *max_tokens*, those written first, and the others."""
     recent = list(paths)[::-1]
@@ -373,16 +350,11 @@ def _split_paths(
 
     fitting = len(ranked)
     if is_too_long(fitting):
-        numbers = range(1, fitting + 1)
-        fitting = bisect_left(numbers, True, key=is_too_long)
+        fitting = bisect_left(range(1, fitting + 1), True, key=is_too_long)
     return ranked[:fitting], ranked[fitting:]
 
 
-def _last_lines(
-    lines: Sequence[str],
-    max_tokens: int,
-    count: Count,
-) -> list[str]:
+def _last_lines(lines: Sequence[str], max_tokens: int, count: Count) -> list[str]:
     """As many of the last *lines* as *max_tokens* hold."""
     kept: list[str] = []
     left = max_tokens
@@ -394,11 +366,7 @@ def _last_lines(
     return kept[::-1]
 
 
-def _request_lines(
-    evidence: Facts,
-    room: EvidenceBudget,
-    count: Count,
-) -> list[str]:
+def _request_lines(evidence: Facts, room: EvidenceBudget, count: Count) -> list[str]:
     if not evidence.requests:
         return []
     where = evidence.archives[-1] if evidence.archives else ""
@@ -418,21 +386,13 @@ def _request_lines(
     return lines + recent
 
 
-def _cut(
-    text: str,
-    limit: int,
-    where: str,
-    redact: Callable[[str], str],
-) -> str:
+def _cut(text: str, limit: int, where: str, redact: Callable[[str], str]) -> str:
     if len(text) <= limit:
         return text
     return shorten(redact(text), limit, where)
 
 
-def _path_lines(
-    paths: Iterable[str],
-    written: Mapping[str, bool],
-) -> list[str]:
+def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:
     """*paths* by folder: ``src/app/: main.py, util.py``."""
     paths = sorted(paths)
     lines: list[str] = []
@@ -505,8 +465,7 @@ def _open_server_calls(messages: Sequence[Message]) -> list[str]:
             if _is_server_call(block):
                 waiting[str(read(block, "id"))] = None
             elif _is_server_result(block):
-                call = str(read(block, "tool_use_id"))
-                waiting.pop(call, None)
+                waiting.pop(str(read(block, "tool_use_id")), None)
     return list(waiting)
 
 
@@ -592,26 +551,15 @@ class Replacement:
     cuts: Sequence[str] = ()
 
     def messages(
-        self,
-        block: str,
-        files: Sequence[Message] = (),
-        folded: Sequence[str] = (),
+        self, block: str, files: Sequence[Message] = (), folded: Sequence[str] = ()
     ) -> list[Message]:
         """The context with the evidence *block* and the restored *files*.
 
         The *folded* files follow the summary in the same message.
         """
-        folded_files = "".join(f"\n\n{text}" for text in folded)
-        text = self.summary + block + folded_files
+        text = self.summary + block + "".join(f"\n\n{text}" for text in folded)
         summary, *others = assemble([], text, files)
-        return [
-            *self.head,
-            summary,
-            *self.systems,
-            *others,
-            *self.kept,
-            *self.closing,
-        ]
+        return [*self.head, summary, *self.systems, *others, *self.kept, *self.closing]
 
 
 def replacements(
@@ -663,10 +611,7 @@ def replacements(
     return [first]
 
 
-def _in_force(
-    messages: Sequence[Message],
-    max_chars: int,
-) -> tuple[list[Message], int]:
+def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message], int]:
     """The newest system messages in *messages* that still hold, each once, up to *max_chars*.
 
     And the number of the older ones that hold.
@@ -678,15 +623,10 @@ def _in_force(
             found.append(message)
     sizes = accumulate(len(text_of(message)) for message in found)
     number = sum(size <= max_chars for size in sizes)
-    newest_first = found[:number]
-    return newest_first[::-1], len(found) - number
+    return found[:number][::-1], len(found) - number
 
 
-def _with_tail(
-    replacement: Replacement,
-    tail: Sequence[Message],
-    source: Source,
-) -> Replacement:
+def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source) -> Replacement:
     """*replacement* with the unanswered messages of *tail* as they are.
 
     Before results, a message says what they are a part of.
@@ -708,11 +648,7 @@ def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
 
 
 def _with_words(
-    replacement: Replacement,
-    tail: Sequence[Message],
-    source: Source,
-    max_chars: int,
-    archive: str,
+    replacement: Replacement, tail: Sequence[Message], source: Source, max_chars: int, archive: str
 ) -> Replacement:
     """*replacement* with only the user's words of *tail*, cut head and tail above *max_chars*."""
     requests = replacement.evidence.requests
@@ -723,8 +659,7 @@ def _with_words(
     if words:
         text = _cut(words, max_chars, archive, source.redact)
     elif requests:
-        request = _cut(requests[-1], max_chars, archive, source.redact)
-        text = IN_PROGRESS + request
+        text = IN_PROGRESS + _cut(requests[-1], max_chars, archive, source.redact)
     else:
         text = CONTINUE
     media: list[str] = []
@@ -743,8 +678,7 @@ def _with_words(
         number = len(media)
         cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
     systems = [message for message in tail if message["role"] == "system"]
-    closing = [_user(text), *systems]
-    closed = _close(replacement, before, closing)
+    closed = _close(replacement, before, [_user(text), *systems])
     return replace(closed, cuts=cuts)
 
 
@@ -760,9 +694,7 @@ def _media(content: Iterable[object]) -> Iterator[str]:
 
 
 def _close(
-    replacement: Replacement,
-    requests: Sequence[str],
-    closing: Sequence[Message],
+    replacement: Replacement, requests: Sequence[str], closing: Sequence[Message]
 ) -> Replacement:
     """*replacement* that ends with *closing*, and has these *requests* in its evidence."""
     evidence = replace(replacement.evidence, requests=requests)
@@ -772,10 +704,7 @@ def _close(
 # Pinned -------------------------------------------------------------------------------------------
 
 
-def pinned_messages(
-    rest: Sequence[Message],
-    pin: Callable[[Message], bool],
-) -> list[Message]:
+def pinned_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> list[Message]:
     """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
@@ -798,18 +727,14 @@ def pinned_messages(
     return kept
 
 
-def pinned_indices(
-    messages: Sequence[Message],
-    pin: Callable[[Message], bool],
-) -> set[int]:
+def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[int]:
     """The indices of the messages that *pin* chooses, and of their calls and results.
 
     What a compaction put there is never pinned, and no system message: `replacements` keeps those
     that are in force.
     """
     first = len(split_system(messages)[0])
-    stop = first + acknowledged_count(messages[first:])
-    ours = range(first, stop)
+    ours = range(first, first + acknowledged_count(messages[first:]))
     chosen: set[int] = set()
     for index, message in enumerate(messages):
         if index in ours or message["role"] == "system" or is_connective(message):

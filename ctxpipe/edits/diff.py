@@ -21,12 +21,7 @@ class Edit(NamedTuple):
     messages: list[Message]
 
 
-def diff(
-    before: Sequence[Message],
-    after: Sequence[Message],
-    *,
-    paired: bool = True,
-) -> list[Edit]:
+def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = True) -> list[Edit]:
     """The edits that turn *before* into *after*.
 
     The last comes first, so that each index is still right when it is used. Messages that are the
@@ -44,9 +39,7 @@ def diff(
 
 
 def _between_anchors(
-    before: Sequence[Message],
-    after: Sequence[Message],
-    start: int,
+    before: Sequence[Message], after: Sequence[Message], start: int
 ) -> Iterator[tuple[range, range]]:
     """The parts of both lists, from *start* on, that are between messages which both share."""
     places: dict[int, int] = {}
@@ -55,8 +48,7 @@ def _between_anchors(
     old = start
     new = start
     for index in range(start, len(after)):
-        message = after[index]
-        place = places.get(id(message), -1)
+        place = places.get(id(after[index]), -1)
         if place < old:
             continue
         yield range(old, place), range(new, index)
@@ -66,12 +58,7 @@ def _between_anchors(
 
 
 def _edits(
-    before: Sequence[Message],
-    after: Sequence[Message],
-    old: range,
-    new: range,
-    *,
-    paired: bool,
+    before: Sequence[Message], after: Sequence[Message], old: range, new: range, *, paired: bool
 ) -> list[Edit]:
     if not old and not new:
         return []
@@ -83,8 +70,7 @@ def _edits(
     edits: list[Edit] = []
     for index, one, other in zip(old, removed, added, strict=True):
         if not is_equal(one, other):
-            edit = Edit(index, index + 1, [other])
-            edits.append(edit)
+            edits.append(Edit(index, index + 1, [other]))
     return edits
 
 
@@ -94,10 +80,7 @@ def _has_same_shape(one: Message, other: Message) -> bool:
     return len(blocks(one)) == len(blocks(other))
 
 
-def apply_edits(
-    messages: Sequence[Message],
-    edits: Sequence[Edit],
-) -> list[Message]:
+def apply_edits(messages: Sequence[Message], edits: Sequence[Edit]) -> list[Message]:
     """*messages* after *edits*, which are applied in order."""
     changed = list(messages)
     for edit in edits:

@@ -180,9 +180,7 @@ def _candidates(
 
 
 def _worth(
-    found: Iterable[Atom],
-    chances: Mapping[Atom, float],
-    hidden: AbstractSet[Atom],
+    found: Iterable[Atom], chances: Mapping[Atom, float], hidden: AbstractSet[Atom]
 ) -> float:
     """The expected uses of the atoms *found*, by weight, except those in *hidden*."""
     # In a fixed order: sums of floats depend on it, and that of a set on the process.

@@ -54,9 +54,7 @@ class Eviction:
 
 
 def best_eviction(
-    stock: CandidateTable,
-    rates: Rates,
-    cliff: Callable[[int], float] | None = None,
+    stock: CandidateTable, rates: Rates, cliff: Callable[[int], float] | None = None
 ) -> Eviction | None:
     """The suffix of the candidates with the greatest gain, None without candidates.
 
@@ -166,9 +164,7 @@ class ReplyIndex:
         starts: list[int] = []
         for candidate in candidates:
             message = candidate.item.message
-            tokens = self._tokens[candidate.item.place]
-            freed.append(max(0, tokens - placeholder_tokens))
-            replies = self._replies[message]
-            reads.append(max(0, last - replies))
+            freed.append(max(0, self._tokens[candidate.item.place] - placeholder_tokens))
+            reads.append(max(0, last - self._replies[message]))
             starts.append(sums[message])
         return CandidateTable(freed, reads, starts, cached)

@@ -13,12 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..agent_tools import GUTTER
-from ..markers.placeholders import (
-    MAX_SHOWN,
-    any_reference,
-    is_batch,
-    reference,
-)
+from ..markers.placeholders import MAX_SHOWN, any_reference, is_batch, reference
 from ..messages import (
     MEDIA,
     ToolCall,
@@ -167,11 +162,7 @@ def is_text(content: _Content) -> bool:
     return all(kind(block) == "text" for block in content)
 
 
-def stored_text(
-    content: _Content,
-    *,
-    indent: int | None,
-) -> str:
+def stored_text(content: _Content, *, indent: int | None) -> str:
     """What the file holds: a text as it is, text blocks as JSON.
 
     The JSON is compact without *indent*.
@@ -182,10 +173,7 @@ def stored_text(
     return as_json(texts, indent=indent, ensure_ascii=False)
 
 
-def with_placeholder(
-    content: _Content,
-    text: str,
-) -> str | list[Any]:
+def with_placeholder(content: _Content, text: str) -> str | list[Any]:
     """*content* after offloading: *text*, followed by the images and other blocks.
 
     A cache mark on one of the old texts moves to the new one.
@@ -242,8 +230,7 @@ def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
     False for texts of more than `MOST_COMPARED` characters: to compare them would block the
     interpreter for too long.
     """
-    longest = max(len(stored), len(text))
-    if longest > MOST_COMPARED:
+    if max(len(stored), len(text)) > MOST_COMPARED:
         return False
     if text[start:end] in stored:
         return True
@@ -278,10 +265,7 @@ def _frame(lines: Iterable[str]) -> str:
 # The functions' rules -----------------------------------------------------------------------------
 
 
-def offloadable(
-    messages: Sequence[Message],
-    min_chars: int,
-) -> list[Candidate]:
+def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
     """Every textual tool result of *min_chars* or more, oldest first.
 
     Placeholders are left out.
@@ -305,17 +289,14 @@ def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
 
 def scan_of(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
     """The gate's two sums, given the results *found* that may leave."""
-    total = sum(map(characters, messages))
-    leaving = sum(candidate.chars for candidate in found)
-    return Scan(total, leaving)
+    return Scan(sum(map(characters, messages)), sum(candidate.chars for candidate in found))
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
     """Whether the ratio gate lets *scan* pass: its three checks, compared exactly."""
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
-    least = Decimal(str(ratio)) * scan.total_chars
-    return scan.offloadable_chars >= least
+    return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
 
 
 # The stages' rules --------------------------------------------------------------------------------
@@ -344,11 +325,7 @@ class Selection:
         least = min(limit for limit in limits if limit is not None)
         object.__setattr__(self, "least_chars", max(1, least))
 
-    def result(
-        self,
-        result: ToolResult,
-        call: ToolCall | None,
-    ) -> Candidate | None:
+    def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
         if call is not None and call.program is not None:
             return None  # a program reads it, and would take the placeholder for its data
@@ -369,8 +346,7 @@ class Selection:
         """The input of *call* as a candidate, None when it must stay."""
         if call.program is not None or call.name not in self.input_tools:
             return None
-        texts = self.long_texts(call)
-        chars = sum(map(len, texts))
+        chars = sum(map(len, self.long_texts(call)))
         return Candidate(call, chars) if chars else None
 
     def long_texts(self, call: ToolCall) -> list[str]:
@@ -397,8 +373,7 @@ def candidate_of(result: ToolResult) -> Candidate:
     content = result.content
     if not text_of(content):
         return Candidate(result, 0)
-    text = stored_text(content, indent=None)
-    return Candidate(result, len(text))
+    return Candidate(result, len(stored_text(content, indent=None)))
 
 
 def _is_own_preview(result: ToolResult) -> bool:
@@ -411,8 +386,7 @@ def _is_own_preview(result: ToolResult) -> bool:
         return False
     path = path.replace("\\", "/")
     *_, file = path.rsplit("/", 1)
-    name = without_surrogates(result.tool_use_id)
-    return safe_name(name) in file
+    return safe_name(without_surrogates(result.tool_use_id)) in file
 
 
 def newest(messages: Sequence[Message]) -> int:
@@ -424,9 +398,7 @@ def newest(messages: Sequence[Message]) -> int:
 
 
 def results_with_calls(
-    messages: Sequence[Message],
-    start: int,
-    min_chars: int = 0,
+    messages: Sequence[Message], start: int, min_chars: int = 0
 ) -> Iterator[tuple[ToolResult, ToolCall | None]]:
     """Each tool result of *min_chars* or more from message *start* on, with its call."""
     calls: dict[str, ToolCall] = {}
@@ -436,8 +408,7 @@ def results_with_calls(
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
-            reply = max(0, index - 1)
-            before = tool_calls(messages, reply, index)
+            before = tool_calls(messages, max(0, index - 1), index)
             calls = {call.id: call for call in before}
         yield result, calls.get(result.tool_use_id)
 
@@ -451,9 +422,7 @@ class ReadBack(NamedTuple):
 
 
 def long_read_backs(
-    messages: Sequence[Message],
-    start: int,
-    selection: Selection,
+    messages: Sequence[Message], start: int, selection: Selection
 ) -> list[ReadBack]:
     """What was read back from message *start* on and is longer than *selection* allows.
 
@@ -481,13 +450,11 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
     """
     places: list[tuple[int, int]] = []
     for result in tool_results(messages):
-        text = _only_text(result.content)
-        if is_batch(text):
+        if is_batch(_only_text(result.content)):
             places.append(result.place)
             break
     for call in tool_calls(messages):
-        texts = strings(call.input)
-        if any(map(is_batch, texts)):
+        if any(map(is_batch, strings(call.input))):
             places.append(call.place)
             break
     return min(places, default=None)
@@ -542,11 +509,7 @@ class CandidateIndex:
         del self._places[count:]
         del self._sums[count + 1 :]
 
-    def extend(
-        self,
-        messages: Sequence[Message],
-        selection: Selection,
-    ) -> None:
+    def extend(self, messages: Sequence[Message], selection: Selection) -> None:
         """Add the messages after those that are known."""
         known = self.known
         sizes = [characters(message) for message in messages[known:]]
@@ -563,23 +526,15 @@ class CandidateIndex:
     def scan(self, start: int, end: int) -> Scan:
         """The gate's sums, with the candidates from message *start* up to *end*."""
         first = bisect_left(self._places, start)
-        last = bisect_left(self._places, end)
-        leaving = self._sums[last] - self._sums[first]
-        total = self._totals[-1]
-        return Scan(total, max(0, leaving))
+        leaving = self._sums[bisect_left(self._places, end)] - self._sums[first]
+        return Scan(self._totals[-1], max(0, leaving))
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""
-        first = bisect_left(self._places, start)
-        last = bisect_left(self._places, end)
-        return self._candidates[first:last]
+        return self._candidates[bisect_left(self._places, start) : bisect_left(self._places, end)]
 
 
-def candidates(
-    messages: Sequence[Message],
-    start: int,
-    selection: Selection,
-) -> list[Candidate]:
+def candidates(messages: Sequence[Message], start: int, selection: Selection) -> list[Candidate]:
     """The candidates from message *start* on, oldest first."""
     found: list[Candidate] = []
     for result, call in results_with_calls(messages, start, selection.least_chars):

@@ -105,10 +105,7 @@ def repair(
 
 
 def _repair_once(
-    messages: Sequence[Message],
-    beside: MarksBeside,
-    *,
-    encoding: bool,
+    messages: Sequence[Message], beside: MarksBeside, *, encoding: bool
 ) -> list[Message]:
     head, body = split_system(messages)
     body = [_clean(message) for message in _from_replacement(body)]
@@ -116,8 +113,7 @@ def _repair_once(
     exchanges = list(_exchanges(body))
     repaired: list[Message] = []
     for exchange in exchanges:
-        is_last = exchange is exchanges[-1]
-        repaired += _repair_exchange(exchange, is_last=is_last)
+        repaired += _repair_exchange(exchange, is_last=exchange is exchanges[-1])
     if repaired and not may_open(repaired[0]):
         repaired.insert(0, {"role": "user", "content": OPENING})
     repaired = _limit_marks([*head, *repaired], beside)
@@ -295,10 +291,8 @@ def _result_changes(block: Block, name: str) -> dict[str, object]:
     # A result that failed must hold text, and nothing but text.
     if not content:
         changes["content"] = SILENT_ERROR
-    elif not isinstance(content, str):
-        kinds = set(map(kind, content))
-        if kinds != {"text"}:
-            changes["is_error"] = False
+    elif not isinstance(content, str) and set(map(kind, content)) != {"text"}:
+        changes["is_error"] = False
     return changes
 
 
@@ -318,8 +312,7 @@ def _valid_id(given: object, name: str) -> str:
     Equal ids become the same id everywhere, and different ones stay different.
     """
     text = "" if given is None else str(given)
-    encoded = text.encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(encoded).hexdigest()[:16]
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     words = _NOT_IN_ID.sub("_", text)[:40]
     if not has_server_id(name):
         return f"{words}_{digest}"
@@ -409,12 +402,7 @@ def _caller(block: Block) -> str | None:
     return str(field(caller, "tool_id", ""))
 
 
-def _lone_places(
-    turn: Sequence[Message],
-    places: Sequence[Place],
-    *,
-    closed: bool,
-) -> set[Place]:
+def _lone_places(turn: Sequence[Message], places: Sequence[Place], *, closed: bool) -> set[Place]:
     """The *places* in *turn* of server tools' calls and results without their other half."""
     lone: set[Place] = set()
     waiting: dict[str, list[Place]] = {}
@@ -441,11 +429,7 @@ def _block_at(turn: Sequence[Message], place: Place) -> Block:
     return blocks(turn[index])[number]
 
 
-def _change_blocks(
-    message: Message,
-    index: int,
-    changes: Mapping[Place, Block | None],
-) -> Message:
+def _change_blocks(message: Message, index: int, changes: Mapping[Place, Block | None]) -> Message:
     """*message* with the blocks that *changes* names replaced, or removed where it says None."""
     content: list[Any] = []
     is_changed = False
@@ -491,11 +475,7 @@ def _replies(exchange: Sequence[Message]) -> list[Message]:
     return [message for message in exchange if message["role"] != "assistant"]
 
 
-def _repair_exchange(
-    exchange: list[Message],
-    *,
-    is_last: bool,
-) -> list[Message]:
+def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
     if _is_valid(exchange):
         return exchange
     replies = _replies(exchange)
@@ -513,10 +493,7 @@ def _repair_exchange(
     return [*repaired, *added]
 
 
-def _repair_calls(
-    exchange: Sequence[Message],
-    replies: Sequence[Message],
-) -> list[Message]:
+def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> list[Message]:
     """The assistant's messages of *exchange*, each followed by the results of all its calls."""
     said = _of_role(exchange, "assistant")
     said = [message for message in said if message["content"]]
@@ -576,10 +553,7 @@ def _has_valid_system(exchange: list[Message]) -> bool:
     return spoken > 0 and ends_in_server_result(exchange[spoken - 1])
 
 
-def _with_replies(
-    merged: Sequence[Message],
-    rest: Sequence[Message],
-) -> list[Message]:
+def _with_replies(merged: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
     """*merged* and the user messages *rest*, in which neighbours from the user are merged."""
     merged = list(merged)
     for message in rest:
@@ -604,8 +578,7 @@ def _join_turns(turns: Sequence[Message]) -> list[Message]:
 
 
 def _join(first: Message, second: Message) -> Message:
-    content = [*as_blocks(first), *as_blocks(second)]
-    return _with_content(first, content)
+    return _with_content(first, [*as_blocks(first), *as_blocks(second)])
 
 
 def _call_ids(message: Message) -> list[str]:
@@ -615,10 +588,7 @@ def _call_ids(message: Message) -> list[str]:
     return [str(field(call, "id", "")) for call in calls]
 
 
-def _results(
-    messages: Sequence[Message],
-    called: set[str],
-) -> dict[str, list[Block]]:
+def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Block]]:
     """The results that answer one of the calls, by id, in order."""
     found: dict[str, list[Block]] = {}
     for message in messages:
@@ -632,17 +602,14 @@ def _results(
 
 
 def _answers(
-    calls: Sequence[str],
-    names: Sequence[str],
-    results: Mapping[str, list[Block]],
+    calls: Sequence[str], names: Sequence[str], results: Mapping[str, list[Block]]
 ) -> list[Any]:
     """A result for each of *calls*, which are now called *names*; it is taken out of *results*."""
     answers: list[Any] = []
     for place, call in enumerate(calls):
         is_last = call not in calls[place + 1 :]
         own = results.get(call, [])
-        answer = _answer(names[place], own, is_last=is_last)
-        answers.append(answer)
+        answers.append(_answer(names[place], own, is_last=is_last))
     return answers
 
 
@@ -666,12 +633,7 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
 
 def interrupted_result(name: str) -> dict[str, object]:
     """The result that takes the place of one that never came, for the call *name*."""
-    return {
-        "type": "tool_result",
-        "tool_use_id": name,
-        "content": INTERRUPTED,
-        "is_error": True,
-    }
+    return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
 
 
 def _unique_ids(ids: Sequence[str]) -> list[str]:
@@ -706,8 +668,7 @@ def _rename_calls(turn: Message, names: Sequence[str]) -> Message:
 def _without_results(message: Message) -> Message:
     if not has_results(message):
         return message
-    rest = _other_blocks(blocks(message), "tool_result")
-    return _with_content(message, rest)
+    return _with_content(message, _other_blocks(blocks(message), "tool_result"))
 
 
 # The whole ----------------------------------------------------------------------------------------
@@ -741,10 +702,7 @@ def _without_surrogates(value: Any) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _limit_marks(
-    messages: list[Message],
-    beside: MarksBeside,
-) -> list[Message]:
+def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
     """*messages* with no more cache marks than *beside* leaves: the last ones cover the most.
 
     No mark for an hour stays after a shorter one.
@@ -755,16 +713,12 @@ def _limit_marks(
     allowed = marks_left(beside)
     surplus = max(0, len(marks) - allowed)
     messages = _without_marks(messages, marks[:surplus])
-    every = range(len(messages))
-    late = late_hours(messages, every, beside)
+    late = late_hours(messages, range(len(messages)), beside)
     return _without_marks(messages, late, hour_only=True)
 
 
 def _without_marks(
-    messages: Sequence[Message],
-    marks: Iterable[tuple[int, Mark]],
-    *,
-    hour_only: bool = False,
+    messages: Sequence[Message], marks: Iterable[tuple[int, Mark]], *, hour_only: bool = False
 ) -> list[Message]:
     """*messages* without these *marks*; with *hour_only* they lose only their hour."""
     by_message: dict[int, list[Mark]] = {}
@@ -772,17 +726,11 @@ def _without_marks(
         by_message.setdefault(index, []).append(mark)
     changed = list(messages)
     for index, own in by_message.items():
-        message = messages[index]
-        changed[index] = _unmark(message, own, hour_only=hour_only)
+        changed[index] = _unmark(messages[index], own, hour_only=hour_only)
     return changed
 
 
-def _unmark(
-    message: Message,
-    marks: Iterable[Mark],
-    *,
-    hour_only: bool,
-) -> Message:
+def _unmark(message: Message, marks: Iterable[Mark], *, hour_only: bool) -> Message:
     content: list[Any] = list(blocks(message))
     for place, inner in marks:
         block = content[place]
@@ -791,8 +739,7 @@ def _unmark(
             continue
         block = as_dict(block)
         parts = list(block["content"])
-        part = parts[inner]
-        parts[inner] = _without_mark(part, hour_only=hour_only)
+        parts[inner] = _without_mark(parts[inner], hour_only=hour_only)
         block["content"] = parts
         content[place] = block
     return _with_content(message, content)

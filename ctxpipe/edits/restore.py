@@ -252,8 +252,7 @@ def was_changed(file: WorkingFile, text: str) -> bool:
     shown, _, _ = view(file.shown).text.partition(NOTE)
     if shown.strip() in text:
         return False
-    without_numbers = WRITTEN_GUTTER.sub("", shown)
-    return without_numbers.strip() not in text
+    return WRITTEN_GUTTER.sub("", shown).strip() not in text
 
 
 def restored_message(path: str, text: str) -> Message:

@@ -49,13 +49,7 @@ def literal_matches(pattern: str, text: str, limit: int) -> list[str]:
         if offset < shown:
             continue
         line.advance(offset)
-        shown, excerpt = _excerpt(
-            text,
-            line.number,
-            line.start,
-            offset,
-            is_long=line.is_long,
-        )
+        shown, excerpt = _excerpt(text, line.number, line.start, offset, is_long=line.is_long)
         found.append(excerpt)
         if len(found) >= limit:
             break
@@ -77,14 +71,7 @@ def _occurrences(pattern: str, text: str) -> Iterator[int]:
             start = offset + len(pattern)
 
 
-def _excerpt(
-    text: str,
-    number: int,
-    start: int,
-    offset: int,
-    *,
-    is_long: bool,
-) -> tuple[int, str]:
+def _excerpt(text: str, number: int, start: int, offset: int, *, is_long: bool) -> tuple[int, str]:
     """Where the next excerpt may begin, and the text shown for *offset* in the line at *start*."""
     begin = start
     if is_long:

@@ -38,16 +38,11 @@ Stale: TypeAlias = dict[int, int]
 """By message, the first block from which on the signatures of its thinking are stale."""
 
 
-def mark_stale(
-    stale: Stale,
-    messages: Sequence[Message],
-    place: Place,
-) -> None:
+def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
     """Note in *stale* all thinking in *messages* from *place* on, since its prefix has changed."""
     first, start = place
     for index in range(first, len(messages)):
-        content = blocks(messages[index])
-        later = content[start:]
+        later = blocks(messages[index])[start:]
         if any(kind(block) in THINKING for block in later):
             known = stale.get(index, start)
             stale[index] = min(start, known)
@@ -97,8 +92,7 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
         return messages
     changed = list(messages)
     for index, kept in stripped.items():
-        message = {**messages[index], "content": kept}
-        changed[index] = cast("Message", message)
+        changed[index] = cast("Message", {**messages[index], "content": kept})
     return changed
 
 
@@ -146,10 +140,7 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
     thinking["block_binding"] = binding
     # The method's own `thinking` would work too, but a caller who passes that could not pass ours
     # as well.
-    return {
-        "extra_body": {**body, "thinking": thinking},
-        **_with_beta(request),
-    }
+    return {"extra_body": {**body, "thinking": thinking}, **_with_beta(request)}
 
 
 def _with_beta(request: Mapping[str, object]) -> dict[str, object]:

@@ -82,8 +82,7 @@ def middle_range(
 
     *tokens* are those of each message. Half-open; ``range(0, 0)`` when there are none.
     """
-    sums = [0, *accumulate(tokens)]
-    return _between(sums, Fraction(start), Fraction(end))
+    return _between([0, *accumulate(tokens)], Fraction(start), Fraction(end))
 
 
 def middle(
@@ -97,8 +96,7 @@ def middle(
     The first request and the last turn are never in it.
     """
     first = len(split_system(messages)[0])
-    rest = sums[first:]
-    found = _between(rest, Fraction(start), Fraction(end))
+    found = _between(sums[first:], Fraction(start), Fraction(end))
     begin = max(found.start, 1) + first
     stop = min(found.stop + first, last_turn(messages))
     if not found or begin >= stop:
@@ -106,11 +104,7 @@ def middle(
     return range(begin, stop)
 
 
-def _between(
-    sums: Sequence[int],
-    start: Fraction,
-    end: Fraction,
-) -> range:
+def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
     base = sums[0]
     total = sums[-1] - base
     if not total:
@@ -161,9 +155,7 @@ class FileView:
 
 
 def file_views(
-    messages: Sequence[Message],
-    tools: ReadingTools = READING_TOOLS,
-    shell: bool = False,
+    messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False
 ) -> list[FileView]:
     """Every file view that is answered, oldest first.
 
@@ -180,9 +172,7 @@ def file_views(
     for result in tool_results(messages):
         path = paths.get((result.message, result.tool_use_id))
         if path is not None:
-            text = _only_text(result.content)
-            view = FileView(result.place, path, text)
-            views.append(view)
+            views.append(FileView(result.place, path, _only_text(result.content)))
     return views
 
 
@@ -234,8 +224,7 @@ def editable_region(
     does every message outside the middle, which then is not even merged with.
     """
     if middle.stop > protected:
-        start = max(middle.start, protected)
-        middle = range(start, middle.stop)
+        middle = range(max(middle.start, protected), middle.stop)
     else:
         middle = range(0)
     every = range(len(messages))
@@ -247,10 +236,7 @@ def editable_region(
         stay = frozenset({first, *every[last:]})
     movable_end = min(middle.stop, open_loop(messages))
     return EditableRegion(
-        middle=middle,
-        stay=stay | pinned,
-        movable=range(middle.start, movable_end),
-        pinned=pinned,
+        middle=middle, stay=stay | pinned, movable=range(middle.start, movable_end), pinned=pinned
     )
 
 
@@ -264,8 +250,7 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
     previous = None
     for part in parts:
         if previous is not None and _meets(previous, part):
-            message = messages.pop()
-            messages.append(_merge(message, part.message))
+            messages.append(_merge(messages.pop(), part.message))
         else:
             messages.append(part.message)
         previous = part
@@ -291,12 +276,7 @@ def _meets(one: Part, other: Part) -> bool:
 _MISPLACED = frozenset({("assistant", "system"), ("system", "user")})
 
 
-def _fits(
-    parts: Sequence[Part],
-    ground: EditableRegion,
-    *,
-    merging: bool = True,
-) -> bool:
+def _fits(parts: Sequence[Part], ground: EditableRegion, *, merging: bool = True) -> bool:
     """Whether *parts* can follow each other.
 
     Without *merging*, whether their roles differ where they meet.
@@ -304,8 +284,7 @@ def _fits(
     for one, other in pairwise(parts):
         if other.index == one.index + 1:
             continue
-        roles = (one.message["role"], other.message["role"])
-        if roles in _MISPLACED:
+        if (one.message["role"], other.message["role"]) in _MISPLACED:
             return False
         if not _meets(one, other):
             continue
@@ -338,9 +317,7 @@ class FilterResult:
 
 
 def filter_calls(
-    messages: Sequence[Message],
-    ground: EditableRegion,
-    views: Collection[tuple[int, int]] = (),
+    messages: Sequence[Message], ground: EditableRegion, views: Collection[tuple[int, int]] = ()
 ) -> FilterResult:
     """Delete each tool call that lies in the middle with its result, except the file views *views*.
 
@@ -363,8 +340,7 @@ def filter_calls(
             rest = _without_calls(messages, index - 1, going)
             neighbours = [*rest, *parts[-1:]]
             if index >= 2:
-                before = Part(index - 2, messages[index - 2])
-                neighbours.insert(0, before)
+                neighbours.insert(0, Part(index - 2, messages[index - 2]))
             if _fits(neighbours, ground):
                 parts += reversed(rest)
                 calls += len(going)
@@ -398,11 +374,7 @@ def _removable_calls(
     return going
 
 
-def _without_calls(
-    messages: Sequence[Message],
-    index: int,
-    going: Collection[str],
-) -> list[Part]:
+def _without_calls(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
     """What is left of the calling message *index* and of its answer when the calls *going* go."""
     call = Part(index, messages[index])
     result = Part(index + 1, messages[index + 1])
@@ -418,12 +390,7 @@ def _without_calls(
     return parts
 
 
-def _other_blocks(
-    message: Message,
-    name: str,
-    key: str,
-    going: Collection[str],
-) -> list[Block]:
+def _other_blocks(message: Message, name: str, key: str, going: Collection[str]) -> list[Block]:
     """The blocks of *message*, except those of the kind *name* whose *key* is in *going*."""
     kept: list[Block] = []
     for block in blocks(message):
@@ -458,8 +425,7 @@ def _without_thinking(part: Part) -> Part:
 
 
 def _change_content(part: Part, content: Sequence[Block]) -> Part:
-    message = _with_content(part.message, content)
-    return Part(part.index, message)
+    return Part(part.index, _with_content(part.message, content))
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -513,19 +479,13 @@ def delete_centre(
         for unit in chosen:
             if unit.stays:
                 holes += parts[unit.span.start : unit.span.stop]
-        edge = [parts[start - 1], *holes, parts[stop]]
-        if _fits(edge, ground, merging=merging):
+        if _fits([parts[start - 1], *holes, parts[stop]], ground, merging=merging):
             before = _add_marker(parts[:start], marker, ground)
-            after = parts[stop:]
-            return _without_moving_thinking([*before, *holes, *after])
+            return _without_moving_thinking([*before, *holes, *parts[stop:]])
     return parts
 
 
-def _units(
-    parts: Sequence[Part],
-    sizes: Sequence[int],
-    ground: EditableRegion,
-) -> list[_Unit]:
+def _units(parts: Sequence[Part], sizes: Sequence[int], ground: EditableRegion) -> list[_Unit]:
     """The middle as units; what begins before it or ends after it is left out."""
     inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
     if not inside:
@@ -547,11 +507,7 @@ def _stays(part: Part, ground: EditableRegion) -> bool:
     return part.index in ground.pinned or has_command(part.message)
 
 
-def _around_centre(
-    units: Sequence[_Unit],
-    messages: int,
-    tokens: int,
-) -> range:
+def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
     """Units around the centre: enough to delete that many *messages* and *tokens*, or all."""
     edges = [unit.span.start for unit in units]
     edges.append(units[-1].span.stop)
@@ -586,8 +542,7 @@ def _candidates(wanted: range, units: int) -> Iterator[tuple[range, bool]]:
     for less in range(1, min(len(wanted), _MOST_WIDENING)):
         for left in range(less + 1):
             start = wanted.start + left
-            stop = start + len(wanted) - less
-            yield range(start, stop), True
+            yield range(start, start + len(wanted) - less), True
 
 
 def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
@@ -599,11 +554,7 @@ def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
             yield range(start, stop)
 
 
-def _add_marker(
-    parts: list[Part],
-    marker: str,
-    ground: EditableRegion,
-) -> list[Part]:
+def _add_marker(parts: list[Part], marker: str, ground: EditableRegion) -> list[Part]:
     """*parts* with *marker* after the last words or results of the user that are not pinned.
 
     The very same list for "".
@@ -616,9 +567,7 @@ def _add_marker(
     part = parts[place]
     if marker in texts(part.message):
         return parts
-    block = {"type": "text", "text": marker}
-    content = [*as_blocks(part.message), block]
-    marked = _change_content(part, content)
+    marked = _change_content(part, [*as_blocks(part.message), {"type": "text", "text": marker}])
     return [*parts[:place], marked, *parts[place + 1 :]]
 
 
@@ -677,10 +626,7 @@ def _region(index: int, first: int, last: int, middle: range) -> str:
 # Without counting ---------------------------------------------------------------------------------
 
 
-def truncate_conversation(
-    messages: list[Message],
-    fraction: float | Fraction,
-) -> list[Message]:
+def truncate_conversation(messages: list[Message], fraction: float | Fraction) -> list[Message]:
     """*messages* without the oldest after the first request: that *fraction*, an even number.
 
     The head, the first request and all from a summary of the server's on stay. A cut between a call

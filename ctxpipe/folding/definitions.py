@@ -53,11 +53,7 @@ def definitions(path: str, text: str) -> Definitions | None:
     found = _read(source, language)
     if not numbers:
         return tuple(found)
-    with_own_lines: list[Definition] = []
-    for each in found:
-        line = numbers[each.line - 1]
-        with_own_lines.append(replace(each, line=line))
-    return tuple(with_own_lines)
+    return tuple(replace(each, line=numbers[each.line - 1]) for each in found)
 
 
 def definitions_in_batches(
@@ -73,8 +69,7 @@ def definitions_in_batches(
         found = definitions(path, text) or ()
         rows = [(each.type, each.name, each.line) for each in found]
         for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
-            yield batch
+            yield rows[start : start + _BATCH]
         yield None
 
 
@@ -131,8 +126,7 @@ def _is_numbered(sample: str) -> bool:
 
 def _without_long_lines(source: str) -> str:
     lines = source.split("\n")
-    longest = max(map(len, lines))
-    if longest <= LONGEST_LINE:
+    if max(map(len, lines)) <= LONGEST_LINE:
         return source
     for index, line in enumerate(lines):
         if len(line) > LONGEST_LINE:
@@ -167,11 +161,9 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
     if language.has_macros:
         yield without_macros(source), language
     if language.else_as:
-        other = language_called(language.else_as)
-        yield source, other
+        yield source, language_called(language.else_as)
     beginning = source.lstrip("\r\n")
-    bodied = f"{language.bodied} {language.misread}"
-    cautious = replace(language, bodied=bodied)
+    cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
     for opening, first_line in language.openings.items():
         if re.match(first_line, beginning):
             yield opening + source, cautious
@@ -180,8 +172,7 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
 def _parse(source: str, language: Language) -> SgNode:
     from ast_grep_py import SgRoot
 
-    without_surrogates = source.encode(errors="replace").decode()
-    tree = SgRoot(without_surrogates, language.name)
+    tree = SgRoot(source.encode(errors="replace").decode(), language.name)
     return tree.root()
 
 
@@ -242,25 +233,17 @@ LONGEST_NAME = 100
 ODD = re.compile(r"[{};\n]|system-reminder")
 
 
-def _find_definitions(
-    tree: SgNode,
-    language: Language,
-    is_doubtful: bool,
-) -> list[Definition]:
+def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
     found = list(_definitions_by_kind(tree, language))
     if is_doubtful or language.unparsed:
         found += _definitions_by_keyword(tree, language)
     if is_doubtful:
         found = [each for each in found if each.name not in NO_NAMES]
     found.sort(key=lambda each: each.line)
-    without_repetitions = dict.fromkeys(found)
-    return list(without_repetitions)
+    return list(dict.fromkeys(found))
 
 
-def _definitions_by_kind(
-    tree: SgNode,
-    language: Language,
-) -> Iterator[Definition]:
+def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
     """The definitions that are nodes of the tree."""
     types = _kinds(language.name)
     bodied = language.bodied.split()
@@ -279,8 +262,7 @@ def _definitions_by_kind(
         for name in _names(node, language):
             text = prefix + _name_text(name)
             if _is_name(text):
-                line = _line(name)
-                yield Definition(type_, text, line)
+                yield Definition(type_, text, _line(name))
 
 
 def _is_name(text: str) -> bool:
@@ -290,22 +272,15 @@ def _is_name(text: str) -> bool:
 
 
 def _line(node: SgNode) -> int:
-    span = node.range()
-    return span.start.line + 1
+    return node.range().start.line + 1
 
 
-def _definitions_by_keyword(
-    tree: SgNode,
-    language: Language,
-) -> Iterator[Definition]:
+def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Definition]:
     """The names after a keyword where the parser could not build a definition, or did not try."""
     rules: list[Rule] = [{"kind": "ERROR"}]
     if language.unparsed:
         keywords = "|".join(language.keywords)
-        unparsed: Rule = {
-            "kind": language.unparsed,
-            "regex": rf"\b({keywords})\s+\w",
-        }
+        unparsed: Rule = {"kind": language.unparsed, "regex": rf"\b({keywords})\s+\w"}
         rules.append(unparsed)
     for node in tree.find_all(any=rules):
         leaves = [child for child in node.children() if child.is_leaf()]
@@ -315,14 +290,12 @@ def _definitions_by_keyword(
                 continue
             text = name.text()
             if re.fullmatch(r"[^\W\d]\w*[?!]?", text):
-                line = _line(name)
-                yield Definition(type_, text, line)
+                yield Definition(type_, text, _line(name))
 
 
 @cache
 def _kinds(language: str) -> Mapping[str, DefinitionType]:
-    table = language_called(language)
-    return dict(table.kinds())
+    return dict(language_called(language).kinds())
 
 
 @cache
@@ -337,18 +310,12 @@ def _rules(language: str) -> list[Rule]:
             parents: list[Rule] = [{"kind": parent} for parent in kinds]
             rule["inside"] = {"any": parents}
         if kind in table.outside:
-            around: Relation = {
-                "kind": table.outside[kind],
-                "stopBy": "end",
-            }
+            around: Relation = {"kind": table.outside[kind], "stopBy": "end"}
             rule["not"] = {"inside": around}
         rules.append(rule)
     if table.calls:
         macros = "|".join(table.calls)
-        target: Relation = {
-            "field": "target",
-            "regex": f"^({macros})$",
-        }
+        target: Relation = {"field": "target", "regex": f"^({macros})$"}
         rules.append({"kind": "call", "has": target})
     return [rule for rule in rules if _is_known(rule, language)]
 
@@ -369,21 +336,17 @@ def _is_known(rule: Rule, language: str) -> bool:
 
 
 def _definition_type(
-    node: SgNode,
-    types: Mapping[str, DefinitionType],
-    language: Language,
+    node: SgNode, types: Mapping[str, DefinitionType], language: Language
 ) -> DefinitionType:
     if language.calls:
         target = node.field("target")
         if target is not None:
-            macro = target.text()
-            return language.calls[macro]
+            return language.calls[target.text()]
     type_ = types[node.kind()]
     if type_ == "function" or not language.told_by:
         return type_
     for child in node.children():
-        kind = child.kind()
-        exact_type = language.told_by.get(kind)
+        exact_type = language.told_by.get(child.kind())
         if exact_type:
             return exact_type
     return type_
@@ -392,12 +355,7 @@ def _definition_type(
 # Names --------------------------------------------------------------------------------------------
 
 DECLARATORS = frozenset(
-    {
-        "function_declarator",
-        "pointer_declarator",
-        "array_declarator",
-        "reference_declarator",
-    }
+    {"function_declarator", "pointer_declarator", "array_declarator", "reference_declarator"}
 )
 COMPUTED = frozenset({"subscript_expression", "bracket_index_expression"})
 PATTERNS = frozenset({"object_pattern", "array_pattern"})
@@ -420,9 +378,7 @@ def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
     if target is not None:
         yield target
     kind = node.kind()
-    places = language.names.get(kind, "name")
-    through = language.through.get(kind, "")
-    own = _find_name(node, places, through)
+    own = _find_name(node, language.names.get(kind, "name"), language.through.get(kind, ""))
     if own is None:
         return
     if target is None or target.text() != own.text():
@@ -441,11 +397,7 @@ def _target_name(node: SgNode, language: Language) -> SgNode | None:
     return _find_name(parent, places)
 
 
-def _find_name(
-    node: SgNode,
-    places: str,
-    through: str = "",
-) -> SgNode | None:
+def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
     """The name in the first of *places* that *node* has.
 
     With *through*, only where one of those is around it.
@@ -505,10 +457,8 @@ def _name_text(name: SgNode) -> str:
         parameters = name.find(kind="abstract_function_declarator")
         if parameters is not None:
             start = name.range().start.index
-            end = parameters.range().start.index
-            text = text[: end - start]
+            text = text[: parameters.range().start.index - start]
     if kind == "operator_name":
         operator = text.removeprefix("operator").strip()
         text = f"operator {operator}"
-    words = text.strip("`").split()
-    return " ".join(words)
+    return " ".join(text.strip("`").split())

@@ -101,8 +101,7 @@ def fold_outlines(
     excess = drop_count(count(whole.content), max_tokens, total)
     if not excess:
         return whole
-    dropped = _choose(excess, total, rng or _random_from(whole.content))
-    return _fold(outlines, dropped)
+    return _fold(outlines, _choose(excess, total, rng or _random_from(whole.content)))
 
 
 def _fold(
@@ -192,15 +191,13 @@ def drop_count(tokens: int, budget: int, sections: int) -> int:
     if tokens <= budget or sections == 0:
         return 0
     # n * r / (1 + r) with r = tokens / budget - 1, in whole numbers: no rounding error decides.
-    excess = -(-sections * (tokens - budget) // tokens)
-    return min(sections - 1, excess)
+    return min(sections - 1, -(-sections * (tokens - budget) // tokens))
 
 
 def _choose(amount: int, total: int, rng: random.Random) -> frozenset[int]:
     """*amount* of the numbers below *total*."""
     # Of all methods, Python promises only for random() that its sequence stays the same.
-    shuffled = sorted(range(total), key=lambda _: rng.random())
-    return frozenset(shuffled[:amount])
+    return frozenset(sorted(range(total), key=lambda _: rng.random())[:amount])
 
 
 def _random_from(content: str) -> random.Random:

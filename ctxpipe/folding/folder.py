@@ -80,25 +80,18 @@ class Folder:
         None where that would be no shorter, or cannot be. The budget of tokens is for all of them
         together, by *count*, else the counter of this folder.
         """
-        definitions = await self._definitions(files)
-        outlines, whole = await in_thread(self._outlines, files, definitions)
+        outlines, whole = await in_thread(self._outlines, files, await self._definitions(files))
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
-        counter = as_counter(count or self.counter)
-        (tokens,) = await counter.texts([whole.content])
+        (tokens,) = await as_counter(count or self.counter).texts([whole.content])
         fold_to_budget = partial(
-            fold_outlines,
-            outlines,
-            max_tokens=self.max_tokens,
-            count=lambda _: tokens,
+            fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens
         )
         within_budget = await in_thread(fold_to_budget)
         return list(within_budget.folded)
 
     def _outlines(
-        self,
-        files: Files,
-        found: Sequence[Definitions],
+        self, files: Files, found: Sequence[Definitions]
     ) -> tuple[list[tuple[str, Outline]], Folded]:
         """The outline of each file, and all of them folded.
 
@@ -167,8 +160,7 @@ async def _parse(files: Files) -> list[Definitions]:
     For that one nothing, and nothing after it.
     """
     texts = [part for file in files for part in file]
-    chars = sum(map(len, texts))
-    memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * chars
+    memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * sum(map(len, texts))
     answers = await in_process(
         definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
     )

@@ -11,16 +11,7 @@ which are too many to be read on an event loop.
 """
 
 from .bulk import is_bulky
-from .rules import (
-    MAX_CACHE_MARKS,
-    RULES,
-    CacheMarks,
-    Problem,
-    Rule,
-    cache_marks,
-    check,
-    is_blank,
-)
+from .rules import MAX_CACHE_MARKS, RULES, CacheMarks, Problem, Rule, cache_marks, check, is_blank
 from .shape import ensure_messages
 from .values import (
     MAX_DEPTH,

@@ -26,16 +26,7 @@ __all__ = [
 ]
 
 MARK = "cache_control"
-_PLAIN_VALUES = frozenset(
-    {
-        str,
-        int,
-        float,
-        bool,
-        type(None),
-        dict,
-    }
-)
+_PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
 
 
 # One plain form -----------------------------------------------------------------------------------
@@ -64,10 +55,7 @@ def parse(message: Message, index: int = 0) -> Message:
     return cast("Message", {**message, "content": plain})
 
 
-def parse_from(
-    messages: Sequence[Message],
-    start: int = 0,
-) -> list[Message]:
+def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
     """The messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
     indices = range(start, len(messages))
     return [parse(messages[index], index) for index in indices]
@@ -143,10 +131,7 @@ def digest_of(message: Message, make: Callable[[], Any]) -> bytes:
 
 
 def _canonical(message: Message) -> list[Any]:
-    return [
-        message["role"],
-        *map(_canonical_block, as_blocks(message)),
-    ]
+    return [message["role"], *map(_canonical_block, as_blocks(message))]
 
 
 def _canonical_block(block: Block) -> Any:
@@ -176,8 +161,7 @@ def with_marks(message: Message, source: Message) -> Message:
     sources = as_blocks(source)
     if len(content) != len(sources):
         return without_marks(message)
-    marked = list(map(_copy_marks, content, sources))
-    return _replace_content(message, content, marked)
+    return _replace_content(message, content, list(map(_copy_marks, content, sources)))
 
 
 def without_marks(message: Message) -> Message:
@@ -187,11 +171,7 @@ def without_marks(message: Message) -> Message:
     return _replace_content(message, content, unmarked)
 
 
-def _replace_content(
-    message: Message,
-    old: Sequence[Block],
-    new: Sequence[Block],
-) -> Message:
+def _replace_content(message: Message, old: Sequence[Block], new: Sequence[Block]) -> Message:
     if all(map(is_, old, new)):
         return message
     return cast("Message", {**message, "content": new})

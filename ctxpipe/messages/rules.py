@@ -21,14 +21,7 @@ from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_lengt
 if TYPE_CHECKING:
     from .vocabulary import Block, Message
 
-__all__ = [
-    "MAX_CACHE_MARKS",
-    "RULES",
-    "CacheMarks",
-    "Problem",
-    "Rule",
-    "check",
-]
+__all__ = ["MAX_CACHE_MARKS", "RULES", "CacheMarks", "Problem", "Rule", "check"]
 
 MAX_CACHE_MARKS = 4
 

@@ -310,11 +310,10 @@ def without_surrogates(text: str) -> str:
     """*text* with each lone surrogate, which the client refuses to send, as U+FFFD."""
     if is_encodable(text):
         return text
-    replaced: list[str] = []
-    for piece in pieces(text, _REPLACED_CHARS):
-        encoded = piece.encode("utf-16", "surrogatepass")
-        replaced.append(encoded.decode("utf-16", "replace"))
-    return "".join(replaced)
+    return "".join(
+        piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        for piece in pieces(text, _REPLACED_CHARS)
+    )
 
 
 # Walking ------------------------------------------------------------------------------------------

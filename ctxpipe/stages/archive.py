@@ -52,9 +52,7 @@ _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
 def archive_record(
-    messages: Sequence[Message],
-    covered: Sequence[range] = (),
-    facts: Facts | None = None,
+    messages: Sequence[Message], covered: Sequence[range] = (), facts: Facts | None = None
 ) -> Record:
     """The record that keeps *messages*, for `Archive.save`.
 
@@ -210,10 +208,7 @@ async def archive_digest(archive: Archive, path: str) -> str | None:
 
 
 async def verified_archive(
-    archive: Archive | None,
-    session_id: str,
-    path: object,
-    digest: object,
+    archive: Archive | None, session_id: str, path: object, digest: object
 ) -> Archived | None:
     """The archive that a context names by *path* and *digest*; None unless it is the session's own.
 
@@ -274,8 +269,7 @@ def _verify(text: str, digest: str, path: str) -> Archived | None:
 
 def _digest(text: str) -> str:
     """A digest in short groups: who redacts long runs of hex leaves it alone."""
-    content = text.encode("utf-8", "surrogatepass")
-    hexadecimal = hashlib.sha256(content).hexdigest()
+    hexadecimal = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     starts = range(0, 4 * _GROUP, _GROUP)
     groups = [hexadecimal[start : start + _GROUP] for start in starts]
     return "-".join(groups)

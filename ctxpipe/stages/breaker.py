@@ -93,10 +93,9 @@ class Attempts:
         """Why no attempt is made for a context of *tokens*; "" when one may be."""
         if now >= self.open_until:
             return ""
-        if self.open_at_tokens is not None:
-            change = abs(tokens - self.open_at_tokens)
-            if change > NOTABLE_CHANGE * tokens:
-                return ""
+        opened_at = self.open_at_tokens
+        if opened_at is not None and abs(tokens - opened_at) > NOTABLE_CHANGE * tokens:
+            return ""
         return f"{self.why}; no attempt for {self.open_until - now:.0f} s"
 
     def record_failure(self, until: float, why: str) -> None:

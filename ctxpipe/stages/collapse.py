@@ -259,10 +259,7 @@ def _ranges(indices: Iterable[int]) -> list[range]:
 
 
 def _change(
-    layout: Layout,
-    rewritten: collapse.Rewritten,
-    files: Sequence[str],
-    archive: str | None,
+    layout: Layout, rewritten: collapse.Rewritten, files: Sequence[str], archive: str | None
 ) -> Change:
     steps = layout.steps
     detail = Collapsed(

@@ -215,9 +215,7 @@ async def compact_messages(
 
 
 def _model_summarizer(
-    model: str | None,
-    max_words: int | None,
-    counter: TokenCounter,
+    model: str | None, max_words: int | None, counter: TokenCounter
 ) -> AnthropicSummarizer:
     words = SUMMARY_MAX_WORDS(max_words)
     return AnthropicSummarizer(model=model, max_words=words, counter=counter)
@@ -248,10 +246,7 @@ class _Original:
 
 
 async def _largest_smaller_result(
-    original: _Original,
-    text: str,
-    restored: RestoredFiles,
-    counter: TokenCounter,
+    original: _Original, text: str, restored: RestoredFiles, counter: TokenCounter
 ) -> CompactResult:
     """The result with as many of the restored files as leave it smaller than the original."""
     before = await counter.count(original.messages)
@@ -276,13 +271,7 @@ async def _largest_smaller_result(
     return CompactResult(original.messages, reason=reason)
 
 
-async def _save(
-    archive: Archive,
-    session_id: str,
-    record: Record,
-    *,
-    required: bool,
-) -> str | None:
+async def _save(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
     """The place of the raw messages; None when they cannot be saved, unless that is *required*."""
     try:
         with storage_errors():
@@ -374,11 +363,7 @@ class Compact:
             return self
         return replace(self, summarize=replace(writer, focus=focus))
 
-    async def _decide(
-        self,
-        turn: Turn,
-        act: Callable[[Turn], Awaitable[T]],
-    ) -> T | Skip:
+    async def _decide(self, turn: Turn, act: Callable[[Turn], Awaitable[T]]) -> T | Skip:
         skip = await self._reason_to_skip(turn)
         if skip is not None:
             return skip
@@ -492,10 +477,7 @@ class Compact:
         return await self._judge(turn, replacement, layout, detail)
 
     async def _archive(
-        self,
-        turn: Turn,
-        rest: Sequence[Message],
-        facts: compact.Facts,
+        self, turn: Turn, rest: Sequence[Message], facts: compact.Facts
     ) -> str | None:
         """Where *rest* is kept: in the archive of an attempt that failed, if that was the same."""
         if self.archive is None:
@@ -510,12 +492,7 @@ class Compact:
             attempts.archive, attempts.archived = path, digest
         return path
 
-    async def _summarize(
-        self,
-        turn: Turn,
-        writer: Summarizer,
-        rest: Sequence[Message],
-    ) -> Summary:
+    async def _summarize(self, turn: Turn, writer: Summarizer, rest: Sequence[Message]) -> Summary:
         # What costs nothing is written anew: then it says the same in every process.
         is_free = isinstance(writer, ExtractiveSummarizer)
         parts = None if is_free else turn.recall(FinishedParts)
@@ -553,11 +530,7 @@ class Compact:
         return await in_thread(make_replacements)
 
     async def _judge(
-        self,
-        turn: Turn,
-        replacement: compact.Replacement,
-        layout: Layout,
-        detail: Compacted,
+        self, turn: Turn, replacement: compact.Replacement, layout: Layout, detail: Compacted
     ) -> Change | Skip:
         """Whether the proposal counts, and what is to be reported about it."""
         attempts = turn.recall(Attempts)
@@ -568,12 +541,7 @@ class Compact:
         is_over = budget.reached(estimate)
         if estimate > budget.target:
             holds = await token_breakdown(turn, replacement, layout)
-            detail = replace(
-                detail,
-                over_target=True,
-                over_budget=is_over,
-                holds=holds,
-            )
+            detail = replace(detail, over_target=True, over_budget=is_over, holds=holds)
         if after >= before:
             tokens = await turn.tokens()
             attempts.record_no_progress(until, tokens)

@@ -24,11 +24,7 @@ class Gate(Protocol):
     """Chooses which of the candidates leave the context now."""
 
     async def __call__(
-        self,
-        turn: Turn,
-        scan: Scan,
-        candidates: Callable[[], Sequence[Candidate]],
-        /,
+        self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
     ) -> Sequence[Candidate] | str:
         """The candidates to offload at this turn, or one sentence why none."""
         ...
@@ -49,11 +45,7 @@ class RatioGate:
         Wanted(is_number, "a number such as 0.2").check("ratio", self.ratio)
 
     async def __call__(
-        self,
-        _turn: Turn,
-        scan: Scan,
-        candidates: Callable[[], Sequence[Candidate]],
-        /,
+        self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
     ) -> Sequence[Candidate] | str:
         if passes(scan, self.ratio):
             return candidates()
@@ -104,11 +96,7 @@ class RentOrBuyGate:
         )
 
     async def __call__(
-        self,
-        turn: Turn,
-        _scan: Scan,
-        candidates: Callable[[], Sequence[Candidate]],
-        /,
+        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
     ) -> Sequence[Candidate] | str:
         old = candidates()
         replies = turn.recall(ReplyIndex)
@@ -134,10 +122,7 @@ class RentOrBuyGate:
 
 
 def overpayment(
-    turn: Turn,
-    prices: Prices,
-    sums: Sequence[int],
-    calls_since: Callable[[int], int],
+    turn: Turn, prices: Prices, sums: Sequence[int], calls_since: Callable[[int], int]
 ) -> Callable[[int], float] | None:
     """What was overpaid above a price threshold, by the number of freed tokens.
 

@@ -98,10 +98,7 @@ class Layout:
 
 
 async def choose_layout(
-    turn: Turn,
-    replacements: Sequence[Replacement],
-    restored: RestoredFiles,
-    evidence_tokens: int,
+    turn: Turn, replacements: Sequence[Replacement], restored: RestoredFiles, evidence_tokens: int
 ) -> tuple[Replacement, Layout]:
     """The first of *replacements*, in its richest layout, that is smaller and meets the target.
 
@@ -132,8 +129,7 @@ async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
     raw = await turn.counter.count(layout.messages)
     if raw >= before:
         return False
-    estimate = turn.ledger.estimate(raw + turn.overhead, layout.messages)
-    return estimate <= turn.budget.target
+    return turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
 
 
 async def _fits_whole(turn: Turn, layout: Layout) -> bool:
@@ -161,9 +157,7 @@ def window_holds(turn: Turn, raw: int) -> bool:
 
 
 async def _from_rich_to_lean(
-    restored: RestoredFiles,
-    evidence_tokens: int,
-    counter: TokenCounter,
+    restored: RestoredFiles, evidence_tokens: int, counter: TokenCounter
 ) -> AsyncIterator[Layout]:
     """Restored files give way first, the one read longest ago first of all, then the evidence."""
     folded = await fold_texts(restored.unfit, counter)
@@ -184,8 +178,7 @@ async def _lay_out(turn: Turn, replacement: Replacement, layout: Layout) -> Layo
     facts = replacement.evidence
     block, left_out = await in_thread(evidence_block, facts, budget, turn.counter.text)
     files = [file.message for file in layout.files]
-    folded = list(layout.folded.values())
-    messages = replacement.messages(block, files, folded)
+    messages = replacement.messages(block, files, list(layout.folded.values()))
     return replace(layout, messages=messages, left_out=left_out)
 
 

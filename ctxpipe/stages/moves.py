@@ -58,8 +58,7 @@ class Pointers:
     def check(self) -> None:
         writer = instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')")
         writer.check("storage", self.storage)
-        preview = instance_of(Preview, "a Preview(head, tail)").optional
-        preview.check("preview", self.preview)
+        instance_of(Preview, "a Preview(head, tail)").optional.check("preview", self.preview)
         self._check_preview_length()
         check_reference(reference_of(self.storage))
         self._check_location()
@@ -97,12 +96,7 @@ class Pointers:
         return visible_path(reference_of(self.storage), folder, location)
 
     def replacement(self, key: str, location: str, text: str) -> str:
-        return placeholder(
-            self.form,
-            self.visible_path(key, location),
-            text,
-            self.preview,
-        )
+        return placeholder(self.form, self.visible_path(key, location), text, self.preview)
 
     def own_paths(self, session_id: str) -> re.Pattern[str]:
         """Finds the path of a file of ours in a text, in any form that we print."""
@@ -115,8 +109,7 @@ class Pointers:
             forms.append(rf"{SCHEME}{_NAME}(?:/{_NAME})+")
         elif root.strip("./"):
             forms.append(rf"{re.escape(root)}(?:/{_NAME})+")
-        visible = re.escape(self.visible_path(sample, location))
-        forms.append(visible.replace(_SAMPLE, _NAME))
+        forms.append(re.escape(self.visible_path(sample, location)).replace(_SAMPLE, _NAME))
         # All stages recognize the plain forms of each; a session may be named like one of the
         # user's folders.
         forms.append(rf"{re.escape(folder)}/{_NAME}\.md")
@@ -133,9 +126,7 @@ class _SelectionMemory:
 
 
 def recall_selection(
-    turn: Turn,
-    storage: TextWriter,
-    make: Callable[[str], offload.Selection],
+    turn: Turn, storage: TextWriter, make: Callable[[str], offload.Selection]
 ) -> offload.Selection:
     """What *make* returns for the session, called once.
 
@@ -170,10 +161,7 @@ class Move:
 
 
 async def worthwhile_moves(
-    pointers: Pointers,
-    turn: Turn,
-    chosen: Sequence[Candidate],
-    selection: Selection,
+    pointers: Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection
 ) -> list[Move]:
     """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
     if not chosen:
@@ -192,17 +180,13 @@ def _are_long(candidates: Sequence[Candidate]) -> bool:
 
 
 def _all_moves(
-    pointers: Pointers,
-    turn: Turn,
-    chosen: Iterable[Candidate],
-    selection: Selection,
+    pointers: Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection
 ) -> list[Move]:
     moves: list[Move] = []
     for candidate in chosen:
         for suffix, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, candidate.id + suffix)
-            location = pointers.storage.location(key)
-            predicted = pointers.replacement(key, location, text)
+            predicted = pointers.replacement(key, pointers.storage.location(key), text)
             moves.append(Move(candidate, key, text, predicted, pointers))
     return moves
 
@@ -221,10 +205,7 @@ def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> li
 
 
 def _change(
-    turn: Turn,
-    moves: Sequence[Move],
-    replacements: Sequence[str],
-    files: Sequence[str],
+    turn: Turn, moves: Sequence[Move], replacements: Sequence[str], files: Sequence[str]
 ) -> Change:
     results: dict[Place, object] = {}
     texts_of_inputs: dict[Place, dict[str, str]] = {}  # by place: text and replacement
@@ -245,11 +226,7 @@ def _change(
         inputs[message, block] = _substitute(read(call, "input"), texts)
     messages = rewrite(messages, inputs, key="input")
     detail = Offloaded(
-        tuple(files),
-        chars=chars,
-        saved_chars=saved,
-        results=len(results),
-        inputs=len(inputs),
+        tuple(files), chars=chars, saved_chars=saved, results=len(results), inputs=len(inputs)
     )
     return Change(messages, detail)
 
@@ -281,11 +258,7 @@ async def write_moves(turn: Turn, moves: Sequence[Move]) -> Change:
     return await in_thread_if(is_long, _point_to_files, turn, moves, files)
 
 
-async def _write_one_by_one(
-    storage: TextWriter,
-    turn: Turn,
-    moves: Sequence[Move],
-) -> Change:
+async def _write_one_by_one(storage: TextWriter, turn: Turn, moves: Sequence[Move]) -> Change:
     """One text that cannot be written must not keep the others in the context for ever."""
     written: list[Move] = []
     files: list[str] = []
@@ -301,8 +274,7 @@ async def _write_one_by_one(
             files.append(file)
     if not written:
         raise errors[0]
-    change = await in_thread(_point_to_files, turn, written, files)
-    return add_failures(change, *errors)
+    return add_failures(await in_thread(_point_to_files, turn, written, files), *errors)
 
 
 def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[str]) -> Change:

@@ -35,14 +35,7 @@ from ..storage import LocalStorage, TextWriter
 from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .gates import Gate, RatioGate
-from .moves import (
-    Act,
-    Pointers,
-    predict_moves,
-    recall_selection,
-    worthwhile_moves,
-    write_moves,
-)
+from .moves import Act, Pointers, predict_moves, recall_selection, worthwhile_moves, write_moves
 
 if TYPE_CHECKING:
     from ..edits.offload import Candidate
@@ -166,10 +159,7 @@ async def offload_tool_results(
 
 
 async def _write_results(
-    writer: TextWriter,
-    results: Iterable[ToolResult],
-    name: str,
-    indent: int | None,
+    writer: TextWriter, results: Iterable[ToolResult], name: str, indent: int | None
 ) -> tuple[str, ...]:
     """Write each of *results* to a file of this *name*, with its id in place of ``{}``."""
     texts: list[tuple[str, str]] = []
@@ -180,9 +170,7 @@ async def _write_results(
 
 
 def _point_to(
-    messages: list[Message],
-    results: Iterable[ToolResult],
-    pointers: Iterable[str],
+    messages: list[Message], results: Iterable[ToolResult], pointers: Iterable[str]
 ) -> list[Message]:
     """*messages* with one of *pointers*, and nothing else, in place of each of *results*."""
     places = [result.place for result in results]
@@ -302,13 +290,7 @@ class BatchOffload:
 
     @property
     def _pointers(self) -> Pointers:
-        return Pointers(
-            self.storage,
-            BATCH,
-            self.preview,
-            prefix="tool-result-",
-            indent=2,
-        )
+        return Pointers(self.storage, BATCH, self.preview, prefix="tool-result-", indent=2)
 
     def _selection(self, session_id: str) -> offload.Selection:
         if not self.keep_read_backs:
@@ -333,17 +315,13 @@ class BatchOffload:
         return await act(turn, moves)
 
     async def _choose(
-        self,
-        turn: Turn,
-        running: offload.CandidateIndex,
-        end: int,
+        self, turn: Turn, running: offload.CandidateIndex, end: int
     ) -> Sequence[Candidate] | str:
         if turn.force:
             chosen = running.candidates(turn.protected, end)
             return chosen or "no old result is long enough to offload"
         scan = running.scan(turn.protected, end)
-        candidates = partial(running.candidates, turn.protected, end)
-        return await self.gate(turn, scan, candidates)
+        return await self.gate(turn, scan, partial(running.candidates, turn.protected, end))
 
 
 # Settings -----------------------------------------------------------------------------------------

@@ -111,8 +111,7 @@ class TrimReadBacks:
             result = read_back.result
             cut = await self._shorten(turn, read_back)
             # Counted in a worker thread now: to ask later whether it saves tokens is a look-up.
-            text = offload.text_of(result.content)
-            await turn.counter.texts([text, cut or ""])
+            await turn.counter.texts([offload.text_of(result.content), cut or ""])
             if cut is not None:
                 cuts[result.place] = cut
             elif read_back.call.name not in selection.exempt_tools:

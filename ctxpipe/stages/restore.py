@@ -135,12 +135,7 @@ async def restore_files(
     root = os.fspath(work_dir or "")
     if isinstance(files, LocalFiles):
         root = os.fspath(files.root)
-    working_files = trusting_working_set(
-        messages,
-        tools=tools,
-        shell=shell,
-        work_dir=root,
-    )
+    working_files = trusting_working_set(messages, tools=tools, shell=shell, work_dir=root)
     search = _Search(
         files,
         MAX_RESTORE_FILES(max_restore_files),
@@ -250,11 +245,7 @@ class Restore:
         object.__setattr__(self, "reader", reader)
 
     async def read_again(
-        self,
-        messages: Sequence[Message],
-        counter: TokenCounter,
-        session_id: str,
-        storage: object,
+        self, messages: Sequence[Message], counter: TokenCounter, session_id: str, storage: object
     ) -> RestoredFiles:
         """The files that calls in *messages* used last, as they are now, the most recent first.
 
@@ -285,11 +276,7 @@ class Restore:
     ) -> list[WorkingFile]:
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
         found = working_set(
-            messages,
-            tools=self.reading_tools,
-            shell=self.shell,
-            work_dir=root,
-            offloaded=offloaded,
+            messages, tools=self.reading_tools, shell=self.shell, work_dir=root, offloaded=offloaded
         )
         return _merge_names(root, found) if root else found
 
@@ -367,12 +354,7 @@ class _Search:
         warnings = reading.warnings
         budget = self.max_tokens_total
         for (file, now), tokens in zip(reading.found, counts, strict=True):
-            restored = RestoredFile(
-                file.path,
-                now.text,
-                tokens,
-                was_changed(file, now.text),
-            )
+            restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
             if tokens > self.max_tokens_per_file:
                 limit = self.max_tokens_per_file
                 warnings.append(

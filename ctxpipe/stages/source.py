@@ -66,9 +66,7 @@ class _Expanded(NamedTuple):
 
 
 async def _expand(
-    messages: Sequence[Message],
-    session_id: str,
-    archive: Archive | None,
+    messages: Sequence[Message], session_id: str, archive: Archive | None
 ) -> _Expanded:
     """*messages* with what archives hold in place of the summary at the beginning.
 
@@ -100,9 +98,7 @@ async def _expand(
 
 
 async def _first_verified(
-    candidates: Sequence[tuple[str, str]],
-    records: Mapping[str, str],
-    archive: Archive | None,
+    candidates: Sequence[tuple[str, str]], records: Mapping[str, str], archive: Archive | None
 ) -> tuple[str, Archived | None]:
     """The first of the archives *candidates*, by path and digest, that is verified.
 

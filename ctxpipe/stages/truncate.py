@@ -19,16 +19,7 @@ from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
-from ..settings import (
-    FLAG,
-    FUNCTION,
-    NUMBER,
-    SIZE,
-    TEXT,
-    TOOLS,
-    check_settings,
-    one_of,
-)
+from ..settings import FLAG, FUNCTION, NUMBER, SIZE, TEXT, TOOLS, check_settings, one_of
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
@@ -213,10 +204,7 @@ class _Sizes:
     """The tokens of messages: known for those of the history, counted once for others."""
 
     def __init__(
-        self,
-        messages: Sequence[Message],
-        sums: Sequence[int],
-        counter: TokenCounter,
+        self, messages: Sequence[Message], sums: Sequence[int], counter: TokenCounter
     ) -> None:
         self.sums = sums
         self.counter = counter
@@ -277,8 +265,7 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
 
 
 def _survey(
-    settings: SmartTruncate,
-    given: _Input,
+    settings: SmartTruncate, given: _Input
 ) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
@@ -316,9 +303,7 @@ def _drop_calls(
 
 
 async def _fold_views(
-    views: Sequence[FileView],
-    folder: FileFolder | None,
-    counter: TokenCounter,
+    views: Sequence[FileView], folder: FileFolder | None, counter: TokenCounter
 ) -> dict[tuple[int, int], str]:
     """The folded text for the place of each view that it makes smaller."""
     views = [view for view in views if view.foldable]

@@ -223,8 +223,7 @@ class AnthropicSummarizer:
 
 
 _TOOLS = Wanted(
-    lambda value: isinstance(value, Sequence) and not isinstance(value, str),
-    "a list of tools",
+    lambda value: isinstance(value, Sequence) and not isinstance(value, str), "a list of tools"
 )
 
 

@@ -38,13 +38,7 @@ STATUS = "Task Status"
 ERRORS = "Errors & Resolutions"
 
 # Shares of the whole summary, by section.
-_SHARES: Mapping[str, float] = {
-    GOALS: 0.25,
-    FILES: 0.1,
-    CALLS: 0.2,
-    STATUS: 0.3,
-    ERRORS: 0.15,
-}
+_SHARES: Mapping[str, float] = {GOALS: 0.25, FILES: 0.1, CALLS: 0.2, STATUS: 0.3, ERRORS: 0.15}
 _CHARS_PER_WORD = 6
 _USER = "The user: "
 _COUNTS = "Calls since the last summary: "
@@ -84,8 +78,7 @@ class ExtractiveSummarizer:
         check_settings(self, max_words=COUNT, brief=FLAG)
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        text = await in_thread(self.summarize, messages)
-        return Summary(text, writer=type(self).__name__)
+        return Summary(await in_thread(self.summarize, messages), writer=type(self).__name__)
 
     def summarize(self, messages: Sequence[Message]) -> str:
         """The summary's text."""
@@ -121,10 +114,8 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
             requests.append(item)
         else:
             others.append(item)
-    most_for_requests = max_chars * 2 // 3
-    kept = _fit(requests, most_for_requests, keep_first=True)
-    left = max_chars - sum(map(len, kept))
-    kept += _fit(others, left)
+    kept = _fit(requests, max_chars * 2 // 3, keep_first=True)
+    kept += _fit(others, max_chars - sum(map(len, kept)))
     if not kept:
         kept = [_NONE]
     lines = [f"- {item}" for item in kept]
@@ -139,8 +130,7 @@ def _requests(messages: Sequence[Message]) -> list[str]:
     for message in messages:
         words = own_words(message)
         if words:
-            quote = _quote(words, 2 * _ITEM_CHARS)
-            requests.append(_USER + quote)
+            requests.append(_USER + _quote(words, 2 * _ITEM_CHARS))
     return requests
 
 
@@ -183,11 +173,9 @@ def _calls(messages: Sequence[Message]) -> list[str]:
     for call in calls:
         if is_about_file(call):
             continue  # files have their own section
-        result = results.get(call.id)
-        lines.append(_outcome(call, result))
+        lines.append(_outcome(call, results.get(call.id)))
     if calls:
-        counts = Counter(call.name for call in calls)
-        most = counts.most_common(12)
+        most = Counter(call.name for call in calls).most_common(12)
         phrases = [f"{name} ×{times}" for name, times in most]
         lines.append(_COUNTS + ", ".join(phrases))
     return lines
@@ -245,8 +233,7 @@ def _status(messages: Sequence[Message]) -> list[str]:
     lines: list[str] = []
     plans = [call.input for call in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:
-        last_plan = compact_json(plans[-1])
-        plan = _line(last_plan, 600)
+        plan = _line(compact_json(plans[-1]), 600)
         lines.append(f"the plan, as last noted: {plan}")
     for call in calls[-6:]:
         result = results.get(call.id)
@@ -289,8 +276,7 @@ def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
         headings = parts[::2]
         sections = parts[1::2]
         for heading, text in zip(headings, sections, strict=True):
-            name = heading.strip()
-            section = items.setdefault(name, [])
+            section = items.setdefault(heading.strip(), [])
             section += _items(text)
     return items
 
@@ -308,12 +294,7 @@ def _items(text: str) -> Iterator[str]:
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _fit(
-    items: Sequence[str],
-    max_chars: int,
-    *,
-    keep_first: bool = False,
-) -> list[str]:
+def _fit(items: Sequence[str], max_chars: int, *, keep_first: bool = False) -> list[str]:
     """The last of *items* that fit; with *keep_first* also the first, whatever its length."""
     first: list[str] = []
     if keep_first:
@@ -330,8 +311,7 @@ def _fit(
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
     max_read = 20 * limit
-    words = text[:max_read].split()
-    line = " ".join(words)
+    line = " ".join(text[:max_read].split())
     is_whole = len(text) <= max_read
     if is_whole and len(line) <= limit:
         return line

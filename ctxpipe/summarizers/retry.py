@@ -165,8 +165,7 @@ async def summarize_with_retry(
     while parts:
         part = parts.pop(0)
         try:
-            prompt = [*_earlier(summaries), *part]
-            summary = await _attempt(summarize, prompt, retry, deadline)
+            summary = await _attempt(summarize, [*_earlier(summaries), *part], retry, deadline)
         except SummaryRefused as error:
             refused_summaries += 1
             if error.instead is None or refused_summaries > 1:
@@ -200,10 +199,7 @@ def _earlier(summaries: Sequence[Summary]) -> list[Message]:
     if not summaries:
         return []
     text = SUMMARY + safe_summary(summaries[-1].text)
-    return [
-        {"role": "user", "content": text},
-        {"role": "assistant", "content": ACKNOWLEDGED},
-    ]
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": ACKNOWLEDGED}]
 
 
 def _total(summaries: Sequence[Summary]) -> Summary:

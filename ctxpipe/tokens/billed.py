@@ -92,8 +92,7 @@ def _first_request(iterations: Sequence[object]) -> int:
     requests = [entry for entry in iterations if field(entry, "type") in _MESSAGES]
     if not requests:
         return 0
-    last = requests[-1]
-    model = field(last, "model")
+    model = field(requests[-1], "model")
     first = next(entry for entry in requests if field(entry, "model") == model)
     before = iterations[: iterations.index(first)]
     if any(field(entry, "type") == "compaction" for entry in before):

@@ -92,8 +92,7 @@ class Budget:
         if window >= self.window:
             return self
         reserve = min(self.reserve_output or 0, window // 2)
-        usable = math.floor(window * _USABLE_OF_WINDOW) - reserve
-        trigger = min(self.trigger, max(1, usable))
+        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_OF_WINDOW) - reserve))
         target = min(self.target, self.target * trigger // self.trigger)
         return Budget(max(window, _LEAST_WINDOW), trigger, target)
 

@@ -183,8 +183,7 @@ class Tiktoken:
         while ids:
             # The last token may end inside a character; and a prefix may split into more pieces
             # than before.
-            decoded = encoding.decode_bytes(ids).decode(errors="ignore")
-            prefix = part[: len(decoded)]
+            prefix = part[: len(encoding.decode_bytes(ids).decode(errors="ignore"))]
             if self._count(prefix) <= limit:
                 return prefix
             ids.pop()

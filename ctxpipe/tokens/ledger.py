@@ -77,8 +77,7 @@ def is_possible(raw: int, billed: int) -> bool:
     """Whether *billed* can be the bill of *raw* tokens, and not a proxy's sum or a wrong number."""
     if raw <= 0:
         return False
-    most = MOST_FIXED + raw * MOST_FACTOR
-    return billed <= most
+    return billed <= MOST_FIXED + raw * MOST_FACTOR
 
 
 def _clamp(billed: int, raw: int) -> Fraction:
@@ -122,26 +121,17 @@ class Ledger:
         """Take only the first *known* messages as unchanged: after them the context differs."""
         self._sure = min(self._sure, known)
 
-    async def total(
-        self,
-        messages: Sequence[Message],
-        *,
-        known: int | None = None,
-    ) -> int:
+    async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
         """The raw tokens of *messages*.
 
         With *known* the caller guarantees that this many leading messages equal those of the last
         call; without it, they are compared.
         """
         await self._read(messages, known)
-        tokens = self._sums[-1]
-        return tokens - self._tokens_before_summary
+        return self._sums[-1] - self._tokens_before_summary
 
     async def prefix_sums(
-        self,
-        messages: Sequence[Message],
-        *,
-        known: int | None = None,
+        self, messages: Sequence[Message], *, known: int | None = None
     ) -> Sequence[int]:
         """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages.
 
@@ -162,32 +152,21 @@ class Ledger:
         """The tokens of the messages before the last summary by the server."""
         if not self._summaries:
             return 0
-        last = self._summaries[-1]
-        return self._sums[last]
+        return self._sums[self._summaries[-1]]
 
-    async def _count(
-        self,
-        messages: list[Message],
-        start: int,
-    ) -> tuple[list[int], list[int]]:
+    async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
         """The tokens of each of *messages*, and the indexes of those with a summary by the server.
 
         *start* is the index of the first of *messages*.
         """
-        are_many = len(messages) > _MANY
-        summaries = await in_thread_if(are_many, _summaries, messages, start)
+        summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
         if not summaries:  # most conversations have none
             counts = await self.counter.counts(messages)
             return counts, []
-        billed = map(part_after_summary, messages)
-        counts = await self.counter.counts(billed)
+        counts = await self.counter.counts(map(part_after_summary, messages))
         return counts, summaries
 
-    async def _read(
-        self,
-        messages: Sequence[Message],
-        known: int | None,
-    ) -> None:
+    async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         if known is not None and known == len(messages) == len(self._seen):
             self._sure = known
             return
@@ -201,27 +180,15 @@ class Ledger:
             counts, summaries = await self._count(new, same)
             self._summaries += summaries
             self._seen += new
-            total = self._sums.pop()
-            new_sums = itertools.accumulate(counts, initial=total)
-            self._sums.extend(new_sums)
+            self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
             self._remember_tail()
         self._sure = len(messages)
 
-    def _same_at_start(
-        self,
-        messages: list[Message],
-        known: int | None,
-    ) -> int:
+    def _same_at_start(self, messages: list[Message], known: int | None) -> int:
         """How many of *messages*, from the first on, are those counted already."""
-        if self._seen:
-            tail = _content(self._seen[-1])
-            if not is_equal(tail, self._tail):
-                self._forget_last()  # agents append results to the last message in place
-        return _common(
-            messages,
-            self._seen,
-            known or 0,
-        )
+        if self._seen and not is_equal(_content(self._seen[-1]), self._tail):
+            self._forget_last()  # agents append results to the last message in place
+        return _common(messages, self._seen, known or 0)
 
     def _forget_last(self) -> None:
         del self._seen[-1:]
@@ -243,28 +210,18 @@ class Ledger:
         old_sums = self._sums
         rest = messages[same:]
         old_rest = self._seen[same:]
-        same_at_end = _common(
-            rest[::-1],
-            old_rest[::-1],
-        )
+        same_at_end = _common(rest[::-1], old_rest[::-1])
         new_end = len(messages) - same_at_end
-        new = messages[same:new_end]
-        counts, new_summaries = await self._count(new, same)
+        counts, new_summaries = await self._count(messages[same:new_end], same)
         end = len(self._seen) - same_at_end
         offset = len(messages) - len(self._seen)
         before = [index for index in self._summaries if index < same]
         after = [index + offset for index in self._summaries if index >= end]
-        self._summaries = [
-            *before,
-            *new_summaries,
-            *after,
-        ]
+        self._summaries = [*before, *new_summaries, *after]
         sums = old_sums[:same]
-        new_sums = itertools.accumulate(counts, initial=old_sums[same])
-        sums.extend(new_sums)
+        sums.extend(itertools.accumulate(counts, initial=old_sums[same]))
         if same_at_end:
-            old_sum = old_sums[-same_at_end - 1]
-            difference = sums[-1] - old_sum
+            difference = sums[-1] - old_sums[-same_at_end - 1]
             old_tail = old_sums[-same_at_end:]
             sums.extend(tokens + difference for tokens in old_tail)
         self._seen = list(messages)
@@ -310,8 +267,7 @@ class Ledger:
         saved: list[SavedSample] = []
         for model in models:
             bill = self._bills[model]
-            sample = (model, bill.raw, bill.billed, *bill.since)
-            saved.append(sample)
+            saved.append((model, bill.raw, bill.billed, *bill.since))
         return saved
 
     def load(self, samples: Iterable[SavedSample]) -> None:
@@ -357,18 +313,9 @@ class Ledger:
                 raw = self._raw(messages) + overhead
                 if not raw or not (is_certain or is_possible(raw, billed)):
                     continue
-                self._bills[model] = self._next_bill(
-                    model,
-                    raw,
-                    billed,
-                )
+                self._bills[model] = self._next_bill(model, raw, billed)
 
-    def _next_bill(
-        self,
-        model: str | None,
-        raw: int,
-        billed: int,
-    ) -> UsageSample:
+    def _next_bill(self, model: str | None, raw: int, billed: int) -> UsageSample:
         now = (raw, billed)
         last = self._bills.get(model)
         if last is None or not last.raw:
@@ -377,12 +324,7 @@ class Ledger:
         is_shorter = raw < last.raw or raw <= since[0]
         if is_shorter:
             since = now
-        return UsageSample(
-            raw,
-            billed,
-            since,
-            prior=last.slope,
-        )
+        return UsageSample(raw, billed, since, prior=last.slope)
 
     def _raw(self, messages: list[Message]) -> int:
         same = self._same_at_start(messages, None)
@@ -390,8 +332,7 @@ class Ledger:
         summaries = _summaries(new, 0)
         if summaries:
             last = summaries[-1]
-            billed = map(part_after_summary, new[last:])
-            return self.counter.total(billed)
+            return self.counter.total(map(part_after_summary, new[last:]))
         unbilled = 0
         known = [index for index in self._summaries if index < same]
         if known:
@@ -420,11 +361,7 @@ def _content(message: Message) -> object:
     return content
 
 
-def _common(
-    ours: list[Message],
-    theirs: list[Message],
-    low: int = 0,
-) -> int:
+def _common(ours: list[Message], theirs: list[Message], low: int = 0) -> int:
     """How many leading items are equal; the first *low* are known to be."""
     high = min(len(ours), len(theirs))
     low = min(low, high)

@@ -180,17 +180,13 @@ def _decode(data: str) -> bytes | None:
 def _png(head: bytes) -> Size | None:
     if len(head) < 24:
         return None
-    width = _big_endian(head[16:20])
-    height = _big_endian(head[20:24])
-    return width, height
+    return _big_endian(head[16:20]), _big_endian(head[20:24])
 
 
 def _gif(head: bytes) -> Size | None:
     if len(head) < 10:
         return None
-    width = _little_endian(head[6:8])
-    height = _little_endian(head[8:10])
-    return width, height
+    return _little_endian(head[6:8]), _little_endian(head[8:10])
 
 
 def _jpeg(head: bytes) -> Size | None:
@@ -199,8 +195,7 @@ def _jpeg(head: bytes) -> Size | None:
         marker = head[at + 1]
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME_START:
             height = _big_endian(head[at + 5 : at + 7])
-            width = _big_endian(head[at + 7 : at + 9])
-            return width, height
+            return _big_endian(head[at + 7 : at + 9]), height
         at += 2 + _big_endian(head[at + 2 : at + 4])
     return None
 

@@ -104,8 +104,7 @@ def _build(name: str) -> tiktoken.Encoding:
     # the function that would download the ranks is ours, for this one call.
     constructor = getattr(openai_public, name)
     names = {**constructor.__globals__, "load_tiktoken_bpe": local_ranks}
-    offline_constructor = types.FunctionType(constructor.__code__, names)
-    return tiktoken.Encoding(**offline_constructor())
+    return tiktoken.Encoding(**types.FunctionType(constructor.__code__, names)())
 
 
 def _read(name: str) -> bytes:

@@ -105,11 +105,7 @@ _PATH = {"type": "string", "description": "The path exactly as the placeholder g
 
 
 def _read_tool(max_chars: int) -> ToolParam:
-    offset = {
-        "type": "integer",
-        "description": "The character to begin at, from 0.",
-        "default": 0,
-    }
+    offset = {"type": "integer", "description": "The character to begin at, from 0.", "default": 0}
     limit = {
         "type": "integer",
         "description": f"How many characters, at most {max_chars}.",
@@ -311,7 +307,7 @@ _COMPACT: ToolParam = {
             "focus": {
                 "type": "string",
                 "description": "What the summary should keep, in a sentence or two.",
-            },
+            }
         },
         "required": ["focus"],
     },

@@ -47,11 +47,7 @@ class Answers:
 
 
 async def in_process(
-    work: Work,
-    texts: Sequence[str],
-    *,
-    seconds: float,
-    memory_bytes: int,
+    work: Work, texts: Sequence[str], *, seconds: float, memory_bytes: int
 ) -> Answers:
     """What *work*, a function of a module, yields for *texts*, called in a process of its own.
 

@@ -39,11 +39,7 @@ async def in_thread(
     )
 
 
-async def in_thread_if(
-    is_long: bool,
-    work: Callable[[*Arguments], T],
-    *arguments: *Arguments,
-) -> T:
+async def in_thread_if(is_long: bool, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """What *work* returns, called in a worker thread only if it *is_long*: a hop takes 100 µs."""
     if not is_long:
         return work(*arguments)

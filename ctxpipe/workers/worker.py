@@ -53,8 +53,7 @@ def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
     """Read the texts of *job*, then write `READY`, and each answer at once as a line of JSON."""
     # All texts before the first answer, or each side waits for the other.
     texts = ["".join(_pieces(given)) for _ in range(job.texts)]
-    module = importlib.import_module(job.module)
-    work = getattr(module, job.function)
+    work = getattr(importlib.import_module(job.module), job.function)
     _write(answers, READY + b"\n")
     if given is sys.stdin.buffer:
         _limit(job)
@@ -86,8 +85,7 @@ def _limit(job: Job) -> None:
         import resource
 
         user_seconds, system_seconds = resource.getrusage(resource.RUSAGE_SELF)[:2]
-        cpu_seconds = user_seconds + system_seconds + job.seconds
-        _lower(resource.RLIMIT_CPU, math.ceil(cpu_seconds) + 1)
+        _lower(resource.RLIMIT_CPU, math.ceil(user_seconds + system_seconds + job.seconds) + 1)
         _lower(resource.RLIMIT_AS, job.memory_bytes)
         _lower(resource.RLIMIT_CORE, 0)
 
