@@ -282,19 +282,26 @@ async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str)
         assert words in result.reports[0].reason
 
 
-async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_grow() -> None:
-    def grown(messages: list[Message]) -> list[Message]:
-        return [*messages, user("more")]
-
-    refused, accepted = await run(proposing(grown)), await run(proposing(grown, may_grow=True))
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [
+        (lambda messages: [*messages, user("more")], len(HISTORY)),
+        # as many tokens as before
+        (lambda messages: [*messages[:-1], user("and then?")], len(HISTORY) - 1),
+    ],
+)
+async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_grow(
+    change: Callable[[list[Message]], list[Message]], first: int
+) -> None:
+    refused, accepted = await run(proposing(change)), await run(proposing(change, may_grow=True))
 
     assert refused.messages is HISTORY
     assert (refused.reports[0].outcome, refused.reports[0].reason) == (
         Outcome.REFUSED,
         "it would not save a single token",
     )
-    assert accepted.messages == [*HISTORY, user("more")]
-    assert accepted.first_changed_index == len(HISTORY)
+    assert accepted.messages == change(HISTORY)
+    assert accepted.first_changed_index == first
 
 
 async def test_a_proposal_of_equal_messages_changes_nothing() -> None:

@@ -40,6 +40,7 @@ from ctxpipe import (
     check,
 )
 from ctxpipe.messages import Message, blocks
+from ctxpipe.session.memory import REPLACED
 from ctxpipe.storage.cleanup import JOURNAL
 from ctxpipe.summarizers import Retry, Summary
 
@@ -836,6 +837,22 @@ class Overtaken(LocalStorage):
         return await super().set_aside(session_id)
 
 
+async def test_a_journal_of_another_history_that_takes_its_place_is_not_continued(
+    tmp_path: Path,
+) -> None:
+    storage, other, history = LocalStorage(tmp_path), LocalStorage(tmp_path / "other"), chat(15)
+    session = new_session(storage)
+    await played(session, history[:9])
+    await played(new_session(other), conversation(user("another"), *history[1:]))
+    os.replace(tmp_path / "other" / "s" / JOURNAL, tmp_path / "s" / JOURNAL)
+
+    result = await session.run(history)
+
+    assert result.notices == (REPLACED,)
+    assert await session.history() == history
+    assert await new_session(storage).history() == history
+
+
 async def test_of_two_who_meet_the_same_damage_one_sets_the_journal_aside(tmp_path: Path) -> None:
     history = loop(30)
     await played(new_session(LocalStorage(tmp_path)), history[:31])
@@ -1435,6 +1452,21 @@ async def test_an_entry_of_another_session_is_never_used(tmp_path: Path) -> None
     path.write_text("".join([*path.read_text().splitlines(keepends=True)[:2], *foreign[2:]]))
 
     assert await new_session(storage, signing_key=KEY).history() == history[:3]
+
+
+async def test_an_entry_that_followed_another_one_is_never_used(tmp_path: Path) -> None:
+    history = chat(9)
+    for place, beginning in (("s", "go"), ("earlier", "once upon a time")):
+        storage = LocalStorage(tmp_path / place)
+        session = pipeline(storage).session("s", journal=storage, signing_key=KEY)
+        await played(session, conversation(user(beginning), *history[1:]))
+    path, earlier = (tmp_path / place / "s" / JOURNAL for place in ("s", "earlier"))
+    own, other = (file.read_text().splitlines(keepends=True) for file in (path, earlier))
+    path.write_text("".join([*own[:2], *other[2:]]))
+
+    session = new_session(LocalStorage(tmp_path / "s"), signing_key=KEY)
+
+    assert await session.history() == conversation(user("go"), *history[1:3])
 
 
 async def test_a_branch_that_is_not_there_is_an_error(tmp_path: Path) -> None:

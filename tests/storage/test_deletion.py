@@ -34,8 +34,10 @@ from ctxpipe import (
     SmartTruncate,
     SQLiteJournal,
     StorageError,
+    Turn,
 )
 from ctxpipe.names import session_folder
+from ctxpipe.session.memory import DELETED
 from ctxpipe.storage import Generation, delete_sessions, waiting
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
@@ -255,6 +257,22 @@ async def test_compacting_by_hand_brings_no_deleted_history_back() -> None:
 
     assert await storage.entries("s") == []
     assert await storage.records("s") == []
+
+
+async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows() -> None:
+    storage = MemoryStorage()
+
+    async def delete(turn: Turn) -> None:
+        if len(turn.messages) > len(talk()):
+            await storage.delete("s")
+
+    session = ContextPipeline([delete]).session("s", journal=storage)
+    await session.run(talk())
+    with pytest.raises(SessionDeleted):
+        await session.run([*talk(), user("go on")])
+
+    assert list(session.known) == []
+    assert (await session.run(conversation(user("hello again")))).notices == (DELETED,)
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])
