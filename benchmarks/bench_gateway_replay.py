@@ -42,7 +42,7 @@ from ctxpipe.messages import Message
 from ctxpipe.prices import prices_of
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.testing import MessagesServer, Model, answer
-from ctxpipe.testing.billing import as_blocks
+from ctxpipe.testing.signatures import as_blocks
 
 WINDOW = 200_000
 UNLIMITED = 100_000_000

@@ -64,9 +64,8 @@ from ctxpipe import (
 )
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
-from ctxpipe.testing.billing import bare
 from ctxpipe.testing.rules import Model
-from ctxpipe.testing.signatures import sign, verify
+from ctxpipe.testing.signatures import bare, sign, verify
 
 HERE = Path(__file__).resolve()
 MODES = ("history", "adopting", "journal")

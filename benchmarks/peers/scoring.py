@@ -24,8 +24,7 @@ from ctxpipe.messages import Message
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Compacted, Outcome, Result, StageReport
 from ctxpipe.testing import Model, problems
-from ctxpipe.testing.billing import as_blocks, bare
-from ctxpipe.testing.signatures import sign, verify
+from ctxpipe.testing.signatures import as_blocks, bare, sign, verify
 from ctxpipe.tokens import TokenCounter, as_counter
 
 from .processes import Peer, PeerFailed

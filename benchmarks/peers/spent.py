@@ -28,7 +28,7 @@ WIDE = 10**9
 BUYS = (
     ("a valid request, whatever comes in", ("messages/", "edits/repair", "edits/groups")),
     ("edits in place noticed, the prefix kept", ("timeline", "edits/diff", "edits/thinking")),
-    ("cache misses explained", ("cache_doctor/", "session/cache_watch")),
+    ("cache misses explained", ("cache_doctor/", "prompt_cache/", "session/cache_watch")),
     ("tokens counted exactly, anchored on the bill", ("tokens/", "tiktoken")),
     (
         "each stage asked, each with a report",

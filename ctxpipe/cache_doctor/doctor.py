@@ -10,19 +10,19 @@ from math import inf
 from typing import cast
 
 from ..messages import Message
-from ..tokens import TokenCounter
-from .differences import Difference, differences, index_blocks
-from .misses import (
+from ..prompt_cache.cache import (
     FIVE_MINUTES,
     HOUR,
     LOOKBACK_BLOCKS,
     MOST_MINIMUM,
-    Bill,
-    CacheMiss,
-    Cause,
+    Entry,
+    Mark,
     min_cached_tokens,
 )
-from .prompts import Mark, Prompt, Sent, as_prompt
+from ..prompt_cache.prompts import Prompt, Sent, as_prompt
+from ..tokens import TokenCounter
+from .differences import Difference, differences, index_blocks
+from .misses import Bill, CacheMiss, Cause
 
 __all__ = ["CacheDoctor", "Sent"]
 
@@ -37,28 +37,15 @@ TOLERANCE = 0.01
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A prefix up to the block at *place*, as written by request number *writer*.
+class _Entry(Entry):
+    """A prefix as written by request number *writer*.
 
-    It was last used at *used* and lives *seconds* longer. *answered* is the event after which
-    others can read it; None while nobody knows of an answer.
+    *answered* is the event after which others can read it; infinite while no answer is known.
     """
 
-    chain: int
-    place: int
     writer: int
-    used: float
-    seconds: float
-    answered: int | None = None
+    answered: float = inf
     tokens: int | None = None
-
-    def is_expired(self, now: float) -> bool:
-        return now - self.used >= self.seconds
-
-    def is_answered(self, event: int) -> bool:
-        if self.answered is None:
-            return False
-        return self.answered < event
 
 
 @dataclass(slots=True)
@@ -104,17 +91,10 @@ class CacheDoctor:
     def send(self, sent: Sent, source: object = None) -> None:
         """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
-        request = _Request(
-            sent,
-            event=self._events,
-            source=source,
-            count=len(sent.messages),
-        )
-        self._waiting.append(request)
+        self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
         most = MOST_WAITING if self._observed else MOST_UNREAD
         while len(self._waiting) > most:
-            oldest = self._waiting.popleft()
-            self._carry(oldest)
+            self._carry(self._waiting.popleft())
 
     def send_as(self, source: object, body: Mapping[str, object], seconds: float) -> None:
         """The request known by *source* goes out at *seconds* in *body*, with all of its marks."""
@@ -122,14 +102,12 @@ class CacheDoctor:
         messages = body.get("messages")
         if request is None or not isinstance(messages, list):
             return
-        system = body.get("system") or None
-        tools = body.get("tools") or None
         request.sent = replace(
             request.sent,
             messages=messages,
             seconds=seconds,
-            system=system,
-            tools=cast("Iterable[object] | None", tools),
+            system=body.get("system") or None,
+            tools=cast("Iterable[object] | None", body.get("tools") or None),
             options=body,
             are_marks_known=True,
         )
@@ -148,11 +126,7 @@ class CacheDoctor:
         sent = request.sent
         self._rewritten_from = _first(self._rewritten_from, sent.rewritten_from)
         self._edited_from = _first(self._edited_from, sent.edited_from)
-        request.sent = replace(
-            sent,
-            rewritten_from=None,
-            edited_from=None,
-        )
+        request.sent = replace(sent, rewritten_from=None, edited_from=None)
 
     def observe(
         self,
@@ -171,11 +145,7 @@ class CacheDoctor:
         if request is None and self._waiting and messages is not None:
             request = self._waiting[-1]
             request.count = len(messages)
-            request.sent = replace(
-                request.sent,
-                messages=messages,
-                are_marks_known=True,
-            )
+            request.sent = replace(request.sent, messages=messages, are_marks_known=True)
         if request is None:
             return []
         self._read_up_to(request, model)
@@ -183,26 +153,19 @@ class CacheDoctor:
         self._observed += 1
         self._waiting.remove(request)
         request.bill = bill
-        if bill is None:
-            self._answer(request)
-            self._release(request)
-            return []
-        self._locate_unknown_mark(request, bill)
-        misses = self._judge(request, bill)
-        if any(miss.cause is Cause.UNEXPLAINED for miss in misses):
-            # Something may have been edited in place, inside of messages that were not read again.
-            self._compare(request, thoroughly=True)
+        misses: list[CacheMiss] = []
+        if bill is not None:
+            self._locate_unknown_mark(request, bill)
             misses = self._judge(request, bill)
+            if any(miss.cause is Cause.UNEXPLAINED for miss in misses):
+                # Something may have been edited in place, in messages that were not read again.
+                self._compare(request, thoroughly=True)
+                misses = self._judge(request, bill)
         self._answer(request)
-        self._release(request)
-        return misses
-
-    @staticmethod
-    def _release(request: _Request) -> None:
-        """Let go of all that is not needed to compare the next request with *request*."""
-        request.before = None
-        request.source = None
+        # Only what the next request is compared with is kept.
+        request.before = request.source = None
         request.sent = Sent((), request.sent.seconds)
+        return misses
 
     def _find(self, source: object) -> _Request | None:
         for request in reversed(self._waiting):
@@ -213,12 +176,11 @@ class CacheDoctor:
     def _read_up_to(self, request: _Request, model: str | None) -> None:
         """Read the requests in the order in which they were sent, up to *request*."""
         for waiting in list(self._waiting):
-            is_wanted = waiting is request
             if waiting.prompt is None:
                 self._carry(waiting)
-                if waiting.is_on_its_way or is_wanted:
+                if waiting.is_on_its_way or waiting is request:
                     self._read(waiting, model)
-            if is_wanted:
+            if waiting is request:
                 break
 
     def _read(self, request: _Request, model: str | None) -> None:
@@ -232,23 +194,18 @@ class CacheDoctor:
             rewritten_from=self._rewritten_from,
             edited_from=self._edited_from,
         )
-        self._rewritten_from = None
-        self._edited_from = None
+        self._rewritten_from = self._edited_from = None
         request.before = self._last
         self._compare(request)
         self._last = request
 
     def _compare(self, request: _Request, *, thoroughly: bool = False) -> None:
         """Read *request*, and find out what differs from the one before."""
-        last = None
-        if request.before is not None:
-            last = request.before.prompt
-        known = None if thoroughly else last
+        last = None if request.before is None else request.before.prompt
         sent = request.sent
         if request.count < len(sent.messages):
-            messages = sent.messages[: request.count]
-            sent = replace(sent, messages=messages)
-        prompt = as_prompt(sent, self.counter, known)
+            sent = replace(sent, messages=sent.messages[: request.count])
+        prompt = as_prompt(sent, self.counter, None if thoroughly else last)
         if request.prompt is not None:  # with a mark that was located
             prompt = replace(prompt, marks=request.prompt.marks)
         request.prompt = prompt
@@ -274,16 +231,9 @@ class CacheDoctor:
         if known is not None and not known.is_expired(request.sent.seconds):
             return
         self._entries.pop(chain, None)
-        self._entries[chain] = _Entry(
-            chain,
-            place=mark.place,
-            writer=request.event,
-            used=request.sent.seconds,
-            seconds=mark.seconds,
-        )
+        self._entries[chain] = _Entry(mark.place, request.sent.seconds, mark.seconds, request.event)
         while len(self._entries) > MOST_ENTRIES:
-            oldest = next(iter(self._entries))
-            del self._entries[oldest]
+            del self._entries[next(iter(self._entries))]
 
     def _locate_unknown_mark(self, request: _Request, bill: Bill) -> None:
         """Where the caller has placed marks after the run, the bill says how far the last went."""
@@ -293,16 +243,13 @@ class CacheDoctor:
             return
         if not bill.cached or not prompt.keys:
             return
-        last = len(prompt.keys) - 1
-        raw = bill.cached * prompt.raw_tokens / bill.total
-        place = bisect_right(prompt.sums, raw + 0.5) - 1
-        place = min(place, last)
-        if bill.uncached <= LEAST_MISSED:
-            place = last
-        seconds = HOUR if bill.written_for_hour else FIVE_MINUTES
-        prompt = prompt.with_mark(max(0, place), seconds)
-        request.prompt = prompt
-        self._write(request, prompt, prompt.marks[-1])
+        place = last = len(prompt.keys) - 1
+        if bill.uncached > LEAST_MISSED:
+            raw = bill.cached * prompt.raw_tokens / bill.total
+            place = min(bisect_right(prompt.sums, raw + 0.5) - 1, last)
+        mark = Mark(max(0, place), HOUR if bill.written_for_hour else FIVE_MINUTES)
+        request.prompt = replace(prompt, marks=(mark,))
+        self._write(request, prompt, mark)
 
     def _answer(self, request: _Request) -> None:
         """What *request* has written can be read by others now, and what it has read lives on."""
@@ -310,24 +257,22 @@ class CacheDoctor:
         bill = request.bill
         assert prompt is not None  # noqa: S101  read before
         seconds = request.sent.seconds
-        places = [mark.place for mark in prompt.marks]
-        last = max(places, default=-1)
+        last = max((mark.place for mark in prompt.marks), default=-1)
         for mark in prompt.marks:
             chain = prompt.chain[mark.place]
             entry = self._entries.pop(chain, None)
             if entry is None:
                 continue
-            tokens = _tokens(prompt, bill, mark.place)
-            is_last = mark.place == last
-            if bill is not None:
-                if not self._is_cached(prompt, bill, tokens, is_last):
-                    continue
-                if is_last:
-                    tokens = bill.cached
+            entry.tokens = _tokens(prompt, bill, mark.place)
+            # Of the last prefix the bill shows whether it is in the cache.
+            if bill is not None and mark.place == last:
+                entry.tokens = bill.cached
+            elif bill is not None and entry.tokens < min_cached_tokens(prompt.model):
+                continue
+            if bill is not None and not bill.cached:
+                continue
             self._entries[chain] = entry  # what was used last comes last
-            if entry.answered is None:
-                entry.answered = self._events
-            entry.tokens = tokens
+            entry.answered = min(entry.answered, self._events)
             entry.used = max(entry.used, seconds)
             entry.seconds = max(entry.seconds, mark.seconds)
         if bill is None or not bill.read:
@@ -338,24 +283,10 @@ class CacheDoctor:
                 entry.used = max(entry.used, seconds)
                 break
 
-    @staticmethod
-    def _is_cached(
-        prompt: Prompt,
-        bill: Bill,
-        tokens: int,
-        is_last: bool,
-    ) -> bool:
-        """Whether the prefix of so many *tokens* is in the cache; the bill shows it of the last."""
-        if bill.cached <= 0:
-            return False
-        return is_last or tokens >= min_cached_tokens(prompt.model)
-
     def _matching(self, prompt: Prompt) -> Iterator[_Entry]:
         """The entries that are a prefix of *prompt*, those that were used last first."""
-        for entry in reversed(self._entries.values()):
-            if entry.place >= len(prompt.chain):
-                continue
-            if prompt.chain[entry.place] == entry.chain:
+        for chain, entry in reversed(self._entries.items()):
+            if entry.place < len(prompt.chain) and prompt.chain[entry.place] == chain:
                 yield entry
 
     def _size(self, entry: _Entry, prompt: Prompt, bill: Bill) -> int:
@@ -382,46 +313,24 @@ class CacheDoctor:
         misses = []
         if usable:
             detail = "by the published rules these tokens were in the cache"
-            miss = self._miss(
-                Difference(0, Cause.UNEXPLAINED, detail),
-                bill,
-                bill.read,
-                min(predicted, expected),
-                prompt,
-            )
-            misses.append(miss)
+            why = Difference(0, Cause.UNEXPLAINED, detail)
+            misses.append(self._miss(why, bill, bill.read, min(predicted, expected), prompt))
         if expected - predicted > _tolerance(expected):
             # What is beyond the entries that can be used.
             beyond = [state for tokens, state in sized if state and tokens > predicted]
-            miss = self._miss(
-                self._reason(request, before, prompt, beyond),
-                bill,
-                predicted,
-                expected,
-                prompt,
-            )
-            misses.append(miss)
+            why = self._reason(request, before, prompt, beyond)
+            misses.append(self._miss(why, bill, predicted, expected, prompt))
         return misses
 
-    def _expectation(
-        self,
-        request: _Request,
-        before: _Request,
-        prompt: Prompt,
-        bill: Bill,
-    ) -> int:
+    @staticmethod
+    def _expectation(request: _Request, before: _Request, prompt: Prompt, bill: Bill) -> int:
         """The tokens that would have been read if nothing had gone wrong."""
-        if not request.found and before.bill is not None:
-            total_before = before.bill.total
-            if total_before:
-                return min(total_before, bill.total)
+        if not request.found and before.bill is not None and before.bill.total:
+            return min(before.bill.total, bill.total)
         return _tokens(prompt, bill, request.known - 1)
 
     def _deeper_entries(
-        self,
-        request: _Request,
-        prompt: Prompt,
-        bill: Bill,
+        self, request: _Request, prompt: Prompt, bill: Bill
     ) -> list[tuple[int, Difference | None]]:
         """The prefixes longer than what was read: tokens, and why they could not be.
 
@@ -429,111 +338,69 @@ class CacheDoctor:
         """
         sized: list[tuple[int, Difference | None]] = []
         for entry in self._matching(prompt):
-            if entry.writer == request.event:
-                continue
             tokens = self._size(entry, prompt, bill)
-            if tokens - bill.read <= _tolerance(tokens):
-                continue
-            obstacle = self._obstacle(entry, request, prompt)
-            sized.append((tokens, obstacle))
+            if entry.writer != request.event and tokens - bill.read > _tolerance(tokens):
+                sized.append((tokens, self._obstacle(entry, request, prompt)))
         return sorted(sized, key=lambda one: one[0], reverse=True)
 
-    def _obstacle(
-        self,
-        entry: _Entry,
-        request: _Request,
-        prompt: Prompt,
-    ) -> Difference | None:
+    @staticmethod
+    def _obstacle(entry: _Entry, request: _Request, prompt: Prompt) -> Difference | None:
         """Why *request* cannot read *entry*; None when it can."""
-        if entry.is_expired(request.sent.seconds):
-            idle = request.sent.seconds - entry.used
-            detail = _lifetime(idle, entry.seconds)
-            return Difference(entry.place, Cause.LIFETIME, detail)
-        if not entry.is_answered(request.event):
+        now = request.sent.seconds
+        obstacle = entry.obstacle(prompt.marks, now)
+        if obstacle == "expired":
+            return Difference(
+                entry.place, Cause.LIFETIME, _lifetime(now - entry.used, entry.seconds)
+            )
+        if entry.answered >= request.event:
             detail = "the request was sent before the one before it was answered"
             return Difference(entry.place, Cause.CONCURRENT, detail)
-        later = [mark.place for mark in prompt.marks if mark.place >= entry.place]
-        if not later:
+        if obstacle == "no mark":
             detail = "no cache mark follows what was cached before"
-            return Difference(
-                entry.place,
-                Cause.NO_MARK,
-                detail,
-                is_lasting=True,
-            )
-        blocks = min(later) - entry.place
-        if blocks >= LOOKBACK_BLOCKS:
-            detail = f"{blocks} blocks lie between two cache marks, more than {LOOKBACK_BLOCKS}"
+            return Difference(entry.place, Cause.NO_MARK, detail, is_lasting=True)
+        if obstacle == "look-back":
+            detail = f"more than {LOOKBACK_BLOCKS} blocks lie between two cache marks"
             return Difference(entry.place, Cause.LOOKBACK, detail)
         return None
 
     def _reason(
-        self,
-        request: _Request,
-        before: _Request,
-        prompt: Prompt,
-        obstacles: Sequence[Difference],
+        self, request: _Request, before: _Request, prompt: Prompt, obstacles: Sequence[Difference]
     ) -> Difference:
         """Why the prefix beyond what can be used is not in the cache, or cannot be read."""
         # What would have been missed without any change is not the change's fault.
         for obstacle in obstacles:
             if obstacle.cause is Cause.CONCURRENT:
                 return obstacle
-        idle = request.sent.seconds - before.sent.seconds
-        lifetime = self._lifetime_of(before)
-        if idle >= lifetime:
-            detail = _lifetime(idle, lifetime)
-            return Difference(0, Cause.LIFETIME, detail)
-        if request.found:
-            return request.found[0]
-        if obstacles:
-            return obstacles[0]
-        return self._missing_write(before, prompt)
-
-    def _lifetime_of(self, request: _Request) -> float:
-        assert request.prompt is not None  # noqa: S101  read before
-        lifetimes = [mark.seconds for mark in request.prompt.marks]
-        return max(lifetimes, default=inf)
-
-    def _missing_write(self, before: _Request, prompt: Prompt) -> Difference:
-        """Why *before* has not written what *prompt* could have read."""
         assert before.prompt is not None  # noqa: S101  read before
-        marks = before.prompt.marks
-        is_lasting = not prompt.marks
-        if not marks:
-            which = "the request" if is_lasting else "the request before"
-            detail = f"{which} has no cache mark"
-            return Difference(0, Cause.NO_MARK, detail, is_lasting)
-        bill = before.bill
-        if bill is not None and not bill.cached:
-            if bill.total < MOST_MINIMUM:
-                detail = f"a prompt of {bill.total:,} tokens is below the least that is cached"
-                return Difference(0, Cause.TOO_SHORT, detail)
-            detail = "nothing was cached in spite of a cache mark"
-            return Difference(0, Cause.UNEXPLAINED, detail)
-        last_mark = max(mark.place for mark in marks)
-        after = len(before.prompt.keys) - 1 - last_mark
-        detail = f"the last {after} blocks of the request before have no cache mark"
-        return Difference(
-            0,
-            Cause.NO_MARK,
-            detail,
-            is_lasting=True,
-        )
+        idle = request.sent.seconds - before.sent.seconds
+        lifetime = max((mark.seconds for mark in before.prompt.marks), default=inf)
+        if idle >= lifetime:
+            return Difference(0, Cause.LIFETIME, _lifetime(idle, lifetime))
+        return next(iter([*request.found, *obstacles]), None) or self._missing_write(before, prompt)
+
+    @staticmethod
+    def _missing_write(before: _Request, prompt: Prompt) -> Difference:
+        """Why *before* has not written what *prompt* could have read."""
+        bill, earlier = before.bill, before.prompt
+        assert earlier is not None  # noqa: S101  read before
+        if not earlier.marks:
+            which = "the request before" if prompt.marks else "the request"
+            return Difference(0, Cause.NO_MARK, f"{which} has no cache mark", not prompt.marks)
+        if bill is None or bill.cached:
+            after = len(earlier.keys) - 1 - max(mark.place for mark in earlier.marks)
+            detail = f"the last {after} blocks of the request before have no cache mark"
+            return Difference(0, Cause.NO_MARK, detail, is_lasting=True)
+        if bill.total < MOST_MINIMUM:
+            detail = f"a prompt of {bill.total:,} tokens is below the least that is cached"
+            return Difference(0, Cause.TOO_SHORT, detail)
+        return Difference(0, Cause.UNEXPLAINED, "nothing was cached in spite of a cache mark")
 
     def _miss(
-        self,
-        why: Difference,
-        bill: Bill,
-        start: int,
-        stop: int,
-        prompt: Prompt,
+        self, why: Difference, bill: Bill, start: int, stop: int, prompt: Prompt
     ) -> CacheMiss:
         """The miss of the tokens from *start* up to *stop*."""
-        written_stop = min(stop, bill.cached)
-        written = max(0, written_stop - start)
-        hour_stop = min(stop, bill.read + bill.written_for_hour)
-        for_hour = max(0, hour_stop - start)
+        written = max(0, min(stop, bill.cached) - start)
+        for_hour = max(0, min(stop, bill.read + bill.written_for_hour) - start)
         return CacheMiss(
             cause=why.cause,
             request=self._observed,
@@ -548,11 +415,7 @@ class CacheDoctor:
 
 
 def _first(one: int | None, other: int | None) -> int | None:
-    if one is None:
-        return other
-    if other is None:
-        return one
-    return min(one, other)
+    return min((place for place in (one, other) if place is not None), default=None)
 
 
 def _tolerance(tokens: int) -> float:
@@ -574,9 +437,7 @@ def _tokens(prompt: Prompt, bill: Bill | None, place: int) -> int:
     if bill is None or not prompt.raw_tokens:
         return int(raw)
     # From the end: what was appended last is the part that may be estimated wrongly.
-    raw_rest = prompt.raw_tokens - raw
-    rest = raw_rest * bill.total / prompt.raw_tokens
-    return round(bill.total - rest)
+    return round(bill.total - (prompt.raw_tokens - raw) * bill.total / prompt.raw_tokens)
 
 
 def _lifetime(idle: float, seconds: float) -> str:

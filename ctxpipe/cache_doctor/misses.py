@@ -1,11 +1,8 @@
-"""A bill, and what it says was not read from the cache: how much, why, and at what price.
-
-The published rules of the cache are here as numbers. They change: each is in this one place.
-"""
+"""A bill, and what it says was not read from the cache: how much, why, and at what price."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,16 +12,12 @@ from ..tokens.billed import context_tokens
 from ..words import as_dollars
 
 __all__ = [
-    "LOOKBACK_BLOCKS",
-    "MOST_MINIMUM",
     "Bill",
     "CacheMiss",
     "Cause",
     "Tally",
     "as_bill",
-    "min_cached_tokens",
     "most_tokens_first",
-    "seconds_to_live",
 ]
 
 
@@ -173,39 +166,3 @@ class Tally:
 def most_tokens_first(tallies: Iterable[Tally]) -> list[Tally]:
     """*tallies*, those of most tokens first."""
     return sorted(tallies, key=lambda tally: tally.tokens, reverse=True)
-
-
-LOOKBACK_BLOCKS = 20
-"""How many blocks, its own included, a mark looks back for a prefix that was written before."""
-
-FIVE_MINUTES, HOUR = 300.0, 3600.0
-_DEFAULT_MINIMUM = 1024
-# By the beginning of a model's name; the longest that fits counts. Sources disagree about some.
-_MINIMUMS: Mapping[str, int] = {
-    "claude-3-5-haiku": 2048,
-    "claude-3-haiku": 2048,
-    "claude-haiku-4-5": 4096,
-    "claude-opus-4-5": 4096,
-    "claude-opus-4-6": 4096,
-    "claude-opus-4-7": 4096,
-    "claude-opus-4-8": 4096,
-    "claude-sonnet-4-6": 2048,
-    "claude-opus-5": 512,
-    "claude-fable-5": 512,
-}
-MOST_MINIMUM = max(_MINIMUMS.values())
-"""No model is known that caches nothing of a longer prompt."""
-
-
-def min_cached_tokens(model: str | None) -> int:
-    """The billed tokens of the shortest prompt that *model* caches; 1,024 for an unknown one."""
-    name = (model or "").rpartition("/")[2]
-    fitting = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
-    if not fitting:
-        return _DEFAULT_MINIMUM
-    return _MINIMUMS[max(fitting, key=len)]
-
-
-def seconds_to_live(time_to_live: object) -> float:
-    """How long an entry lives after its last use, by the ``ttl`` of its mark."""
-    return HOUR if time_to_live == "1h" else FIVE_MINUTES

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
 from ..messages import Message, blocks
 from ..prices import Prices
+from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 
 __all__ = [
     "Bill",
@@ -32,16 +34,14 @@ For the recorded reply, to read something back before it, or to have a summary w
 class CacheRules:
     """How a provider caches prompts.
 
-    An entry lives *ttl_seconds* after its last use, is written only where a request has a mark, and
-    is found from marks at most *look_back* blocks after it. Requests are marked after the system
-    prompt and at their end. With *mark_changes* one that was rewritten is also marked before what
-    changed (`Result.first_changed_index`), where the old entries end, and with *mark_behind* after
-    it as well, where the next change will begin: then all four marks are used that a request may
-    have. Prompts below *min_tokens* are not cached.
+    An entry lives *ttl_seconds* after its last use, and is written only where a request has a mark.
+    Requests are marked after the system prompt and at their end. With *mark_changes* one that was
+    rewritten is also marked before what changed (`Result.first_changed_index`), where the old
+    entries end, and with *mark_behind* after it as well, where the next change will begin: then all
+    four marks are used that a request may have. Prompts below *min_tokens* are not cached.
     """
 
-    ttl_seconds: float = 300.0
-    look_back: int = 20
+    ttl_seconds: float = FIVE_MINUTES
     min_tokens: int = 1024
     mark_changes: bool = True
     mark_behind: bool = False
@@ -86,15 +86,16 @@ class Request:
 class PromptCache:
     """The provider's cache for one conversation, request by request.
 
-    Tokens are counted by the caller.
+    Tokens are counted by the caller. What is before the messages counts as one block.
     """
 
     def __init__(self, rules: CacheRules | None = None) -> None:
         self.rules: CacheRules = rules or CacheRules()
+        self._cache = PrefixCache()
         self._context: Sequence[Message] = ()
-        self._entries: list[int] = []  # lengths, in messages, of the prefixes that are cached
-        self._seconds: float | None = None
         self._settings: object = None
+        self._chain: list[int] = []
+        self._numbers = count()
 
     def request(
         self,
@@ -108,52 +109,42 @@ class PromptCache:
         These include what is before the messages. *settings* is what of the request, besides its
         messages, their cache depends on.
         """
-        self._switch(settings)
-        shared = _common_length(self._context, context)
-        use = self.peek(context, sums, seconds)
-        entries: set[int] = set()
-        if not self._is_expired(seconds):
-            entries.update(length for length in self._entries if length <= shared)
-        if use.read + use.written >= self.rules.min_tokens:
-            entries |= self._marks(shared, context)
-        self._entries = sorted(entries)
-        self._context = context
-        self._seconds = seconds
+        if self.rules.by_settings and settings != self._settings:
+            del self._chain[1:]
+        self._settings = settings
+        use, chain, marks, read = self._look_up(context, sums, seconds)
+        self._cache.keep(chain, marks, read, seconds or 0.0)
+        self._chain, self._context = chain, context
         return use
 
-    def _switch(self, settings: object) -> None:
-        """Forget what was cached after the system prompt, unless *settings* are the last ones."""
-        if self.rules.by_settings and settings != self._settings:
-            self._entries = [length for length in self._entries if length == 0]
-        self._settings = settings
-
     def peek(
-        self,
-        context: Sequence[Message],
-        sums: Sequence[float],
-        seconds: float | None = None,
+        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
     ) -> CacheUse:
         """What *context* would use, without sending it."""
-        total = sums[len(context)]
-        if total < self.rules.min_tokens:
-            return CacheUse(0.0, 0.0, total)
-        if self._is_expired(seconds):
-            return CacheUse(0.0, total)
-        shared = _common_length(self._context, context)
-        marks = self._marks(shared, context)
-        hits = [self._hit(context, mark, shared) for mark in marks]
-        lengths = [hit for hit in hits if hit is not None]
-        if not lengths:
-            return CacheUse(0.0, total)
-        read = sums[max(lengths)]
-        return CacheUse(read, total - read)
+        return self._look_up(context, sums, seconds)[0]
 
-    def _is_expired(self, seconds: float | None) -> bool:
-        if seconds is None or self._seconds is None:
-            return False
-        return seconds - self._seconds > self.rules.ttl_seconds
+    def _look_up(
+        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None
+    ) -> tuple[CacheUse, list[int], list[Mark], int]:
+        """What *context* uses, its chain and marks, and the last block that is read."""
+        shared = _common_length(self._context, context)
+        ends = list(accumulate((max(1, len(blocks(one))) for one in context), initial=0))
+        # The same prefix has the same numbers; what differs from the last request has new ones.
+        chain = self._chain[: ends[shared] + 1]
+        chain += [next(self._numbers) for _ in range(len(chain), ends[-1] + 1)]
+        marks = [
+            Mark(ends[length], self.rules.ttl_seconds)
+            for length in sorted(self._marks(shared, context))
+            if sums[length] >= self.rules.min_tokens
+        ]
+        read = self._cache.find(chain, marks, seconds or 0.0)
+        total = sums[len(context)]
+        read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]
+        written = total - read_tokens if marks else 0.0
+        return CacheUse(read_tokens, written, total - read_tokens - written), chain, marks, read
 
     def _marks(self, shared: int, context: Sequence[Message]) -> set[int]:
+        """How many messages precede each mark."""
         marks = {0, len(context)}
         if shared == len(self._context):
             return marks
@@ -162,24 +153,6 @@ class PromptCache:
         if self.rules.mark_behind:
             marks.add(_change_end(self._context, context, shared))
         return marks
-
-    def _hit(
-        self,
-        context: Sequence[Message],
-        mark: int,
-        shared: int,
-    ) -> int | None:
-        """The longest entry that a mark after *mark* messages finds."""
-        place = bisect_right(self._entries, min(mark, shared)) - 1
-        if place < 0:
-            return None
-        entry = self._entries[place]
-        between = 0
-        for message in context[entry:mark]:
-            between += max(1, len(blocks(message)))
-        if between > self.rules.look_back:
-            return None
-        return entry
 
 
 def _common_length(before: Sequence[Message], after: Sequence[Message]) -> int:

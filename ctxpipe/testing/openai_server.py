@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from ..tokens import as_counter
+from .billing import Meter
 from .chat_rules import chat_problems
-from .openai_billing import PrefixMeter
 from .openai_replies import (
     chat_events,
     chat_json,
@@ -60,14 +60,14 @@ class OpenAIServer(ScriptedServer):
     """
 
     late_refusal: bool = False
-    _meter: PrefixMeter = field(init=False, repr=False)
+    _meter: Meter = field(init=False, repr=False)
     _stored: dict[str, JsonObject] = field(default_factory=dict, init=False, repr=False)
     _conversations: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
     _reasoned: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         ScriptedServer.__post_init__(self)
-        self._meter = PrefixMeter(self.model, as_counter(self.counter))
+        self._meter = Meter(self.model, as_counter(self.counter), self.clock)
 
     @property
     def base_url(self) -> str:
@@ -104,7 +104,7 @@ class OpenAIServer(ScriptedServer):
             yield from found
             return
         effective = self._effective(received)
-        received.tokens = self._meter.tokens(effective, _key(received))
+        received.tokens = self._meter.read_items(effective, _key(received)).tokens
         is_too_long = received.tokens > self.model.window
         if is_too_long and not self._refuses_late(received):
             yield self._too_long(received)
@@ -204,7 +204,7 @@ class OpenAIServer(ScriptedServer):
 
     def _write(self, received: Received, reply: Answer) -> dict[str, Any]:
         effective = self._effective(received)
-        usage = self._meter.charge(effective, _key(received))
+        usage = self._meter.charge_items(effective, _key(received))
         received.usage = usage
         output = self._meter.output_tokens(reply.blocks)
         if received.path == CHAT:

@@ -70,7 +70,7 @@ class Received:
     problems: tuple[str, ...] = ()
     tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
     prompt: Prompt | None = field(default=None, repr=False)
-    cached: int | None = None  # the last block that was in the cache when the request came in
+    cached: int = -1  # the last block that was in the cache when the request came in
     usage: Usage | None = None
     dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked
     ignored: tuple[str, ...] = ()  # ids of items of which the API reads its stored copy instead

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from .billing import as_blocks, bare
 from .rules import THINKING, Model
 from .turns import JsonObject
 
-__all__ = ["BINDING_BETA", "Verdict", "sign", "verify"]
+__all__ = ["BINDING_BETA", "Verdict", "as_blocks", "bare", "sign", "verify"]
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
@@ -178,3 +177,21 @@ def _latest_assistant(body: JsonObject) -> int:
     messages = body["messages"]
     places = range(len(messages))
     return max(place for place in places if messages[place]["role"] == "assistant")
+
+
+def as_blocks(content: str | Sequence[JsonObject]) -> Sequence[JsonObject]:
+    """*content* as blocks: the API reads bare text as one text block."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def bare(block: JsonObject) -> dict[str, Any]:
+    """*block* as part of the prompt: without cache marks, and with its fields in one order."""
+    fields: dict[str, Any] = {}
+    for key in sorted(block):
+        value = block[key]
+        if key == "cache_control" or value is None:
+            continue
+        if key == "content" and isinstance(value, list):
+            value = [bare(part) for part in value]
+        fields[key] = value
+    return fields

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from histories import assistant, user
-from models import OTHER_MODEL, SUMMARIES
+from models import OTHER_MODEL
 
 from ctxpipe.cache_doctor import Bill, CacheDoctor, Cause, Sent
-from ctxpipe.cache_doctor.misses import min_cached_tokens, seconds_to_live
 from ctxpipe.messages import Message
 from ctxpipe.tokens import TokenCounter
 
@@ -125,22 +124,3 @@ def test_a_bill_that_comes_twice_counts_once() -> None:
 
     assert len(doctor.observe(Bill(0, 6000, 0), source)) == 1
     assert doctor.observe(Bill(0, 6000, 0), source) == []
-
-
-@pytest.mark.parametrize(
-    ("model", "tokens"),
-    [
-        (SUMMARIES, 4096),
-        ("anthropic/claude-haiku-4-5", 4096),
-        ("claude-sonnet-4-6", 2048),
-        (OTHER_MODEL, 1024),
-        ("somebody's", 1024),
-        (None, 1024),
-    ],
-)
-def test_each_model_has_its_minimum(model: str | None, tokens: int) -> None:
-    assert min_cached_tokens(model) == tokens
-
-
-def test_a_mark_lives_five_minutes_or_an_hour() -> None:
-    assert [seconds_to_live(ttl) for ttl in (None, "5m", "1h")] == [300.0, 300.0, 3600.0]

@@ -18,7 +18,7 @@ from gateways import (
 from models import MODEL
 
 from ctxpipe.testing import MessagesServer, Model, Received
-from ctxpipe.testing.billing import as_blocks, bare
+from ctxpipe.testing.signatures import as_blocks, bare
 
 HELLO = [{"role": "user", "content": "hello"}]
 

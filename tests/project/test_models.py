@@ -11,12 +11,12 @@ import pytest
 from anthropic.resources.messages import messages as sdk
 from places import ROOT
 
-from ctxpipe.cache_doctor.misses import _MINIMUMS
+from ctxpipe.prompt_cache.cache import _MINIMUMS
 from ctxpipe.settings import EXAMPLE_MODEL, SUMMARY_MODEL
 
 NAME = re.compile(r"\bclaude-[a-z0-9]+(?:[-.][a-z0-9]+)*")
 NO_MODEL = "claude-code"  # the agent, its packages, pages and headers
-TABLE = "ctxpipe/cache_doctor/misses.py"
+TABLE = "ctxpipe/prompt_cache/cache.py"
 HOME = "ctxpipe/settings.py"
 
 COMPARED = "another current one, where two are compared or a peer was measured"

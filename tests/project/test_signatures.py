@@ -21,7 +21,7 @@ REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
 EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
-    "cache_doctor.prompts.Prompt": ROW,
+    "prompt_cache.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
     "reports.Compacted": REPORT,
     "testing.scripted.Received": REPORT,

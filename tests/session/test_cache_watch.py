@@ -222,8 +222,8 @@ async def two_requests_at_once(talk: Talk, is_harmed: bool) -> None:
 
 
 SCENES: dict[Scene, tuple[Cause, str]] = {
-    another_order_of_tools: (Cause.TOOLS, "the tools are in another order"),
-    another_tool: (Cause.TOOLS, "the tools changed: move changed"),
+    another_order_of_tools: (Cause.TOOLS, "the tools changed, move first"),
+    another_tool: (Cause.TOOLS, "the tools changed, move first"),
     a_clock_in_the_system_prompt: (Cause.SYSTEM, "the system prompt changed"),
     an_edited_message: (Cause.MESSAGE, "message 2 of the context is not the one sent before"),
     another_tool_choice: (Cause.TOOL_CHOICE, "tool_choice changed"),
@@ -244,7 +244,7 @@ SCENES: dict[Scene, tuple[Cause, str]] = {
     ),
     more_blocks_than_a_mark_looks_back: (
         Cause.LOOKBACK,
-        "26 blocks lie between two cache marks, more than 20",
+        "more than 20 blocks lie between two cache marks",
     ),
     two_requests_at_once: (
         Cause.CONCURRENT,
@@ -337,7 +337,7 @@ async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path) -> None:
     assert request.prompt is not None
     assert request.usage is not None
     # All but the newest step was there before.
-    known = request.prompt.steps[-3].tokens - request.usage.cache_read_input_tokens
+    known = request.prompt.sums[-3] - request.usage.cache_read_input_tokens
     assert set(talking.causes) == {Cause.REWRITE}
     assert rewritten[0].tokens == pytest.approx(known, rel=0.02)
 

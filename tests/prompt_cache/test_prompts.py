@@ -9,8 +9,9 @@ from histories import assistant, histories, step, text, tool_result, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.cache_doctor.prompts import Mark, Prompt, Sent, as_prompt
 from ctxpipe.messages import Message
+from ctxpipe.prompt_cache.cache import Mark
+from ctxpipe.prompt_cache.prompts import Prompt, Sent, as_prompt
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter(len)
@@ -87,7 +88,7 @@ def test_marks_are_found_on_every_level_with_their_lifetime() -> None:
         cache_control=MARK,
     )
 
-    assert found.marks == (Mark(0, 3600.0), Mark(1, 3600.0), Mark(4, 300.0), Mark(4, 300.0))
+    assert found.marks == (Mark(0, 3600.0), Mark(1, 3600.0), Mark(4, 300.0))
 
 
 def test_what_the_server_has_summarized_is_no_part_of_the_prompt() -> None:
