@@ -1,0 +1,40 @@
+"""What the tables on security and on failing storages promise is held by tests that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+from places import ROOT, TESTS
+
+HELD_BY: dict[str, dict[str, list[str]]] = tomllib.loads(
+    (TESTS / "project/held_by.toml").read_text("utf-8")
+)
+HEADS = {"security": "crossing", "storage": "what happens"}  # the first column of such a table
+TESTS_NAMED = sorted({test for rows in HELD_BY.values() for row in rows.values() for test in row})
+
+
+def promises(page: str) -> list[str]:
+    """The first cell of each row of the tables on *page*."""
+    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+    tables = re.findall(rf"^\| {HEADS[page]} \|.*\n\|.*\n((?:\| .*\n)+)", text, re.MULTILINE)
+    return [row.split(" | ")[0].removeprefix("| ") for rows in tables for row in rows.splitlines()]
+
+
+@pytest.mark.parametrize("page", HEADS)
+def test_every_row_is_held_by_a_test(page: str):
+    rows = promises(page)
+
+    assert len(rows) > 8
+    assert [row for row in rows if not HELD_BY[page].get(row)] == []
+    assert set(HELD_BY[page]) == set(rows)
+
+
+@pytest.mark.parametrize("name", TESTS_NAMED)
+def test_a_test_that_holds_a_row_is_there(name: str):
+    file, _, test = name.partition("::")
+    tree = ast.parse((TESTS / file).read_text("utf-8"))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    assert test in {node.name for node in ast.walk(tree) if isinstance(node, functions)}
