@@ -344,7 +344,8 @@ class StorageRoot:
 
         What is not in the mark is never deleted.
         """
-        if self._known.get(name):
+        # Another thread may have looked for the mark just before it was written.
+        if self._known.get(name) or self.read_mark(name, folder) is not None:
             self._add_line(name, folder, file)
 
     def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:

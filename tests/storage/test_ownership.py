@@ -406,6 +406,19 @@ async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path) -> None:
     assert [Path(path).name for path in deleted.files] == ["a.md", "c.md"]
 
 
+def test_a_text_is_listed_although_another_thread_looked_before_the_mark_was_there(
+    tmp_path: Path,
+) -> None:
+    root = StorageRoot(str(tmp_path))
+    with root.folder("s", create=True) as folder:
+        root._known["s"] = False  # what the other thread has seen, and remembers now
+        root.list_file("s", folder, "a.md")
+        mark = root.read_mark("s", folder)
+
+    assert mark is not None
+    assert mark.owns("a.md")
+
+
 @pytest.mark.parametrize(
     "name", ["report.md", "mine.log", "übersicht.md", "half \ud83d.md", "a b\n.md"]
 )
