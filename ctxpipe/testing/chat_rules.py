@@ -7,12 +7,12 @@ neither mentions is accepted, above all keys and parts that are not named here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from .turns import JsonObject
 
-__all__ = ["chat_problems"]
+__all__ = ["chat_problems", "part_problems", "role_problem", "too_long", "wrong_type"]
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 MAX_CALL_ID = 40
@@ -47,7 +47,7 @@ def _fields(body: JsonObject) -> Iterator[str]:
             yield f"Missing required parameter: '{name}'."
     messages = body.get("messages", [None])
     if not isinstance(messages, list):
-        yield _type("messages", "an array of objects", messages)
+        yield wrong_type("messages", "an array of objects", messages)
     elif not messages:
         yield _short("messages")
     if body.get("stream_options") is not None and not body.get("stream"):
@@ -56,12 +56,11 @@ def _fields(body: JsonObject) -> Iterator[str]:
 
 def _message(where: str, message: Any) -> Iterator[str]:
     if not isinstance(message, dict):
-        yield _type(where, "an object", message)
+        yield wrong_type(where, "an object", message)
         return
     role = message.get("role")
     if role not in ROLES:
-        supported = ", ".join(map(repr, ROLES[:-1]))
-        yield f"Invalid value: '{role}'. Supported values are: {supported}, and {ROLES[-1]!r}."
+        yield role_problem(role, ROLES)
         return
     yield from _content(where, role, message)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
@@ -80,27 +79,14 @@ def _content(where: str, role: str, message: JsonObject) -> Iterator[str]:
         if not content:
             yield _short(f"{where}.content")
         for place, part in enumerate(content):
-            yield from _part(f"{where}.content[{place}]", role, part)
+            yield from part_problems(f"{where}.content[{place}]", part, PARTS.get(role))
     elif not isinstance(content, str):
-        yield _type(f"{where}.content", "one of a string or array of objects", content)
-
-
-def _part(where: str, role: str, part: Any) -> Iterator[str]:
-    if not isinstance(part, dict):
-        yield _type(where, "an object", part)
-        return
-    allowed = PARTS.get(role)
-    kind = part.get("type")
-    if allowed is not None and kind not in allowed:
-        supported = ", ".join(map(repr, sorted(allowed)))
-        yield f"Invalid value: '{kind}'. Supported values are: {supported}."
-    elif kind == "text" and not isinstance(part.get("text"), str):
-        yield _type(f"{where}.text", "a string", part.get("text"))
+        yield wrong_type(f"{where}.content", "one of a string or array of objects", content)
 
 
 def _calls(where: str, calls: Any) -> Iterator[str]:
     if not isinstance(calls, list):
-        yield _type(where, "an array of objects", calls)
+        yield wrong_type(where, "an array of objects", calls)
         return
     if not calls:
         yield _short(where)
@@ -113,17 +99,13 @@ def _call(where: str, call: JsonObject) -> Iterator[str]:
     if not isinstance(name, str):
         yield f"Missing required parameter: '{where}.id'."
     elif len(name) > MAX_CALL_ID:
-        yield (
-            f"Invalid '{where}.id': string too long. Expected a string with maximum length "
-            f"{MAX_CALL_ID}, but got a string with length {len(name)} instead."
-        )
+        yield too_long(f"{where}.id", name, MAX_CALL_ID)
     kind = call.get("type")
     if kind not in ("function", "custom"):
         yield f"Invalid value: '{kind}'. Supported values are: 'function' and 'custom'."
         return
     called: JsonObject = call.get(kind) or {}
-    text = {"function": "arguments", "custom": "input"}[kind]
-    for field in ("name", text):
+    for field in ("name", {"function": "arguments", "custom": "input"}[kind]):
         if not isinstance(called.get(field), str):
             yield f"Missing required parameter: '{where}.{kind}.{field}'."
     tool = called.get("name", "")
@@ -144,8 +126,8 @@ def _pairs(messages: Sequence[JsonObject]) -> Iterator[str]:
             continue
         if waiting:
             yield _calls_without_results(waiting)
-        called = {call["id"] for call in message.get("tool_calls") or []}
         waiting = [call["id"] for call in message.get("tool_calls") or []]
+        called = set(waiting)
     if waiting:
         yield _calls_without_results(waiting)
 
@@ -173,12 +155,42 @@ def _calls_without_results(waiting: Sequence[str]) -> str:
     )
 
 
-def _type(where: str, expected: str, value: object) -> str:
-    return f"Invalid type for '{where}': expected {expected}, but got {type(value).__name__}."
-
-
 def _short(where: str) -> str:
     return (
         f"Invalid '{where}': empty array. Expected an array with minimum length 1, but got an "
         "empty array instead."
     )
+
+
+# What both APIs say -------------------------------------------------------------------------------
+
+
+def part_problems(where: str, part: Any, allowed: Collection[str] | None) -> Iterator[str]:
+    """What is wrong with a *part* of a content, of which *allowed* are the types; None: all are."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict):
+        yield wrong_type(where, "an object", part)
+    elif allowed is not None and kind not in allowed:
+        supported = ", ".join(map(repr, sorted(allowed)))
+        yield f"Invalid value: '{kind}'. Supported values are: {supported}."
+    elif str(kind).endswith("text") and not isinstance(part.get("text"), str):
+        yield wrong_type(f"{where}.text", "a string", part.get("text"))
+
+
+def role_problem(role: object, roles: Sequence[str]) -> str:
+    """The error for a *role* that is none of *roles*."""
+    supported = ", ".join(map(repr, roles[:-1]))
+    return f"Invalid value: '{role}'. Supported values are: {supported}, and {roles[-1]!r}."
+
+
+def too_long(where: str, text: str, most: int) -> str:
+    """The error for a *text* of more than *most* characters."""
+    return (
+        f"Invalid '{where}': string too long. Expected a string with maximum length {most}, but "
+        f"got a string with length {len(text)} instead."
+    )
+
+
+def wrong_type(where: str, expected: str, value: object) -> str:
+    """The error for a *value* of another type than is *expected*."""
+    return f"Invalid type for '{where}': expected {expected}, but got {type(value).__name__}."

@@ -70,11 +70,9 @@ async def expect_nothing_kept(place: StoragePlace, session: Session) -> None:
         records = [where for where in await storage.records(SESSION) if where.endswith(".json")]
         expect(records == [], "no record of it is written again")
     if isinstance(storage, TextWriter):
-        key = f"{session_folder(SESSION)}/t1.md"
-        text = await text_or_none(storage, storage.location(key))
+        text = await text_or_none(storage, storage.location(f"{session_folder(SESSION)}/t1.md"))
         expect(text is None, "no text of it is written again")
-    history = await session.history()
-    expect(WORDS not in str(history), "whoever held it has dropped it")
+    expect(WORDS not in str(await session.history()), "whoever held it has dropped it")
 
 
 async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
@@ -84,41 +82,32 @@ async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
     await storage.delete("s")
     for reader in (storage, other):
         for location in gone:
-            text = await text_or_none(reader, location)
-            expect(text is None, "its texts and records are gone")
+            expect(await text_or_none(reader, location) is None, "its texts and records are gone")
         for location in kept:
-            text = await text_or_none(reader, location)
-            expect(text is not None, "other sessions stay")
+            expect(await text_or_none(reader, location) is not None, "other sessions stay")
         if isinstance(reader, Archive):
-            records = await reader.records("s")
-            expect(list(records) == [], "no record is listed")
+            expect(list(await reader.records("s")) == [], "no record is listed")
             others = {where for where in kept if where.endswith(".json")}
-            records = await reader.records("s2")
-            expect(others <= set(records), "those of others are")
+            expect(others <= set(await reader.records("s2")), "those of others are")
         if isinstance(reader, JournalStorage):
-            entries = await reader.entries("s")
-            expect(list(entries) == [], "its journal is gone")
-            entries = await reader.entries("s2")
-            expect(list(entries) == ["entry"], "other journals stay")
+            expect(list(await reader.entries("s")) == [], "its journal is gone")
+            expect(list(await reader.entries("s2")) == ["entry"], "other journals stay")
     await storage.delete("s")
     await storage.delete("never heard of")
-    again = await fill(other, "s")
-    expect(again[:6] == gone[:6], "a session of that name begins anew")
+    expect((await fill(other, "s"))[:6] == gone[:6], "a session of that name begins anew")
 
 
 async def whoever_holds_a_deleted_session_drops_it(place: StoragePlace) -> None:
     sessions = [session_on(storage) for storage in await place.storages(HOLDERS)]
     for session in sessions:
         await session.run(talk(WORDS))
-    deleting = await place.storage()
-    await deleting.delete(SESSION)
+    await (await place.storage()).delete(SESSION)
     history = request_of("hello again")
     for session in sessions:
         result = await session.run(history)
         expect(result.messages == history, "what is handed in begins a new conversation")
         expect(len(result.notices) == 1, "one notice says so")
-        again = await session.run(history)
-        expect(not again.notices, "it is said once")
+        expect(not (await session.run(history)).notices, "it is said once")
         await expect_nothing_kept(place, session)
 
 
@@ -131,23 +120,20 @@ async def an_owner_of_a_deleted_session_does_not_ask_without_it(place: StoragePl
     await session.create(client, model="m", max_tokens=10)
     await other.delete(SESSION)
     session.append(*request_of("hello again"))
-    asked = session.create(client, model="m", max_tokens=10)
-    await expect_deleted(asked, "its history is gone")
+    await expect_deleted(session.create(client, model="m", max_tokens=10), "its history is gone")
     expect(len(sent) == 1, "the model is not asked")
     await expect_nothing_kept(place, session)
     session.append(*request_of("a new life"))
     await session.create(client, model="m", max_tokens=10)
     expect(sent[-1] == request_of("a new life"), "what is appended then begins a new conversation")
-    history = await session.history()
-    expect(len(history) == 2, "which is kept as any other")
+    expect(len(await session.history()) == 2, "which is kept as any other")
 
 
 async def a_deleted_session_has_an_empty_history_and_no_error(place: StoragePlace) -> None:
     sessions = [session_on(storage) for storage in await place.storages(HOLDERS)]
     for session in sessions:
         await session.run(talk(WORDS))
-    deleting = await place.storage()
-    await deleting.delete(SESSION)
+    await (await place.storage()).delete(SESSION)
     for session in sessions:
         for _ in range(2):
             history = await session.history()
@@ -195,8 +181,7 @@ async def a_summary_of_a_deleted_session_is_not_kept(place: StoragePlace) -> Non
     archive = storage if isinstance(storage, Archive) else None
     stage = Compact(summarize, archive=archive, require_archive=archive is not None)
     session = session_on(storage, stage)
-    history = [*talk(WORDS), {"role": "assistant", "content": WORDS}, *request_of(WORDS)]
-    await session.run(history)
+    await session.run([*talk(WORDS), {"role": "assistant", "content": WORDS}, *request_of(WORDS)])
     await expect_deleted(session.compact(), "it is deleted while its summary is written")
     await expect_nothing_kept(place, session)
 
@@ -222,22 +207,18 @@ async def sessions_are_listed_and_deleted_in_whole_components(place: StoragePlac
             [DirectOffload(storage, min_chars=1000)] if isinstance(storage, TextWriter) else []
         ).session(name, journal=storage if isinstance(storage, JournalStorage) else None)
         await session.run(talk(name))
-    found = await other.sessions()
-    expect(sorted(found) == sorted(NAMES), "every session is listed")
+    expect(sorted(await other.sessions()) == sorted(NAMES), "every session is listed")
     below = ["cust1", "cust1/B", "cust1/a", "cust1/a/b"]
     for prefix in ("cust1", "cust1/"):
-        found = await other.sessions(prefix)
-        expect(sorted(found) == below, "whole components are compared")
+        expect(sorted(await other.sessions(prefix)) == below, "whole components are compared")
     for prefix in ("", "/"):
         try:
             await other.sessions(prefix)
         except SettingsError:
             continue
         expect(False, "an empty prefix is an error")
-    gone = await delete_sessions("cust1/", other)
-    expect(gone == below, "all below a prefix are deleted")
-    found = await storage.sessions()
-    expect(sorted(found) == sorted(set(NAMES) - set(below)), "the others stay")
+    expect(await delete_sessions("cust1/", other) == below, "all below a prefix are deleted")
+    expect(sorted(await storage.sessions()) == sorted(set(NAMES) - set(below)), "the others stay")
 
 
 DELETE_CHECKS = (

@@ -34,11 +34,7 @@ Look: TypeAlias = Callable[[int, bool], Awaitable[None]]
 # Failures -----------------------------------------------------------------------------------------
 
 
-async def fail_everywhere(
-    place: StoragePlace,
-    act: Act,
-    look: Look,
-) -> None:
+async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
     """Do *act* with a backend that fails at its first operation, its second, until it succeeds.
 
     *look* sees each time what there is, and whether it was done.
@@ -63,8 +59,7 @@ async def text_or_none(storage: Any, location: str) -> str | None:
     try:
         page = await storage.read(location)
     except StorageError as error:
-        is_missing = error.errno == errno.ENOENT
-        expect(is_missing, "what was not written is not there")
+        expect(error.errno == errno.ENOENT, "what was not written is not there")
         return None
     return str(page.text)
 
@@ -75,8 +70,7 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) ->
     texts = [f"{index} {TEXT}" for index in range(3)]
 
     def batch(number: int) -> list[tuple[str, str]]:
-        keys = [f"s/{number}-{index}.md" for index in range(3)]
-        return list(zip(keys, texts, strict=True))
+        return list(zip([f"s/{number}-{index}.md" for index in range(3)], texts, strict=True))
 
     async def write(storage: Any, number: int) -> None:
         await storage.write(batch(number))
@@ -84,29 +78,22 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) ->
     async def look(number: int, is_done: bool) -> None:
         for key, text in batch(number):
             found = await text_or_none(healthy, key)
-            is_whole = found == text
-            is_absent = found is None and not is_done
-            expect(is_whole or is_absent, "a text is whole or absent")
-        locations = await healthy.write(batch(number))
-        for location, text in zip(locations, texts, strict=True):
-            found = await text_or_none(healthy, location)
-            expect(found == text, "the next write succeeds")
+            expect(found == text or (found is None and not is_done), "a text is whole or absent")
+        for location, text in zip(await healthy.write(batch(number)), texts, strict=True):
+            expect(await text_or_none(healthy, location) == text, "the next write succeeds")
 
     await fail_everywhere(place, write, look)
 
 
 async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace) -> None:
     healthy = await place.storage()
-    text = ("s/a.md", TEXT)
-    await healthy.write([text])
+    await healthy.write([("s/a.md", TEXT)])
 
     async def read(storage: Any, _: int) -> None:
-        page = await storage.read("s/a.md")
-        expect(page.text == TEXT, "a text is read whole")
+        expect((await storage.read("s/a.md")).text == TEXT, "a text is read whole")
 
     async def look(_number: int, _is_done: bool) -> None:
-        found = await text_or_none(healthy, "s/a.md")
-        expect(found == TEXT, "reading changes nothing")
+        expect(await text_or_none(healthy, "s/a.md") == TEXT, "reading changes nothing")
 
     await fail_everywhere(place, read, look)
 
@@ -125,8 +112,7 @@ async def a_record_that_fails_anywhere_is_whole_or_absent(place: StoragePlace) -
             return
         for record in records:
             text = await text_or_none(healthy, record)
-            is_whole = text is not None and json.loads(text) == talk
-            expect(is_whole, "a record is whole")
+            expect(text is not None and json.loads(text) == talk, "a record is whole")
 
     await fail_everywhere(place, save, look)
 
@@ -136,25 +122,18 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(place: StoragePlace
     await healthy.append("s", 0, "the first")
 
     async def append(storage: Any, number: int) -> None:
-        entries = await healthy.entries("s")
-        expect(len(entries) > 0, "the journal is there")
-        entries = await healthy.entries("s")
-        count = len(entries)
+        expect(len(await healthy.entries("s")) > 0, "the journal is there")
+        count = len(await healthy.entries("s"))
         await storage.entries("s")
-        entry = f"{number} {TEXT!r}"
-        await storage.append("s", count, entry)
+        await storage.append("s", count, f"{number} {TEXT!r}")
 
     async def look(number: int, is_done: bool) -> None:
         entries = list(await healthy.entries("s"))
         times = entries.count(f"{number} {TEXT!r}")
         least = 1 if is_done else 0
         expect(least <= times <= 1, "an entry is there once, or not")
-        following = f"after {number}"
-        count = len(entries)
-        is_new = await healthy.append("s", count, following)
-        expect(is_new, "the next is written")
-        entries = list(await healthy.entries("s"))
-        for entry in entries[1:]:
+        expect(await healthy.append("s", len(entries), f"after {number}"), "the next is written")
+        for entry in list(await healthy.entries("s"))[1:]:
             is_after = entry.startswith("after ")
             is_whole = entry.endswith(repr(TEXT))
             expect(is_after or is_whole, "an entry is whole")
@@ -185,41 +164,27 @@ async def a_secret_is_hidden_in_whatever_is_written(place: StoragePlace) -> None
     talk = [{"role": "user", "content": f"the key is {KEY}"}]
     expect(storage.redact is not None, "the storage says how it hides secrets")
     if isinstance(storage, TextWriter) and isinstance(storage, TextReader):
-        quoted = json.dumps({"key": f"漢{KEY}"})
-        texts = [
-            ("s/a.md", KEY),
-            ("s/b.md", quoted),
-        ]
+        texts = [("s/a.md", KEY), ("s/b.md", json.dumps({"key": f"漢{KEY}"}))]
         for location in await storage.write(texts):
             page = await storage.read(location)
             expect(is_hidden_in(page.text), "texts hide it")
     if isinstance(storage, Archive) and isinstance(storage, TextReader):
-        record = await storage.save("s", "compact", talk)
-        page = await storage.read(record)
+        page = await storage.read(await storage.save("s", "compact", talk))
         expect(is_hidden_in(page.text), "records hide it")
     if isinstance(storage, JournalStorage):
-        pipeline = ContextPipeline([])
-        session = pipeline.session("s", journal=storage)
-        await session.run(talk)  # type: ignore[arg-type]
-        entries = await storage.entries("s")
-        lines = "".join(entries)
-        expect(is_hidden_in(lines), "journals hide it")
+        await ContextPipeline([]).session("s", journal=storage).run(talk)  # type: ignore[arg-type]
+        expect(is_hidden_in("".join(await storage.entries("s"))), "journals hide it")
 
 
 async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> None:
     storage = await place.redacting_storage(refuse)
     healthy = await place.storage()
     if isinstance(storage, TextWriter):
-        text = ("s/a.md", KEY)
-        write = storage.write([text])
-        await expect_error(write, "a rule that fails fails the write")
-        found = await text_or_none(healthy, "s/a.md")
-        expect(found is None, "no text is written")
+        await expect_error(storage.write([("s/a.md", KEY)]), "a rule that fails fails the write")
+        expect(await text_or_none(healthy, "s/a.md") is None, "no text is written")
     if isinstance(storage, Archive):
-        save = storage.save("s", "compact", [KEY])
-        await expect_error(save, "a rule that fails fails the save")
-        records = await healthy.records("s")
-        expect(list(records) == [], "no record is written")
+        await expect_error(storage.save("s", "compact", [KEY]), "a rule that fails fails the save")
+        expect(list(await healthy.records("s")) == [], "no record is written")
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -233,36 +198,22 @@ async def fill(storage: Any, session: str) -> list[str]:
         texts.append((f"{session}/5.md", "text 0"))
         locations += await storage.write(texts)
     if isinstance(storage, Archive):
-        record = await storage.save(session, "compact", ["x"])
-        locations.append(record)
+        locations.append(await storage.save(session, "compact", ["x"]))
     if isinstance(storage, JournalStorage):
         for number in range(2):
-            is_new = await storage.append(session, number, f"entry {number}")
-            expect(is_new, "it is empty")
+            expect(await storage.append(session, number, f"entry {number}"), "it is empty")
         await storage.entries(session)
         await storage.set_aside(session)
-        is_new = await storage.append(session, 0, "entry")
-        expect(is_new, "a new journal begins")
+        expect(await storage.append(session, 0, "entry"), "a new journal begins")
     return locations
 
 
 async def what_is_missing_is_told(place: StoragePlace) -> None:
     storage = await place.storage()
-    texts = [
-        ("s/a.md", "a"),
-        ("t/漢.md", "b"),
-        ("u/a.md", "c"),
-    ]
-    there = await storage.write(texts)
-    gone = [
-        storage.location("s/b.md"),
-        storage.location("v/a.md"),
-    ]
-    known = [*there, *gone]
-    missing = await storage.missing(known)
-    expect(sorted(missing) == sorted(gone), "what is gone is told")
-    missing = await storage.missing([])
-    expect(list(missing) == [], "nothing is missing of nothing")
+    there = await storage.write([("s/a.md", "a"), ("t/漢.md", "b"), ("u/a.md", "c")])
+    gone = [storage.location("s/b.md"), storage.location("v/a.md")]
+    expect(sorted(await storage.missing([*there, *gone])) == sorted(gone), "what is gone is told")
+    expect(list(await storage.missing([])) == [], "nothing is missing of nothing")
 
 
 # Sessions -----------------------------------------------------------------------------------------
@@ -272,22 +223,11 @@ async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
     def session(storage: Any) -> Session:
         stages: list[Any] = []
         if isinstance(storage, TextWriter):
-            stage = DirectOffload(storage, min_chars=1000)
-            stages.append(stage)
-        pipeline = ContextPipeline(stages)
-        return pipeline.session("a b", journal=storage)
+            stages.append(DirectOffload(storage, min_chars=1000))
+        return ContextPipeline(stages).session("a b", journal=storage)
 
-    call = {
-        "type": "tool_use",
-        "id": "t1",
-        "name": "bash",
-        "input": {},
-    }
-    answer = {
-        "type": "tool_result",
-        "tool_use_id": "t1",
-        "content": TEXT,
-    }
+    call = {"type": "tool_use", "id": "t1", "name": "bash", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": "t1", "content": TEXT}
     history: list[Any] = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": [call]},
@@ -297,8 +237,7 @@ async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
     result = await session(first).run(history)
     resumed = await session(second).run(history)
     expect(resumed.messages == result.messages, "another process sends the same context")
-    restored = await session(second).history()
-    expect(restored == history, "the journal gives the history back")
+    expect(await session(second).history() == history, "the journal gives the history back")
     expect(not result.notices, "nothing is to be said about it")
     expect(not resumed.notices, "nothing is to be said about it")
 

@@ -12,14 +12,7 @@ from .storage import StoragePlace, expect, expect_error
 
 __all__ = ["JOURNAL_CHECKS", "LEASE_CHECKS"]
 
-ODD_ENTRIES = [
-    "",
-    "ä 漢 🔑",
-    "x" * 1_000_000,
-    "\u2028\x0b\x0c\x1c\x85",
-    "a\rb",
-    '{"a": "\\u0000"}',
-]
+ODD_ENTRIES = ["", "ä 漢 🔑", "x" * 1_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb", '{"a": "\\u0000"}']
 SESSIONS = [
     "s",
     "S",
@@ -37,8 +30,7 @@ SESSIONS = [
 
 async def entries_of(journal: Any, session: str) -> list[str]:
     """All that *journal* has of *session*."""
-    entries = await journal.entries(session)
-    return list(entries)
+    return list(await journal.entries(session))
 
 
 async def entries_come_back_in_their_order(place: StoragePlace) -> None:
@@ -47,8 +39,7 @@ async def entries_come_back_in_their_order(place: StoragePlace) -> None:
     expect(found == [], "a new session has no entries")
     entries = [f"entry {number}" for number in range(25)]
     for number, entry in enumerate(entries):
-        is_new = await writer.append("s", number, entry)
-        expect(is_new is True, "a new entry is written")
+        expect(await writer.append("s", number, entry) is True, "a new entry is written")
         found = await reader.entries("s", number)
         expect(list(found) == [entry], "others see it at once")
     for storage in (writer, reader):
@@ -60,22 +51,17 @@ async def entries_come_back_in_their_order(place: StoragePlace) -> None:
 async def an_entry_is_written_once(place: StoragePlace) -> None:
     for storage in await place.storages(3):
         await storage.append("s", 0, "the first")
-        is_new = await storage.append("s", 0, "another")
-        expect(is_new is False, "an entry is not written again")
-        found = await entries_of(storage, "s")
-        expect(found == ["the first"], "an entry never changes")
+        expect(await storage.append("s", 0, "another") is False, "an entry is not written again")
+        expect(await entries_of(storage, "s") == ["the first"], "an entry never changes")
 
 
 async def an_entry_that_would_leave_a_gap_is_not_written(place: StoragePlace) -> None:
     first, second = await place.storages(2)
-    is_new = await first.append("s", 1, "later")
-    expect(is_new is False, "the first entry is number 0")
+    expect(await first.append("s", 1, "later") is False, "the first entry is number 0")
     await first.append("s", 0, "the first")
     for number in (2, 9):
-        is_new = await second.append("s", number, "later")
-        expect(is_new is False, "there is no gap")
-    found = await entries_of(first, "s")
-    expect(found == ["the first"], "nothing was written")
+        expect(await second.append("s", number, "later") is False, "there is no gap")
+    expect(await entries_of(first, "s") == ["the first"], "nothing was written")
 
 
 async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
@@ -86,79 +72,62 @@ async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
         journal = storages[number]
         for entry in range(12):
             line = f"{entry} of writer {number}"
-            has_won = await journal.append("s", entry, line)
-            if has_won:
+            if await journal.append("s", entry, line):
                 wins.append((entry, line))
-            seen = await journal.entries("s", entry)
-            expect(seen, "whoever lost sees the entry that won")
+            expect(await journal.entries("s", entry), "whoever lost sees the entry that won")
 
     async with anyio.create_task_group() as writers:
         for number in range(8):
             writers.start_soon(write, number)
     wins.sort()
-    numbers = [number for number, _ in wins]
-    expected = list(range(12))
-    expect(numbers == expected, "one of eight wins each number")
+    expect([number for number, _ in wins] == list(range(12)), "one of eight wins each number")
     lines = [line for _, line in wins]
-    found = await entries_of(storages[0], "s")
-    expect(found == lines, "the entries are those of the winners")
+    expect(await entries_of(storages[0], "s") == lines, "the entries are those of the winners")
 
 
 async def any_line_of_text_is_an_entry(place: StoragePlace) -> None:
     writer, reader = await place.storages(2)
     for number, entry in enumerate(ODD_ENTRIES):
-        is_new = await writer.append("s", number, entry)
-        expect(is_new, "any line of text is written")
-    found = await entries_of(reader, "s")
-    expect(found == ODD_ENTRIES, "any line of text comes back")
+        expect(await writer.append("s", number, entry), "any line of text is written")
+    expect(await entries_of(reader, "s") == ODD_ENTRIES, "any line of text comes back")
     number = len(ODD_ENTRIES)
     append = writer.append("s", number, "two\nlines")
     await expect_error(append, "an entry is one line")
-    found = await reader.entries("s", number)
-    expect(list(found) == [], "two lines are not written")
+    expect(list(await reader.entries("s", number)) == [], "two lines are not written")
 
 
 async def sessions_share_nothing_whatever_they_are_called(place: StoragePlace) -> None:
     storage = await place.storage()
     for name in SESSIONS:
-        is_new = await storage.append(name, 0, f"of {name!r}")
-        expect(is_new, "each session has its own journal")
+        expect(await storage.append(name, 0, f"of {name!r}"), "each session has its own journal")
     for name in SESSIONS:
-        found = await entries_of(storage, name)
-        expect(found == [f"of {name!r}"], "none shares its journal")
+        expect(await entries_of(storage, name) == [f"of {name!r}"], "none shares its journal")
 
 
 async def places_share_no_journal(place: StoragePlace) -> None:
     storage = await place.storage()
     other = await place.storage(f"{place.name}b")
     await storage.append("s", 0, "entry")
-    found = await entries_of(other, "s")
-    expect(found == [], "another place has not got the entry")
+    expect(await entries_of(other, "s") == [], "another place has not got the entry")
 
 
 async def a_journal_is_set_aside_once(place: StoragePlace) -> None:
     first, second = await place.storages(2)
-    name = await first.set_aside("s")
-    expect(name == "", "there is nothing to set aside")
+    expect(await first.set_aside("s") == "", "there is nothing to set aside")
     for number in range(3):
         await first.append("s", number, f"old {number}")
     for storage in (first, second):
         await storage.entries("s")
     name = await first.set_aside("s")
     expect(name, "the name of what was set aside is returned")
-    found = await entries_of(first, "s")
-    expect(found == [], "a new journal begins")
-    is_new = await first.append("s", 0, "new")
-    expect(is_new, "the new journal takes entries")
+    expect(await entries_of(first, "s") == [], "a new journal begins")
+    expect(await first.append("s", 0, "new"), "the new journal takes entries")
     if second is not first:
-        unread = await second.set_aside("s")
-        expect(unread == "", "a journal that nobody has read is not set aside")
-        found = await entries_of(second, "s")
-        expect(found == ["new"], "the new journal stays")
+        expect(await second.set_aside("s") == "", "a journal that nobody has read is not set aside")
+        expect(await entries_of(second, "s") == ["new"], "the new journal stays")
     for storage in (first, second):
         await storage.entries("s")
-    again = await second.set_aside("s")
-    expect(again not in ("", name), "what was set aside before stays")
+    expect(await second.set_aside("s") not in ("", name), "what was set aside before stays")
 
 
 async def nobody_writes_on_after_another_journal(place: StoragePlace) -> None:
@@ -169,11 +138,9 @@ async def nobody_writes_on_after_another_journal(place: StoragePlace) -> None:
     await second.entries("s")
     await first.set_aside("s")
     await first.append("s", 0, "new")
-    is_new = await second.append("s", 1, "x")
-    expect(is_new is False, "the journal was replaced")
+    expect(await second.append("s", 1, "x") is False, "the journal was replaced")
     await second.entries("s")
-    is_new = await second.append("s", 1, "x")
-    expect(is_new, "once it is read, it takes entries")
+    expect(await second.append("s", 1, "x"), "once it is read, it takes entries")
 
 
 async def one_of_two_holds_a_lease(place: StoragePlace) -> None:
@@ -196,8 +163,7 @@ async def a_lease_is_waited_for(place: StoragePlace) -> None:
         began = time.monotonic()
         async with second.lease("s", 20) as is_held:
             expect(is_held is True, "it is held in the end")
-            seconds = time.monotonic() - began
-            waited.append(seconds)
+            waited.append(time.monotonic() - began)
 
     async with anyio.create_task_group() as group, first.lease("s", 0):
         group.start_soon(wait)
@@ -231,8 +197,4 @@ JOURNAL_CHECKS = (
     nobody_writes_on_after_another_journal,
 )
 
-LEASE_CHECKS = (
-    one_of_two_holds_a_lease,
-    a_lease_is_waited_for,
-    a_lease_ends_with_an_error_inside,
-)
+LEASE_CHECKS = (one_of_two_holds_a_lease, a_lease_is_waited_for, a_lease_ends_with_an_error_inside)

@@ -1,18 +1,23 @@
-"""What every `TextWriter` and `TextReader` promises."""
+"""What every `TextWriter`, `TextReader` and `Archive` promises."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
 
 from ..locations import is_url
 from ..markers.placeholders import BATCH, placeholder, reference
+from ..stages.archive import archive_digest, archive_record, verified_archive
+from ..storage import TextReader
 from .storage import StoragePlace, expect, expect_error
 
-__all__ = ["TEXT_CHECKS"]
+__all__ = ["RECORD_CHECKS", "TEXT_CHECKS"]
 
 ODD_TEXTS = {
     "an empty one": "",
@@ -22,28 +27,9 @@ ODD_TEXTS = {
     "a byte order mark": "\ufeffa",
     "half a megabyte": "0123456789漢" * 50_000,
 }
-ESCAPES = (
-    "",
-    ".",
-    "..",
-    "/",
-    "../x.md",
-    "s/../../x.md",
-    "/etc/x.md",
-    "s/..",
-    "s/a\0.md",
-)
-URLS_OUT = (
-    "ctxpipe://s/../../../etc/passwd",
-    "ctxpipe:///etc/passwd",
-    "ctxpipe://",
-)
-PAGES = (
-    (0, 10),
-    (7, 1),
-    (65_535, 3),
-    (65_536, 70_000),
-)
+ESCAPES = ("", ".", "..", "/", "../x.md", "s/../../x.md", "/etc/x.md", "s/..", "s/a\0.md")
+URLS_OUT = ("ctxpipe://s/../../../etc/passwd", "ctxpipe:///etc/passwd", "ctxpipe://")
+PAGES = ((0, 10), (7, 1), (65_535, 3), (65_536, 70_000))
 
 
 async def write_one(storage: Any, key: str, text: str) -> str:
@@ -55,8 +41,7 @@ async def write_one(storage: Any, key: str, text: str) -> str:
 
 async def text_at(storage: Any, location: str) -> str:
     """The whole text that *storage* has at *location*."""
-    page = await storage.read(location)
-    text: str = page.text
+    text: str = (await storage.read(location)).text
     return text
 
 
@@ -71,35 +56,27 @@ async def a_text_comes_back_as_it_was_written(place: StoragePlace) -> None:
             expect(page.text == text, f"{name} comes back")
             expect(page.offset == 0, f"{name} comes back")
             expect(page.total == len(text), f"{name} comes back")
-            found = await text_at(storage, key)
-            expect(found == text, f"{name} is read by its key")
+            expect(await text_at(storage, key) == text, f"{name} is read by its key")
 
 
 async def a_batch_is_stored_in_order(place: StoragePlace) -> None:
     storage = await place.storage()
     texts: dict[str, str] = {}
     for number in range(40):
-        key = f"s/{number}.md"
-        texts[key] = f"text {number} " * number
-    batch = list(texts.items())
-    locations = await storage.write(batch)
+        texts[f"s/{number}.md"] = f"text {number} " * number
+    locations = await storage.write(list(texts.items()))
     expect(len(set(locations)) == 40, "each text of a batch has a place of its own")
     for location, text in zip(locations, texts.values(), strict=True):
-        found = await text_at(storage, location)
-        expect(found == text, "places are returned in order")
-    locations = await storage.write([])
-    expect(list(locations) == [], "a batch may be empty")
+        expect(await text_at(storage, location) == text, "places are returned in order")
+    expect(list(await storage.write([])) == [], "a batch may be empty")
 
 
 async def a_free_key_leads_where_it_was_said_to(place: StoragePlace) -> None:
     storage = await place.storage()
     said = storage.location("s/a.md")
-    location = await write_one(storage, "s/a.md", "text")
-    expect(location == said, "a free key leads to its location")
-    is_place = os.path.isabs(said) or is_url(said)
-    expect(is_place, "a place is an absolute path, or a URL of ctxpipe")
-    pointer = placeholder(BATCH, said)
-    expect(reference(pointer) == said, "a placeholder can point to it")
+    expect(await write_one(storage, "s/a.md", "text") == said, "a free key leads to its location")
+    expect(os.path.isabs(said) or is_url(said), "a place is an absolute path, or a URL of ctxpipe")
+    expect(reference(placeholder(BATCH, said)) == said, "a placeholder can point to it")
 
 
 async def the_same_text_again_stays_where_it_is(place: StoragePlace) -> None:
@@ -119,21 +96,15 @@ async def another_text_under_the_same_key_gets_a_name_of_its_own(place: StorageP
         location = await write_one(writer, "s/a.md", text)
         locations.append(location)
     for location, text in zip(locations, texts, strict=True):
-        found = await text_at(second, location)
-        expect(found == text, "a stored text never changes")
+        expect(await text_at(second, location) == text, "a stored text never changes")
     expect(locations[3:] == locations[:2], "a text that is there already is found again")
 
 
 async def equal_texts_under_two_keys_are_both_there(place: StoragePlace) -> None:
     storage = await place.storage()
-    texts = [
-        ("s/a.md", "the same"),
-        ("s/b.md", "the same"),
-        ("t/a.md", "the same"),
-    ]
+    texts = [("s/a.md", "the same"), ("s/b.md", "the same"), ("t/a.md", "the same")]
     for location in await storage.write(texts):
-        text = await text_at(storage, location)
-        expect(text == "the same", "equal texts are all there")
+        expect(await text_at(storage, location) == "the same", "equal texts are all there")
 
 
 async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
@@ -141,9 +112,7 @@ async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
     found: dict[int, str] = {}
 
     async def write(number: int) -> None:
-        writer = storages[number]
-        text = f"of writer {number}"
-        found[number] = await write_one(writer, "s/a.md", text)
+        found[number] = await write_one(storages[number], "s/a.md", f"of writer {number}")
 
     async with anyio.create_task_group() as writers:
         for number in range(8):
@@ -160,11 +129,9 @@ async def a_page_is_counted_in_characters(place: StoragePlace) -> None:
     storage = await place.storage()
     text = "".join(f"{number}:漢🙂é\n" for number in range(30_000))
     location = await write_one(storage, "s/a.md", text)
-    last = (len(text) - 5, 100)
-    for offset, limit in (*PAGES, last):
+    for offset, limit in (*PAGES, (len(text) - 5, 100)):
         page = await storage.read(location, offset, limit)
-        end = offset + limit
-        expect(page.text == text[offset:end], "a page has the characters asked for")
+        expect(page.text == text[offset : offset + limit], "a page has the characters asked for")
         expect(page.offset == offset, "a page says where it is")
         expect(page.total == len(text), "a page says where it is")
     parts: list[str] = []
@@ -180,8 +147,7 @@ async def a_page_is_counted_in_characters(place: StoragePlace) -> None:
         page = await storage.read(location, offset, 5)
         expect(page.text == "", "there is nothing after the end")
         expect(page.next_offset is None, "there is nothing after the end")
-    page = await storage.read(location, 3, 0)
-    expect(page.text == "", "a page may be empty")
+    expect((await storage.read(location, 3, 0)).text == "", "a page may be empty")
 
 
 async def a_lone_surrogate_is_kept_readable(place: StoragePlace) -> None:
@@ -196,48 +162,34 @@ async def no_name_leads_out(place: StoragePlace) -> None:
     storage = await place.storage()
     await write_one(storage, "s/a.md", "text")
     for key in ESCAPES:
-        write = storage.write([(key, "x")])
-        await expect_error(write, f"{key!r} is not written")
-        read = storage.read(key)
-        await expect_error(read, f"{key!r} is not read")
+        await expect_error(storage.write([(key, "x")]), f"{key!r} is not written")
+        await expect_error(storage.read(key), f"{key!r} is not read")
     for url in URLS_OUT:
-        read = storage.read(url)
-        await expect_error(read, "a URL does not lead out")
+        await expect_error(storage.read(url), "a URL does not lead out")
 
 
 async def what_is_not_there_is_an_error_that_says_so(place: StoragePlace) -> None:
     storage = await place.storage()
     await write_one(storage, "s/a.md", "text")
-    locations = (
-        "s/b.md",
-        "t/a.md",
-        "ctxpipe://t/a.md",
-        storage.location("s/b.md"),
-        "x" * 5000,
-    )
+    locations = ("s/b.md", "t/a.md", "ctxpipe://t/a.md", storage.location("s/b.md"), "x" * 5000)
     for location in locations:
-        read = storage.read(location)
-        error = await expect_error(read, "what is not there cannot be read")
-        is_missing = error.errno in (errno.ENOENT, errno.ENAMETOOLONG)
-        expect(is_missing, "its errno is ENOENT")
+        error = await expect_error(storage.read(location), "what is not there cannot be read")
+        expect(error.errno in (errno.ENOENT, errno.ENAMETOOLONG), "its errno is ENOENT")
 
 
 async def sessions_whose_names_differ_in_case_share_nothing(place: StoragePlace) -> None:
     storage = await place.storage()
     upper = await write_one(storage, "S/a.md", "of S")
     lower = await write_one(storage, "s/a.md", "of s")
-    text = await text_at(storage, upper)
-    expect(text == "of S", "S has its own text")
-    text = await text_at(storage, lower)
-    expect(text == "of s", "s has its own text")
+    expect(await text_at(storage, upper) == "of S", "S has its own text")
+    expect(await text_at(storage, lower) == "of s", "s has its own text")
 
 
 async def places_share_nothing(place: StoragePlace) -> None:
     storage = await place.storage()
     other = await place.storage(f"{place.name}b")
     await write_one(storage, "s/a.md", "text")
-    read = other.read("s/a.md")
-    await expect_error(read, "another place has not got the text")
+    await expect_error(other.read("s/a.md"), "another place has not got the text")
 
 
 async def a_cancelled_write_leaves_whole_texts(place: StoragePlace) -> None:
@@ -271,4 +223,72 @@ TEXT_CHECKS = (
     sessions_whose_names_differ_in_case_share_nothing,
     places_share_nothing,
     a_cancelled_write_leaves_whole_texts,
+)
+
+
+# Records ------------------------------------------------------------------------------------------
+
+
+NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d+\.json")
+TALK: list[Any] = [
+    {"role": "user", "content": 'go "now"\n漢🙂'},
+    {"role": "assistant", "content": [{"type": "text", "text": "done \ud83d"}]},
+]
+
+
+async def a_record_is_json_under_a_name_with_stem_time_and_number(place: StoragePlace) -> None:
+    storage = await place.storage()
+    for record in (TALK, {"form": 1, "messages": TALK}):
+        location = await storage.save("s", "compact", record)
+        expect(NAME.fullmatch(PurePosixPath(location).name), "a record has stem, time and number")
+        if isinstance(storage, TextReader):
+            text = (await storage.read(location)).text
+            expect(json.loads(text) == record, "a record comes back equal")
+
+
+async def records_are_listed_oldest_first_and_by_session(place: StoragePlace) -> None:
+    storage, other = await place.storages(2)
+    expect(list(await storage.records("s")) == [], "a new session has no records")
+    saved = [await storage.save("s", "compact", TALK[:1]) for _ in range(12)]
+    saved += [await other.save("s", "truncate", TALK) for _ in range(2)]
+    await storage.save("t", "compact", TALK)
+    expect(len(set(saved)) == 14, "no record replaces another")
+    for reader in (storage, other):
+        expect(list(await reader.records("s")) == saved, "records are listed oldest first")
+
+
+async def eight_records_at_once_are_eight(place: StoragePlace) -> None:
+    storages = await place.storages(8)
+    saved: list[str] = []
+
+    async def save(number: int) -> None:
+        saved.append(await storages[number].save("s", "compact", [number]))
+
+    async with anyio.create_task_group() as savers:
+        for number in range(8):
+            savers.start_soon(save, number)
+    expect(len(set(saved)) == 8, "of records saved at once none is lost")
+    expect(set(await storages[0].records("s")) == set(saved), "all eight are listed")
+
+
+async def an_archive_is_verified_as_the_sessions_own(place: StoragePlace) -> None:
+    storage: Any = await place.storage()
+    is_reader = isinstance(storage, TextReader)
+    if not is_reader:
+        return  # nobody can read it back
+    talk: list[Any] = [{"role": "user", "content": "go"}]
+    for session in ("s", "Of a / tenant"):
+        location = await storage.save(session, "compact", archive_record(talk))
+        digest = await archive_digest(storage, location)
+        own = await verified_archive(storage, session, location, digest)
+        expect(own is not None and own.messages == talk, "a session's archive is verified")
+        others = await verified_archive(storage, "another", location, digest)
+        expect(others is None, "it is not another session's")
+
+
+RECORD_CHECKS = (
+    a_record_is_json_under_a_name_with_stem_time_and_number,
+    records_are_listed_oldest_first_and_by_session,
+    eight_records_at_once_are_eight,
+    an_archive_is_verified_as_the_sessions_own,
 )

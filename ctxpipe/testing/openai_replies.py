@@ -40,60 +40,34 @@ CODES = (
 
 def sse(data: Mapping[str, object] | str, name: str = "") -> bytes:
     """One server-sent event, called *name*."""
-    text = data
-    if not isinstance(data, str):
-        text = json.dumps(data)
-    event = f"data: {text}\n\n"
-    if name:
-        event = f"event: {name}\n{event}"
-    return event.encode()
+    text = data if isinstance(data, str) else json.dumps(data)
+    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
 def openai_error_json(failure: Failure) -> dict[str, Any]:
     """The body of an error."""
-    error = {
-        "message": failure.message,
-        "type": failure.type,
-        "param": None,
-        "code": _code(failure),
-    }
+    code = next((code for words, code in CODES if words in failure.message), None)
+    error = {"message": failure.message, "type": failure.type, "param": None, "code": code}
     return {"error": error}
-
-
-def _code(failure: Failure) -> str | None:
-    for words, code in CODES:
-        if words in failure.message:
-            return code
-    return None
 
 
 def error_event(failure: Failure) -> bytes:
     """The event that ends a stream of a response."""
     error = openai_error_json(failure)["error"]
-    event = {
-        **error,
-        "type": "error",
-        "sequence_number": 99,
-    }
-    return sse(event, "error")
+    return sse({**error, "type": "error", "sequence_number": 99}, "error")
 
 
 def _parts(words: str) -> Iterator[str]:
     for start in range(0, len(words), CHUNK):
-        end = start + CHUNK
-        yield words[start:end]
+        yield words[start : start + CHUNK]
 
 
 def _text_of(blocks: Iterable[JsonObject], kind: str) -> str:
-    texts = [block[kind] for block in blocks if block["type"] == kind]
-    return "".join(texts)
+    return "".join([block[kind] for block in blocks if block["type"] == kind])
 
 
 def _details(usage: Usage) -> dict[str, int]:
-    return {
-        "cached_tokens": usage.cache_read_input_tokens,
-        "cache_write_tokens": 0,
-    }
+    return {"cached_tokens": usage.cache_read_input_tokens, "cache_write_tokens": 0}
 
 
 # Chat completions ---------------------------------------------------------------------------------
@@ -120,8 +94,7 @@ def chat_json(
         message["reasoning_content"] = thought
     uses = [block for block in reply.blocks if block["type"] == "tool_use"]
     if uses:
-        pairs = zip(calls, uses, strict=True)
-        message["tool_calls"] = [_chat_call(call, use) for call, use in pairs]
+        message["tool_calls"] = list(map(_chat_call, calls, uses))
     choice = {
         "index": 0,
         "message": message,
@@ -147,15 +120,8 @@ def chat_json(
 
 
 def _chat_call(call: str, use: JsonObject) -> dict[str, Any]:
-    function = {
-        "name": use["name"],
-        "arguments": json.dumps(use["input"]),
-    }
-    return {
-        "id": call,
-        "type": "function",
-        "function": function,
-    }
+    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
+    return {"id": call, "type": "function", "function": function}
 
 
 def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
@@ -173,42 +139,28 @@ def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
         shared["usage"] = None
 
     def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
-        part = {
-            "index": 0,
-            "delta": delta,
-            "finish_reason": finish,
-            "logprobs": None,
-        }
+        part = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
         return sse({**shared, "choices": [part]})
 
     for delta in _deltas(choice["message"]):
         yield chunk(delta)
     yield chunk({}, choice["finish_reason"])
     if with_usage:
-        last = {**shared, "choices": [], "usage": body["usage"]}
-        yield sse(last)
+        yield sse({**shared, "choices": [], "usage": body["usage"]})
     yield sse("[DONE]")
 
 
 def _deltas(message: JsonObject) -> Iterator[JsonObject]:
     yield {"role": "assistant", "content": "", "refusal": None}
-    thought = message.get("reasoning_content") or ""
-    for text in _parts(thought):
+    for text in _parts(message.get("reasoning_content") or ""):
         yield {"reasoning_content": text}
-    words = message["content"] or ""
-    for text in _parts(words):
+    for text in _parts(message["content"] or ""):
         yield {"content": text}
     for index, call in enumerate(message.get("tool_calls", [])):
         function = call["function"]
-        begun = {
-            **call,
-            "index": index,
-            "function": {**function, "arguments": ""},
-        }
-        yield {"tool_calls": [begun]}
+        yield {"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]}
         for text in _parts(function["arguments"]):
-            more = {"index": index, "function": {"arguments": text}}
-            yield {"tool_calls": [more]}
+            yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 # Responses ----------------------------------------------------------------------------------------
@@ -216,55 +168,29 @@ def _deltas(message: JsonObject) -> Iterator[JsonObject]:
 
 def response_items(reply: Answer, numbers: Iterator[int]) -> list[dict[str, Any]]:
     """The output items of *reply*; *numbers* make their ids."""
-    items: list[dict[str, Any]] = []
-    for block in reply.blocks:
-        number = f"{next(numbers):020d}"
-        items.append(_item(number, block))
-    return items
+    return [_item(f"{next(numbers):020d}", block) for block in reply.blocks]
 
 
 def _item(number: str, block: JsonObject) -> dict[str, Any]:
     match block["type"]:
-        case "thinking":
-            return _reasoning(number, str(block["thinking"]))
-        case "redacted_thinking":
-            return _reasoning(number, "")
+        case "thinking" | "redacted_thinking":
+            words = block.get("thinking")
+            return {
+                "type": "reasoning",
+                "id": f"rs_{number}",
+                "summary": [{"type": "summary_text", "text": words}] if words else [],
+                "encrypted_content": f"gAAAA{number}",
+            }
         case "tool_use":
-            return _call(number, block)
-        case _:
-            return _words(number, str(block["text"]))
-
-
-def _reasoning(number: str, words: str) -> dict[str, Any]:
-    summary: list[JsonObject] = []
-    if words:
-        summary.append({"type": "summary_text", "text": words})
-    return {
-        "type": "reasoning",
-        "id": f"rs_{number}",
-        "summary": summary,
-        "encrypted_content": f"gAAAA{number}",
-    }
-
-
-def _call(number: str, block: JsonObject) -> dict[str, Any]:
-    return {
-        "type": "function_call",
-        "id": f"fc_{number}",
-        "call_id": block["id"] or f"call_{number}",
-        "name": block["name"],
-        "arguments": json.dumps(block["input"]),
-        "status": "completed",
-    }
-
-
-def _words(number: str, text: str) -> dict[str, Any]:
-    part = {
-        "type": "output_text",
-        "text": text,
-        "annotations": [],
-        "logprobs": [],
-    }
+            return {
+                "type": "function_call",
+                "id": f"fc_{number}",
+                "call_id": block["id"] or f"call_{number}",
+                "name": block["name"],
+                "arguments": json.dumps(block["input"]),
+                "status": "completed",
+            }
+    part = {"type": "output_text", "text": block["text"], "annotations": [], "logprobs": []}
     return {
         "type": "message",
         "id": f"msg_{number}",
@@ -284,18 +210,14 @@ def response_json(
     output: int,
 ) -> dict[str, Any]:
     """The body of a plain answer to the request *body*; *output* are its tokens."""
-    status = "completed"
-    details = None
-    if reply.reason == "max_tokens":
-        status = "incomplete"
-        details = {"reason": "max_output_tokens"}
+    is_cut = reply.reason == "max_tokens"
     return {
         "id": name,
         "object": "response",
         "created_at": CREATED,
-        "status": status,
+        "status": "incomplete" if is_cut else "completed",
         "error": None,
-        "incomplete_details": details,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
         "model": body["model"],
@@ -323,12 +245,7 @@ def response_events(body: JsonObject) -> Iterator[bytes]:
 
 
 def _events(body: JsonObject) -> Iterator[dict[str, Any]]:
-    begun = {
-        **body,
-        "status": "in_progress",
-        "output": [],
-        "usage": None,
-    }
+    begun = {**body, "status": "in_progress", "error": None, "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(body["output"]):
@@ -337,21 +254,13 @@ def _events(body: JsonObject) -> Iterator[dict[str, Any]]:
 
 
 def _item_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
-    yield {
-        "type": "response.output_item.added",
-        "output_index": index,
-        "item": _announcement(item),
-    }
+    yield {"type": "response.output_item.added", "output_index": index, "item": _announcement(item)}
     match item["type"]:
         case "message":
             yield from _text_events(index, item)
         case "function_call":
             yield from _call_events(index, item)
-    yield {
-        "type": "response.output_item.done",
-        "output_index": index,
-        "item": item,
-    }
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _announcement(item: JsonObject) -> dict[str, Any]:
@@ -368,44 +277,18 @@ def _announcement(item: JsonObject) -> dict[str, Any]:
 
 def _text_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
     [part] = item["content"]
-    at = {
-        "item_id": item["id"],
-        "output_index": index,
-        "content_index": 0,
-    }
-    yield {
-        "type": "response.content_part.added",
-        **at,
-        "part": {**part, "text": ""},
-    }
+    at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+    yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
     for text in _parts(part["text"]):
-        yield {
-            "type": "response.output_text.delta",
-            **at,
-            "delta": text,
-            "logprobs": [],
-        }
-    yield {
-        "type": "response.output_text.done",
-        **at,
-        "text": part["text"],
-        "logprobs": [],
-    }
-    yield {
-        "type": "response.content_part.done",
-        **at,
-        "part": part,
-    }
+        yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": []}
+    yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+    yield {"type": "response.content_part.done", **at, "part": part}
 
 
 def _call_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
     at = {"item_id": item["id"], "output_index": index}
     for text in _parts(item["arguments"]):
-        yield {
-            "type": "response.function_call_arguments.delta",
-            **at,
-            "delta": text,
-        }
+        yield {"type": "response.function_call_arguments.delta", **at, "delta": text}
     yield {
         "type": "response.function_call_arguments.done",
         **at,

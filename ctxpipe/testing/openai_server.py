@@ -23,12 +23,7 @@ from .openai_replies import (
 )
 from .replies import Answer, Failure
 from .responses_rules import item_type, responses_problems
-from .scripted import (
-    MAX_BODY_BYTES,
-    Received,
-    ScriptedServer,
-    is_stream,
-)
+from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream
 from .turns import JsonObject
 
 if TYPE_CHECKING:
@@ -81,32 +76,20 @@ class OpenAIServer(ScriptedServer):
 
     def _early_failure(self, received: Received) -> Failure | None:
         if "authorization" not in received.headers:
-            return Failure(
-                401,
-                "invalid_request_error",
-                "You didn't provide an API key.",
-            )
+            return Failure(401, "invalid_request_error", "You didn't provide an API key.")
         if len(received.raw) > MAX_BODY_BYTES:
-            return Failure(
-                413,
-                "invalid_request_error",
-                "Request body is too large.",
-            )
+            return Failure(413, "invalid_request_error", "Request body is too large.")
         return None
 
     def _problems(self, received: Received) -> Iterator[str]:
         body: Any = received.body
-        if received.path == CHAT:
-            found = chat_problems(body)
-        else:
-            found = self._response_problems(received, body)
+        is_chat = received.path == CHAT
+        found = chat_problems(body) if is_chat else self._response_problems(received, body)
         if found:
             yield from found
             return
-        effective = self._effective(received)
-        received.tokens = self._meter.read_items(effective, _key(received)).tokens
-        is_too_long = received.tokens > self.model.window
-        if is_too_long and not self._refuses_late(received):
+        received.tokens = self._meter.read_items(self._effective(received), _key(received)).tokens
+        if received.tokens > self.model.window and not self._refuses_late(received):
             yield self._too_long(received)
 
     def _too_long(self, received: Received) -> str:
@@ -122,39 +105,28 @@ class OpenAIServer(ScriptedServer):
         )
 
     def _refuses_late(self, received: Received) -> bool:
-        if not self.late_refusal or received.path != RESPONSES:
-            return False
-        return is_stream(received)
+        return self.late_refusal and received.path == RESPONSES and is_stream(received)
 
     def _response_problems(self, received: Received, body: JsonObject) -> list[str]:
         previous = body.get("previous_response_id")
         if previous is not None and previous not in self._conversations:
             return [f"Previous response with id '{previous}' not found."]
         given = body.get("input")
-        if not isinstance(given, list):
-            given = []
-        for item in given:
-            if not isinstance(item, dict) or item_type(item) != "item_reference":
-                continue
-            name = item.get("id")
-            if name not in self._stored:
-                return [f"Item with id '{name}' not found."]
-        received.ignored = tuple(self._vain_edits(given))
+        items = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+        for item in items:
+            if item_type(item) == "item_reference" and item.get("id") not in self._stored:
+                return [f"Item with id '{item.get('id')}' not found."]
+        received.ignored = tuple(self._vain_edits(items))
         effective = self._effective(received)
-        problems = list(responses_problems(effective))
-        problems.extend(self._without_reasoning(effective["input"]))
-        return problems
+        return [*responses_problems(effective), *self._without_reasoning(effective["input"])]
 
-    def _vain_edits(self, items: Iterable[Any]) -> Iterator[str]:
+    def _vain_edits(self, items: Iterable[JsonObject]) -> Iterator[str]:
         """The ids of *items* that say something else than the stored ones."""
         for item in items:
-            if not isinstance(item, dict):
+            stored = self._stored.get(str(item.get("id")), item)
+            if item_type(item) == "item_reference":
                 continue
-            stored = self._stored.get(str(item.get("id")))
-            if stored is None or item_type(item) == "item_reference":
-                continue
-            is_edited = any(item.get(name) != stored.get(name) for name in SAYING)
-            if is_edited:
+            if any(item.get(name) != stored.get(name) for name in SAYING):
                 yield item["id"]
 
     def _without_reasoning(self, items: Any) -> Iterator[str]:
@@ -176,31 +148,22 @@ class OpenAIServer(ScriptedServer):
         body: dict[str, Any] = {**received.body}
         if received.path == CHAT or "input" not in body:
             return body
-        previous = str(body.get("previous_response_id"))
-        before = self._conversations.get(previous, [])
+        before = self._conversations.get(str(body.get("previous_response_id")), [])
         items = body["input"]
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            own = [self._item_in_store(item) for item in items]
-            body["input"] = before + own
+            body["input"] = before + [self._item_in_store(item) for item in items]
         return body
 
     def _item_in_store(self, item: Any) -> Any:
-        if not isinstance(item, dict):
-            return item
-        name = item.get("id", "")
-        return self._stored.get(name, item)
+        return self._stored.get(item.get("id", ""), item) if isinstance(item, dict) else item
 
     # Replies --------------------------------------------------------------------------------------
 
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
-        return await anyio.to_thread.run_sync(
-            self._write,
-            received,
-            reply,
-            limiter=self._one_at_a_time,
-        )
+        limiter = self._one_at_a_time
+        return await anyio.to_thread.run_sync(self._write, received, reply, limiter=limiter)
 
     def _write(self, received: Received, reply: Answer) -> dict[str, Any]:
         effective = self._effective(received)
@@ -219,23 +182,12 @@ class OpenAIServer(ScriptedServer):
         items = response_items(reply, self._numbers)
         name = received.id.replace("req_", "resp_")
         self._store(name, effective, items)
-        return response_json(
-            reply,
-            items,
-            name=name,
-            body=effective,
-            usage=usage,
-            output=output,
-        )
+        return response_json(reply, items, name=name, body=effective, usage=usage, output=output)
 
     def _call_ids(self, reply: Answer) -> Iterator[str]:
         for block in reply.blocks:
-            if block["type"] != "tool_use":
-                continue
-            if block["id"]:
-                yield str(block["id"])
-            else:
-                yield f"call_{next(self._numbers):020d}"
+            if block["type"] == "tool_use":
+                yield str(block["id"] or f"call_{next(self._numbers):020d}")
 
     def _store(self, name: str, body: JsonObject, items: list[dict[str, Any]]) -> None:
         thought = None
@@ -255,8 +207,7 @@ class OpenAIServer(ScriptedServer):
         if received.path == RESPONSES:
             return response_events(message)
         options: Any = received.body.get("stream_options") or {}
-        with_usage = bool(options.get("include_usage"))
-        return chat_events(message, with_usage=with_usage)
+        return chat_events(message, with_usage=bool(options.get("include_usage")))
 
     def _error_event(self, failure: Failure, received: Received) -> bytes:
         if received.path == RESPONSES:
@@ -274,34 +225,15 @@ class OpenAIServer(ScriptedServer):
         received.problems = (problem,)
         from starlette.responses import StreamingResponse
 
-        response = {
+        failed = {
             "id": "resp_late",
             "object": "response",
-            "status": "in_progress",
-            "output": [],
-        }
-        failed = {
-            **response,
             "status": "failed",
+            "output": [],
             "error": {"code": TOO_LONG, "message": problem},
         }
-        states = {
-            "response.created": response,
-            "response.in_progress": response,
-            "response.failed": failed,
-        }
-        chunks: list[bytes] = []
-        for number, (name, state) in enumerate(states.items()):
-            event = {
-                "type": name,
-                "response": state,
-                "sequence_number": number,
-            }
-            chunks.append(sse(event, name))
-        return StreamingResponse(iter(chunks), media_type="text/event-stream")
+        return StreamingResponse(response_events(failed), media_type="text/event-stream")
 
 
 def _key(received: Received) -> str:
-    if received.path == CHAT:
-        return "messages"
-    return "input"
+    return "messages" if received.path == CHAT else "input"

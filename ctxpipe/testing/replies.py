@@ -244,8 +244,7 @@ def _block_events(index: int, block: JsonObject) -> Iterator[dict[str, Any]]:
     match block["type"]:
         case "text":
             start["text"] = ""
-            texts = _chunks(block["text"])
-            deltas = [{"type": "text_delta", "text": part} for part in texts]
+            deltas = [{"type": "text_delta", "text": part} for part in _chunks(block["text"])]
         case "thinking":
             start["thinking"] = ""
             start["signature"] = ""

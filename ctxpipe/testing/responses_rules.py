@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .chat_rules import part_problems, role_problem, too_long, wrong_type
 from .turns import JsonObject
 
 __all__ = ["ANSWERED", "REASONED", "item_type", "responses_problems"]
@@ -85,7 +86,7 @@ def _fields(body: JsonObject) -> Iterator[str]:
         yield "Missing required parameter: 'model'."
     given = body.get("input", "")
     if not isinstance(given, str | list):
-        yield _type("input", "one of a string or array of input items", given)
+        yield wrong_type("input", "one of a string or array of input items", given)
     if not given and not body.get("previous_response_id") and not body.get("prompt"):
         yield (
             "One of 'input' or 'previous_response_id' or 'prompt' or 'conversation_id' must be "
@@ -95,14 +96,14 @@ def _fields(body: JsonObject) -> Iterator[str]:
 
 def _item(where: str, item: Any) -> Iterator[str]:
     if not isinstance(item, dict):
-        yield _type(where, "an object", item)
+        yield wrong_type(where, "an object", item)
         return
     kind = item_type(item)
     for name, types in FIELDS.get(kind, {}).items():
         if name not in item:
             yield f"Missing required parameter: '{where}.{name}'."
         elif not isinstance(item[name], types):
-            yield _type(f"{where}.{name}", types[0].__name__, item[name])
+            yield wrong_type(f"{where}.{name}", types[0].__name__, item[name])
     if kind == "message":
         yield from _message(where, item)
     elif kind in ANSWERED and isinstance(item.get("output"), list):
@@ -113,8 +114,7 @@ def _item(where: str, item: Any) -> Iterator[str]:
 def _message(where: str, item: JsonObject) -> Iterator[str]:
     role = item.get("role")
     if role not in ROLES:
-        supported = ", ".join(map(repr, ROLES[:-1]))
-        yield f"Invalid value: '{role}'. Supported values are: {supported}, and {ROLES[-1]!r}."
+        yield role_problem(role, ROLES)
         return
     content = item.get("content")
     if isinstance(content, str):
@@ -124,7 +124,7 @@ def _message(where: str, item: JsonObject) -> Iterator[str]:
         return
     allowed = PARTS.get(role, PARTS["user"])
     for place, part in enumerate(content):
-        yield from _part(f"{where}.content[{place}]", part, allowed)
+        yield from part_problems(f"{where}.content[{place}]", part, allowed)
 
 
 def _output(where: str, kind: str, output: Sequence[Any]) -> Iterator[str]:
@@ -135,32 +135,17 @@ def _output(where: str, kind: str, output: Sequence[Any]) -> Iterator[str]:
                 if name not in part:
                     yield f"Missing required parameter: '{at}.{name}'."
         else:
-            yield from _part(at, part, OUTPUT_PARTS)
-
-
-def _part(where: str, part: Any, allowed: frozenset[str]) -> Iterator[str]:
-    if not isinstance(part, dict):
-        yield _type(where, "an object", part)
-        return
-    kind = part.get("type")
-    if kind not in allowed:
-        supported = ", ".join(map(repr, sorted(allowed)))
-        yield f"Invalid value: '{kind}'. Supported values are: {supported}."
-    elif str(kind).endswith("_text") and not isinstance(part.get("text"), str):
-        yield _type(f"{where}.text", "a string", part.get("text"))
+            yield from part_problems(at, part, OUTPUT_PARTS)
 
 
 def _id(where: str, kind: str, name: object) -> Iterator[str]:
     if name is None:
         return
     if not isinstance(name, str):
-        yield _type(f"{where}.id", "a string", name)
+        yield wrong_type(f"{where}.id", "a string", name)
         return
     if len(name) > MAX_ID:
-        yield (
-            f"Invalid '{where}.id': string too long. Expected a string with maximum length "
-            f"{MAX_ID}, but got a string with length {len(name)} instead."
-        )
+        yield too_long(f"{where}.id", name, MAX_ID)
     prefix = PREFIXES.get(kind, "")
     if not name.startswith(prefix):
         yield f"Invalid '{where}.id': '{name}'. Expected an ID that begins with '{prefix}'."
@@ -190,23 +175,16 @@ def _pairs(items: Sequence[JsonObject]) -> Iterator[str]:
     called: set[tuple[str, object]] = set()
     for item in items:
         kind = item_type(item)
+        call = (ANSWERED.get(kind, kind), item.get("call_id", item.get("id")))
         if kind in ANSWERED.values():
-            call = (kind, _call_id(item))
             called.add(call)
             waiting.append(call)
-        elif kind in ANSWERED:
-            call = (ANSWERED[kind], _call_id(item))
-            if call not in called:
-                words = _words(ANSWERED[kind])
-                yield f"No tool call found for {words} output with call_id {call[1]}."
-            elif call in waiting:
-                waiting.remove(call)
+        elif kind in ANSWERED and call not in called:
+            yield f"No tool call found for {_words(call[0])} output with call_id {call[1]}."
+        elif kind in ANSWERED and call in waiting:
+            waiting.remove(call)
     for kind, name in waiting:
         yield f"No tool output found for {_words(kind)} {name}."
-
-
-def _call_id(item: JsonObject) -> object:
-    return item.get("call_id", item.get("id"))
 
 
 def _words(kind: str) -> str:
@@ -221,13 +199,8 @@ def _reasoning(items: Sequence[JsonObject]) -> Iterator[str]:
         following: JsonObject = items[index + 1] if index + 1 < len(items) else {"type": ""}
         kind = item_type(following)
         is_said = kind != "message" or following.get("role") == "assistant"
-        is_followed = kind in REASONED or kind.endswith("_call")
-        if not (is_followed and is_said):
+        if not ((kind in REASONED or kind.endswith("_call")) and is_said):
             yield (
                 f"Item '{item['id']}' of type 'reasoning' was provided without its required "
                 "following item."
             )
-
-
-def _type(where: str, expected: str, value: object) -> str:
-    return f"Invalid type for '{where}': expected {expected}, but got {type(value).__name__}."

@@ -109,12 +109,7 @@ def _refuse_lone_surrogates(text: str) -> None:
         raise BadBody(f"The request body is not valid JSON: {reason}: {where}")
 
 
-def problems(
-    body: Mapping[str, object],
-    model: Model,
-    *,
-    counting: bool = False,
-) -> list[str]:
+def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
     """Everything that the API would refuse in *body*, most basic first; empty when it is valid.
 
     With *counting* the request goes to count_tokens, which needs no max_tokens.
@@ -150,8 +145,7 @@ def problems(
 
 def _fields(body: JsonObject, counting: bool) -> Iterator[str]:
     for name in ("model", "max_tokens", "messages"):
-        is_optional = counting and name == "max_tokens"
-        if name not in body and not is_optional:
+        if name not in body and not (counting and name == "max_tokens"):
             yield f"{name}: Field required"
     max_tokens = body.get("max_tokens", 1)
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool):
@@ -215,8 +209,7 @@ def _block_shape(where: str, block: Any) -> Iterator[str]:
 
 
 def _field_types(where: str, block: JsonObject) -> Iterator[str]:
-    fields = FIELDS.get(block["type"], {})
-    for name, expected in fields.items():
+    for name, expected in FIELDS.get(block["type"], {}).items():
         if name not in block:
             yield f"{where}.{name}: Field required"
         elif not isinstance(block[name], expected):
@@ -224,8 +217,7 @@ def _field_types(where: str, block: JsonObject) -> Iterator[str]:
 
 
 def _id_patterns(where: str, block: JsonObject) -> Iterator[str]:
-    patterns = turns.ID_PATTERNS.get(block["type"], {})
-    for name, pattern in patterns.items():
+    for name, pattern in turns.ID_PATTERNS.get(block["type"], {}).items():
         value = block.get(name)
         if isinstance(value, str) and not re.fullmatch(pattern, value):
             yield f"{where}.{name}: String should match pattern '^{pattern}$'"
@@ -260,22 +252,13 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
     "server_tool_use": {"id": str, "name": str, "input": dict},
-    "mcp_tool_use": {
-        "id": str,
-        "name": str,
-        "server_name": str,
-        "input": dict,
-    },
+    "mcp_tool_use": {"id": str, "name": str, "server_name": str, "input": dict},
     **{kind: {"tool_use_id": str} for kind in turns.SERVER_RESULTS},
     "thinking": {"thinking": str, "signature": str},
     "redacted_thinking": {"data": str},
     "container_upload": {"file_id": str},
 }
-TYPE_NAMES: Mapping[type, str] = {
-    str: "string",
-    dict: "dictionary",
-    list: "array",
-}
+TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary", list: "array"}
 # Observed: thinking takes no cache mark. Documented: a compaction block comes back as it was given.
 NOT_PERMITTED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(THINKING, frozenset({"cache_control"})),
@@ -300,8 +283,7 @@ def _begins_with_compaction(message: JsonObject) -> bool:
 
 def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
     """Observed. Documented: after a compaction the assistant's block that holds it may be first."""
-    speaking = (message for message in messages if not _sets_effort(message))
-    first = next(speaking, {"role": "system"})
+    first = next((message for message in messages if not _sets_effort(message)), {"role": "system"})
     if first["role"] == "user":
         return
     if first["role"] == "assistant" and _begins_with_compaction(first):
@@ -312,8 +294,7 @@ def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
 def _content(messages: Sequence[Any]) -> Iterator[str]:
     """Observed."""
     for index, message in enumerate(messages):
-        is_last = index == len(messages) - 1
-        is_prefill = is_last and message["role"] == "assistant"
+        is_prefill = index == len(messages) - 1 and message["role"] == "assistant"
         if message.get("content") or is_prefill or _sets_effort(message):
             continue
         yield (
@@ -351,8 +332,7 @@ def _error_results(messages: Sequence[Any]) -> Iterator[str]:
             where = f"messages.{index}.content.{place}.tool_result"
             if not block.get("content"):
                 yield f"{where}: content cannot be empty if `is_error` is true"
-            kinds = {inner["type"] for inner in blocks_of(block)}
-            if kinds - {"text"}:
+            if {inner["type"] for inner in blocks_of(block)} - {"text"}:
                 yield f"{where}: all content must be type `text` if `is_error` is true"
 
 
@@ -389,8 +369,7 @@ def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
     if len(blocks) > 1:
         yield "messages: exactly one `compaction` block may be sent, the newest"
     for index, place, _ in blocks:
-        is_first = place == 0 and all(map(_sets_effort, messages[:index]))
-        if not is_first:
+        if not (place == 0 and all(map(_sets_effort, messages[:index]))):
             yield (
                 f"messages.{index}.content.{place}: `compaction` block must be sent first, in "
                 "place of the messages it summarizes; remove those messages"
@@ -418,8 +397,7 @@ def _system_places(messages: Sequence[Any]) -> Iterator[str]:
     anywhere.
     """
     start = 0
-    roles = groupby(messages, key=lambda message: message["role"])
-    for role, group in roles:
+    for role, group in groupby(messages, key=lambda message: message["role"]):
         neighbours = list(group)
         stop = start + len(neighbours)
         if role == "system" and not all(map(_sets_effort, neighbours)):
@@ -440,8 +418,7 @@ def _awaits_user(message: JsonObject) -> bool:
 def _turn_scope(where: str, message: JsonObject) -> Iterator[str]:
     """Documented: a message that is shown for one turn contains text only, no mark or setting."""
     scope = "on a turn-scoped system message (clear_at: 'next_user_message')"
-    kinds = {block["type"] for block in blocks_of(message)}
-    if kinds - {"text"}:
+    if {block["type"] for block in blocks_of(message)} - {"text"}:
         yield (
             f"{where}: a turn-scoped system message supports text blocks only "
             "(clear_at: 'next_user_message')"
@@ -488,8 +465,7 @@ def _prefill(messages: Sequence[Any], model: Model) -> Iterator[str]:
         )
         return
     content = last.get("content")
-    last_blocks = blocks_of(last)[-1:]
-    texts = list(_block_texts(last_blocks))
+    texts = list(_block_texts(blocks_of(last)[-1:]))
     if isinstance(content, str):
         texts = [content]
     if any(text != text.rstrip() for text in texts):

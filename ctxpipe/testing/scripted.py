@@ -6,14 +6,7 @@ import itertools
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -203,8 +196,7 @@ class ScriptedServer(ABC):
         received, refusal = await self._receive(request)
         if refusal is not None:
             return self._refusal(refusal, received)
-        work = partial(self._respond, request, received)
-        return await _while_connected(request, work)
+        return await _while_connected(request, partial(self._respond, request, received))
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
         raw = await request.body()
@@ -288,14 +280,12 @@ class ScriptedServer(ABC):
             return self._refusal(reply, received)
         if reply.after is None:
             await self._end(request, reply)
-        begun = reply.after or Answer()
-        return await self._break_off(request, received, reply, begun)
+        return await self._break_off(request, received, reply, reply.after or Answer())
 
     async def _answer(self, received: Received, reply: Answer) -> Response:
         message = await self._message(received, reply)
         if is_stream(received):
-            events = self._events(received, message)
-            return _stream(_pace(events, reply.pause_seconds), received)
+            return _stream(_pace(self._events(received, message), reply.pause_seconds), received)
         return json_response(message, received)
 
     async def _break_off(
@@ -376,8 +366,7 @@ async def _while_connected(request: Request, work: Callable[[], Awaitable[Respon
 
     async def cancel_on_disconnect() -> None:
         while True:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
+            if (await request.receive())["type"] == "http.disconnect":
                 break
         group.cancel_scope.cancel()
 
@@ -403,8 +392,7 @@ def json_response(
     """The answer *body* to a request."""
     from starlette.responses import JSONResponse
 
-    all_headers = {"request-id": received.id, **headers}
-    return JSONResponse(body, status, all_headers)
+    return JSONResponse(body, status, {"request-id": received.id, **headers})
 
 
 def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
@@ -413,5 +401,4 @@ def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
     media_type = "application/json"
     if is_stream(received):
         media_type = "text/event-stream"
-    headers = {"request-id": received.id}
-    return StreamingResponse(chunks, headers=headers, media_type=media_type)
+    return StreamingResponse(chunks, headers={"request-id": received.id}, media_type=media_type)

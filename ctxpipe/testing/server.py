@@ -60,8 +60,7 @@ class MessagesServer(ScriptedServer):
     @property
     def calls(self) -> int:
         """How many messages were asked for, refused ones included."""
-        paths = [request.path for request in self.requests]
-        return paths.count("/v1/messages")
+        return [request.path for request in self.requests].count("/v1/messages")
 
     # Requests -------------------------------------------------------------------------------------
 
@@ -148,8 +147,4 @@ class MessagesServer(ScriptedServer):
 
 
 def _drop_notice(path: str) -> dict[str, str]:
-    return {
-        "type": "thinking_dropped",
-        "path": path,
-        "reason": "prefix_binding_mismatch",
-    }
+    return {"type": "thinking_dropped", "path": path, "reason": "prefix_binding_mismatch"}

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from .rules import THINKING, Model
 from .turns import JsonObject
@@ -22,12 +22,6 @@ __all__ = ["BINDING_BETA", "Verdict", "as_blocks", "bare", "sign", "verify"]
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
-
-_Place: TypeAlias = tuple[int, int, JsonObject]
-"""The index of a message, the place of a block in it, and the block."""
-
-_Fault: TypeAlias = tuple[int, int, JsonObject, Literal["signature", "prefix"]]
-"""The same, and what is wrong with the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +36,49 @@ class Verdict:
 class _Walk:
     """One pass over a conversation.
 
-    It keeps the digest of all that is not thinking, and the link to the last thinking block.
+    It keeps the digest of all that is not thinking, and the link to the last thinking block, if
+    there was one.
     """
 
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
-    previous: str = NONE
+    previous: str = ""
 
     def read(self, role: str, block: JsonObject) -> None:
-        text = json.dumps([role, bare(block)])
-        self.digest.update(text.encode())
+        if block.get("type") in THINKING:
+            self.previous = _digest(_signature(block))
+        else:
+            self.digest.update(json.dumps([role, bare(block)]).encode())
 
-    def seal(self, own: str) -> str:
-        """The signature of a thinking block with the digest *own* at this place."""
-        parts = f"{self.digest.hexdigest()}.{self.previous}.{own}"
-        return base64.b64encode(parts.encode()).decode()
+    def seal(self, block: JsonObject) -> str:
+        """The signature of the thinking block *block* at this place."""
+        parts = [self.digest.hexdigest(), self.previous or NONE, _own_digest(block)]
+        return base64.b64encode(".".join(parts).encode()).decode()
+
+    def fault(self, block: JsonObject, model: Model) -> Literal["signature", "prefix"] | None:
+        """What is wrong with the thinking block *block* at this place."""
+        try:
+            sealed = base64.b64decode(_signature(block), validate=True).decode()
+            prefix, previous, own = sealed.split(".")
+        except (binascii.Error, ValueError):
+            return "signature"
+        if own != _own_digest(block):
+            return "signature"
+        # Thinking may be removed from the start of a conversation, not from its middle.
+        is_linked = self.previous in ("", previous)
+        is_bound = prefix == self.digest.hexdigest() and is_linked
+        return None if is_bound or model.thinking != "bound" else "prefix"
 
 
 def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[dict[str, Any]]:
     """*blocks* of an answer to *body*, each thinking block with its signature."""
     walk = _Walk()
-    for _ in _thinking_blocks(body, walk):
-        pass
-    signed: list[dict[str, Any]] = []
-    for block in map(dict, blocks):
+    for _, role, block in _blocks(body):
+        walk.read(role, block)
+    signed = [dict(block) for block in blocks]
+    for block in signed:
         if block["type"] in THINKING:
-            place = "signature" if block["type"] == "thinking" else "data"
-            block[place] = walk.seal(_own_digest(block))
-            walk.previous = _link(block)
-        else:
-            walk.read("assistant", block)
-        signed.append(block)
+            block["signature" if block["type"] == "thinking" else "data"] = walk.seal(block)
+        walk.read("assistant", block)
     return signed
 
 
@@ -82,67 +89,45 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
     """
     if model.thinking == "unchecked":
         return Verdict()
-    thinking = body.get("thinking") or {}
-    binding: JsonObject = thinking.get("block_binding") or {}
+    binding: JsonObject = (body.get("thinking") or {}).get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
-        problem = (
-            f"thinking.block_binding: requires the beta header `anthropic-beta: {BINDING_BETA}`"
-        )
-        return Verdict((problem,))
-    may_drop = binding.get("prefix_mismatch_behavior") == "drop_block"
+        beta = f"`anthropic-beta: {BINDING_BETA}`"
+        return Verdict((f"thinking.block_binding: requires the beta header {beta}",))
     refused: list[str] = []
     dropped: list[str] = []
-    for index, place, block, fault in _faults(body, model):
-        path = f"messages.{index}.content.{place}"
-        kind = block["type"]
-        if fault == "prefix" and may_drop:
+    walk = _Walk()
+    replies = [place for place, one in enumerate(body["messages"]) if one["role"] == "assistant"]
+    latest = f"messages.{replies[-1]}." if replies else ""
+    for path, role, block in _blocks(body):
+        fault = walk.fault(block, model) if block.get("type") in THINKING else None
+        walk.read(role, block)
+        if fault == "prefix" and binding.get("prefix_mismatch_behavior") == "drop_block":
             dropped.append(path)
         elif fault == "prefix":
             refused.append(
-                f"{path}: Invalid `signature` in `{kind}` block. The block is bound to a different "
-                "conversation. Remove the block, or set "
+                f"{path}: Invalid `signature` in `{block['type']}` block. The block is bound to a "
+                "different conversation. Remove the block, or set "
                 '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
             )
-        elif index == _latest_assistant(body):
+        elif fault and path.startswith(latest):
             refused.append(
                 f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message "
                 "cannot be modified. These blocks must remain as they were in the original "
                 "response."
             )
-        else:
-            refused.append(f"{path}: Invalid `signature` in `{kind}` block")
+        elif fault:
+            refused.append(f"{path}: Invalid `signature` in `{block['type']}` block")
     return Verdict(tuple(refused), tuple(dropped))
 
 
-def _faults(body: JsonObject, model: Model) -> Iterator[_Fault]:
-    walk = _Walk()
-    is_first = True
-    for index, place, block in _thinking_blocks(body, walk):
-        parts = _unseal(block)
-        if parts is None or parts[2] != _own_digest(block):
-            yield index, place, block, "signature"
-        elif model.thinking == "bound":
-            prefix, previous, _ = parts
-            # Thinking may be removed from the start of a conversation, not from its middle.
-            is_linked = is_first or previous == walk.previous
-            if prefix != walk.digest.hexdigest() or not is_linked:
-                yield index, place, block, "prefix"
-        is_first = False
-
-
-def _thinking_blocks(body: JsonObject, walk: _Walk) -> Iterator[_Place]:
-    """Each thinking block with its place, while *walk* is directly before it."""
+def _blocks(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
+    """Each block that a signature depends on: its path, its role, and itself."""
     for role in ("system", "tools"):
         for block in as_blocks(body.get(role) or []):
-            walk.read(role, block)
+            yield role, role, block
     for index, message in enumerate(body["messages"]):
-        blocks = as_blocks(message.get("content") or [])
-        for place, block in enumerate(blocks):
-            if block["type"] in THINKING:
-                yield index, place, block
-                walk.previous = _link(block)
-            else:
-                walk.read(message["role"], block)
+        for place, block in enumerate(as_blocks(message.get("content") or [])):
+            yield f"messages.{index}.content.{place}", message["role"], block
 
 
 def _own_digest(block: JsonObject) -> str:
@@ -153,30 +138,8 @@ def _signature(block: JsonObject) -> str:
     return str(block.get("signature") or block.get("data") or "")
 
 
-def _link(block: JsonObject) -> str:
-    """What the signature of the next thinking block contains of this one."""
-    return _digest(_signature(block))
-
-
 def _digest(text: str) -> str:
-    digest = hashlib.blake2b(text.encode(), digest_size=8)
-    return digest.hexdigest()
-
-
-def _unseal(block: JsonObject) -> tuple[str, str, str] | None:
-    """The parts of the block's signature; None when it is invalid."""
-    try:
-        parts = base64.b64decode(_signature(block), validate=True)
-        prefix, previous, own = parts.decode().split(".")
-    except (binascii.Error, ValueError):
-        return None
-    return prefix, previous, own
-
-
-def _latest_assistant(body: JsonObject) -> int:
-    messages = body["messages"]
-    places = range(len(messages))
-    return max(place for place in places if messages[place]["role"] == "assistant")
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def as_blocks(content: str | Sequence[JsonObject]) -> Sequence[JsonObject]:
