@@ -5,6 +5,7 @@ asyncio under anyio's plugin, in debug mode, no blocking call, and no other mach
 
 from __future__ import annotations
 
+import asyncio.constants
 import ipaddress
 import logging
 import os
@@ -22,6 +23,10 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in a shell's background job: whoever is started inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# In debug mode asyncio notes where each callback and each future came from, for its messages: ten
+# frames deep, with a look at the file of each, this would be a fifth of the whole run.
+asyncio.constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
 
 settings.register_profile(
     "ci", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-__all__ = ["Running", "start"]
+__all__ = ["Running", "application", "start"]
 
 ACCEPT_TURNS = 5  # of the loop: accept, transport, connection_made, and some to spare
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -69,14 +69,23 @@ class Running:
             await asyncio.sleep(0)
 
 
-async def start(endpoints: Mapping[str, Endpoint]) -> Running:
-    """Serve *endpoints* (POST) on a free port of 127.0.0.1."""
+def application(endpoints: Mapping[str, Endpoint]) -> Starlette:
+    """What answers requests to *endpoints* (POST)."""
     routes: list[Route] = []
     for path, endpoint in endpoints.items():
         routes.append(Route(path, _ignore_disconnect(endpoint), methods=["POST"]))
-    app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+    return Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+
+
+async def start(endpoints: Mapping[str, Endpoint]) -> Running:
+    """Serve *endpoints* (POST) on a free port of 127.0.0.1."""
     config = uvicorn.Config(
-        app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
+        application(endpoints),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
     )
     config.load()
     server = uvicorn.Server(config)

@@ -23,6 +23,7 @@ from anthropic import beta_async_tool
 from histories import conversation, histories, python_source, step, text, tool_result, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory import messages_api
 from mounts import CALLS, placeholders, result, rounds
 from readme import run_row
 
@@ -80,12 +81,9 @@ async def talk(
     script: Script, *middleware: Any, model: Model | None = None, **client: Any
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     """A server that follows *script*, and a client with *middleware*, outermost first."""
-    given: dict[str, Any] = {"max_retries": 0, "middleware": middleware, **client}
-    async with (
-        MessagesServer(script, model=model or Model()) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **given) as client_of_it,
-    ):
-        yield server, client_of_it
+    server = MessagesServer(script, model=model or Model())
+    async with messages_api(server, middleware=middleware, **client) as talking:
+        yield talking
 
 
 Ask = Callable[..., Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""The official client over stdio reads what was offloaded, and nothing else."""
+"""The official client, in memory and over stdio, reads what was offloaded, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import anyio
 import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.shared.memory import create_client_server_memory_streams
 from places import ROOT
 from readme import command_of, reader_environment
 
@@ -23,13 +24,25 @@ TEXT = "first\nsecond error\n" * 50
 
 
 @asynccontextmanager
-async def talk(root: Path, *options: str) -> AsyncIterator[ClientSession]:
+async def talk(root: Path) -> AsyncIterator[ClientSession]:
+    """A client of the server, in its own process."""
+    server = offload_server(LocalStorage(root))
+    async with (
+        create_client_server_memory_streams() as (client, (read, write)),
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(server.run, read, write, server.create_initialization_options())
+        async with ClientSession(*client) as session:
+            await session.initialize()
+            yield session
+        group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def talk_to_process(command: str, *options: str, cwd: Path) -> AsyncIterator[ClientSession]:
     """A client of ``ctxpipe mcp``, started as a client starts it."""
     server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "ctxpipe", "mcp", str(root), *options],
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
-        cwd=root,
+        command=command, args=[*options], env=reader_environment(PYTHONPATH=str(ROOT)), cwd=cwd
     )
     async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
         await session.initialize()
@@ -86,7 +99,9 @@ async def test_what_lies_elsewhere_is_refused(tmp_path: Path, elsewhere: str):
 async def test_another_session_is_refused_where_one_is_named(tmp_path: Path):
     mine, other = await store(tmp_path, "mine/t.md"), await store(tmp_path, "other/t.md")
 
-    async with talk(tmp_path, "--session", "mine") as session:
+    command = [sys.executable, "-m", "ctxpipe", "mcp", str(tmp_path), "--session", "mine"]
+
+    async with talk_to_process(*command, cwd=tmp_path) as session:
         assert not (await call(session, "read_offloaded", path=mine))[1]
         assert (await call(session, "read_offloaded", path=other))[1]
 
@@ -128,13 +143,8 @@ def test_a_storage_that_cannot_be_read_from_is_refused():
 
 async def test_the_row_of_the_readme_reads_what_was_offloaded(tmp_path: Path):
     path = await store(tmp_path / ".ctxpipe")
-    name, *arguments = command_of("mcp")
-    server = StdioServerParameters(
-        command=name, args=arguments, env=reader_environment(), cwd=tmp_path
-    )
 
-    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
-        await session.initialize()
+    async with talk_to_process(*command_of("mcp"), cwd=tmp_path) as session:
         page, failed = await call(session, "read_offloaded", path=path, limit=12)
 
     assert page.startswith("first\nsecond")
