@@ -10,7 +10,7 @@ FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
-	clients test-clients docs bench bench-peers lint nightly first-hour fuzz clean
+	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -111,6 +111,9 @@ fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each o
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	@set -e; for target in transcripts placeholders archives journals folding; do \
 		echo "== $$target"; $(BIN)/python tests/fuzz/search.py $$target $(FUZZ_SECONDS); done
+
+mutants: $(STAMP)  ## the power of the tests: sixty faults, each of which a test must find; fifteen minutes
+	$(BIN)/python scripts/mutants.py --jobs 2
 
 # TRANSCRIPTS is a folder of recorded conversations; without it those that need one are left out. Load and several
 # workers take half an hour each, and the workers a PostgreSQL: `make test-services INSTALL=1`.

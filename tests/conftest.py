@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -33,6 +33,9 @@ settings.register_profile(
 )
 settings.register_profile(
     "nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(  # for `make mutants`: that a test fails is all it asks
+    "mutants", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -472,6 +472,12 @@ def test_only_a_wide_span_or_another_type_ends_a_run_of_functions(
             assert other.start_line - one.start_line > span
 
 
+def test_a_run_of_functions_is_as_long_as_the_span_and_no_longer() -> None:
+    functions = [Definition("function", f"f{line}", line) for line in (1, 101, 102)]
+
+    assert format_sections(merge_functions(functions, 100)) == "1 | f1, f101\n102 | f102"
+
+
 @given(found())
 def test_unmerged_each_definition_is_a_section(definitions: list[Definition]) -> None:
     assert len(merge_functions(definitions, merge=False)) == len(definitions)

@@ -12,6 +12,7 @@ import pytest
 from places import SOURCES
 
 from ctxpipe.folding import folder
+from ctxpipe.folding.fold import Section, format_file
 from ctxpipe.folding.folder import Folder
 from ctxpipe.functions import fold_files
 from ctxpipe.tokens import TokenCounter
@@ -70,6 +71,13 @@ async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none() -> 
         None,
         fold_files([("d.py", functions(20))]).content,
     ]
+
+
+async def test_a_block_as_long_as_its_file_comes_back_as_none() -> None:
+    block = format_file("e.py", [Section("functions", ("b",), 1)])
+    as_long = "def b(): pass".ljust(len(block), "\n")
+
+    assert await Folder().fold([("e.py", as_long), ("e.py", f"{as_long}\n")]) == [None, block]
 
 
 async def test_no_files_are_no_texts() -> None:

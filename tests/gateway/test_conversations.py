@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gateways import conversation, post, replies, serving
 
-from ctxpipe import TokenCounter
-from ctxpipe.gateway.conversations import OWN_BYTES, Content
+from ctxpipe import ContextPipeline, TokenCounter
+from ctxpipe.gateway.body import read_body
+from ctxpipe.gateway.conversations import OWN_BYTES, Content, Conversations, Question
+from ctxpipe.gateway.formats import Messages
 from ctxpipe.gateway.serving import Serving
 from ctxpipe.testing import MessagesServer
 
@@ -32,6 +35,25 @@ async def test_above_the_limit_the_longest_unused_conversations_are_forgotten(tm
             await ask(gateway, name, 1)
         assert names(gateway) == ["a", "c"]
         assert gateway.gateway.shaper().conversations.bytes <= limit
+
+
+async def test_while_a_request_is_under_way_its_conversation_is_not_forgotten():
+    conversations = Conversations(max_bytes=0)
+    new_session = ContextPipeline([]).new_session
+
+    def question(text: str) -> Question:
+        raw = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+        body = read_body(raw, Messages.key)
+        assert body is not None
+        return Question(Messages(), body)
+
+    under_way = await conversations.find("a", question("one"), new_session)
+    over = await conversations.find("b", question("other"), new_session)
+
+    conversations.release(over)
+    assert list(conversations) == [under_way]
+    conversations.release(under_way)
+    assert list(conversations) == []
 
 
 async def test_a_forgotten_conversation_goes_on_from_its_journal_with_the_same_bytes(tmp_path):

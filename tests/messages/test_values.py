@@ -44,6 +44,7 @@ from ctxpipe.messages import (
     rebuilt,
     strings,
 )
+from ctxpipe.messages.values import encoding_fault
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.summarizers import Summary
@@ -193,6 +194,11 @@ async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
     words = r"message \d, block \d: it holds values nested more than 1,000 levels deep"
     with pytest.raises(InvalidHistory, match=words):
         await ContextPipeline([]).session("s").run(history)
+
+
+def test_as_many_levels_as_allowed_can_be_sent_and_one_more_cannot() -> None:
+    assert not encoding_fault(mappings(MAX_DEPTH))
+    assert encoding_fault(mappings(MAX_DEPTH + 1)) == "values nested more than 1,000 levels deep"
 
 
 async def test_a_value_that_holds_itself_is_refused() -> None:

@@ -1,0 +1,80 @@
+"""The faults of `make mutants`: each still applies, and the tests that ought to find it exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from places import PACKAGE, ROOT
+
+from scripts.mutants import DoesNotApply, Fault, apply, read_faults
+
+FAULTS = read_faults()
+PROMISES = range(1, 11)
+
+pytestmark = pytest.mark.skipif(PACKAGE.parent != ROOT, reason="the package is not the source")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_each_fault_changes_exactly_one_place(fault: Fault):
+    mutant = apply(fault)
+
+    assert mutant.source != (ROOT / mutant.path).read_text("utf-8")
+    compile(mutant.source, str(mutant.path), "exec")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_tests_that_ought_to_find_it_exist(fault: Fault):
+    for test in fault.tests:
+        path, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / path).read_text("utf-8")
+
+
+def test_there_are_sixty_of_them_and_one_for_each_promise():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 60
+    assert {fault.promise for fault in FAULTS} - {None} == set(PROMISES)
+
+
+def source_with(function: str, root: Path) -> None:
+    (root / "ctxpipe").mkdir()
+    (root / "ctxpipe" / "one.py").write_text(function, "utf-8")
+
+
+def fault(find: str, put: str, function: str = "one") -> Fault:
+    return Fault("name", "room", "breaks", function, find, put, ())
+
+
+@pytest.mark.parametrize(
+    ("body", "find", "put", "expected"),
+    [
+        ("return a < b", "a < b", "a <= b", "return a <= b"),
+        ("return a + len(b)", "X + len(Y)", "X - Y", "return a - b"),
+        ("return f(a, b)", "f(a, ...)", "f(...)", "return f(b)"),
+        ("a()\n    b()", "a()", "pass", "pass\n    b()"),
+        ("with a:\n        b()\n        c()", "with a: ...", "...", "b()\n    c()"),
+        ("a()\n    b()", "a(); b()", "b()", "b()"),
+    ],
+)
+def test_a_pattern_is_replaced_in_the_function_that_is_named(
+    tmp_path: Path, body: str, find: str, put: str, expected: str
+):
+    source_with(f"def one():\n    {body}\n\ndef other():\n    {body}\n", tmp_path)
+
+    mutant = apply(fault(find, put), tmp_path)
+
+    assert mutant.source == f"def one():\n    {expected}\n\ndef other():\n    {body}\n"
+
+
+@pytest.mark.parametrize("body", ["return c", "return (a < b) + (a < b)"])
+def test_a_pattern_that_fits_nowhere_or_twice_does_not_apply(tmp_path: Path, body: str):
+    source_with(f"def one():\n    {body}\n", tmp_path)
+
+    with pytest.raises(DoesNotApply, match=re.escape("places in one")):
+        apply(fault("a < b", "c"), tmp_path)
+
+
+def test_a_method_is_found_by_the_end_of_its_name(tmp_path: Path):
+    source_with("class A:\n\n    def one(self):\n        return a\n", tmp_path)
+
+    assert apply(fault("a", "b", "A.one"), tmp_path).source.endswith("return b\n")
