@@ -7,7 +7,7 @@ project, where the tests that ought to find it are run until one fails.
     python scripts/mutants.py                    # all of them, one after another
     python scripts/mutants.py --jobs 2           # two at a time
     python scripts/mutants.py --only NAME NAME   # some of them
-    python scripts/mutants.py --resume           # what `build/mutants.json` does not say yet
+    python scripts/mutants.py --resume           # without those that were found before
     python scripts/mutants.py --list             # where each applies; no test is run
 
 In a pattern a single capital letter is any expression, and `...` at the end of a list is the rest
@@ -42,7 +42,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
-VERDICTS = ROOT / "build" / "mutants.json"
+FOUND = ROOT / "build" / "mutants.json"
 LIMIT = 300.0  # seconds; tests that hang have found the fault
 PASSED, FAILED = 0, 1  # exit codes of pytest
 
@@ -298,7 +298,7 @@ def check_green(place: Copy, faults: Sequence[Fault], jobs: int) -> None:
 
 
 def key_of(fault: Fault) -> str:
-    """What a verdict is about: the fault, the module with it, and the tests' files."""
+    """What a verdict is about: a digest of the fault, the module with it, and the tests' files."""
     held = hashlib.sha256(repr(fault).encode())
     with suppress(DoesNotApply):
         held.update(apply(fault).source.encode())
@@ -311,13 +311,11 @@ def key_of(fault: Fault) -> str:
 
 def run(faults: Sequence[Fault], jobs: int, *, resume: bool) -> dict[str, str]:
     """The verdict on each of *faults*, printed as it comes."""
-    known = json.loads(VERDICTS.read_text("utf-8")) if VERDICTS.exists() else {}
-    keys = {fault.name: key_of(fault) for fault in faults}
-    if not resume:
-        known = {name: verdict for name, verdict in known.items() if name not in keys}
-    due = [fault for fault in faults if known.get(fault.name, {}).get("key") != keys[fault.name]]
+    found = json.loads(FOUND.read_text("utf-8")) if resume and FOUND.exists() else {}
+    verdicts = {fault.name: "found" for fault in faults if found.get(fault.name) == key_of(fault)}
+    due = [fault for fault in faults if fault.name not in verdicts]
     if not due:
-        return {fault.name: known[fault.name]["verdict"] for fault in faults}
+        return verdicts
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         # Links resolved: the package's own path is compared with it.
         copies = [Copy(Path(folder).resolve() / str(number)) for number in range(jobs)]
@@ -332,14 +330,16 @@ def run(faults: Sequence[Fault], jobs: int, *, resume: bool) -> dict[str, str]:
             verdict, why = place.judge(fault)
             free.put(place)
             seconds = time.monotonic() - started
-            known[fault.name] = {"key": keys[fault.name], "verdict": verdict, "why": why}
             print(f"{verdict:15}{seconds:5.0f} s  {fault.name}  {why}", flush=True)
-            VERDICTS.parent.mkdir(exist_ok=True)
-            VERDICTS.write_text(json.dumps(known, indent=1), "utf-8")
+            verdicts[fault.name] = verdict
+            if verdict == "found":
+                found[fault.name] = key_of(fault)
+                FOUND.parent.mkdir(exist_ok=True)
+                FOUND.write_text(json.dumps(found, indent=1), "utf-8")
 
         with ThreadPoolExecutor(jobs) as threads:
             list(threads.map(judge, due))
-    return {fault.name: known[fault.name]["verdict"] for fault in faults}
+    return verdicts
 
 
 def list_faults(faults: Sequence[Fault]) -> int:
@@ -359,7 +359,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults alone")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
-    parser.add_argument("--resume", action="store_true", help="keep verdicts that still hold")
+    parser.add_argument("--resume", action="store_true", help="leave out what was found before")
     parser.add_argument("--list", action="store_true", help="list the faults, and run no test")
     arguments = parser.parse_args()
     faults = read_faults()
@@ -370,13 +370,15 @@ def main() -> int:
         faults = [fault for fault in faults if fault.name in arguments.only]
     if arguments.list:
         return 1 if list_faults(faults) else 0
+    started = time.monotonic()
     verdicts = run(faults, arguments.jobs, resume=arguments.resume)
     print("\nroom          found  of")
     for room in dict.fromkeys(fault.room for fault in faults):
         found = [verdicts[fault.name] == "found" for fault in faults if fault.room == room]
         print(f"{room:14}{sum(found):5}{len(found):4}")
     totals = Counter(verdicts.values())
-    print(f"\n{totals['found']} of {len(faults)} found")
+    minutes = (time.monotonic() - started) / 60
+    print(f"\n{totals['found']} of {len(faults)} found, in {minutes:.0f} minutes")
     for fault in faults:
         if verdicts[fault.name] != "found":
             print(f"{verdicts[fault.name].upper()}: {fault.name}: {fault.breaks}")
