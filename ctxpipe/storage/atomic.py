@@ -23,6 +23,7 @@ __all__ = [
     "sweep",
     "sync",
     "temporary_file",
+    "temporary_name",
 ]
 
 TEMPORARY = ".ctxpipe-tmp-"
@@ -35,7 +36,7 @@ _NUMBERS = count()
 
 def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> str:
     """Write *chunks* to a new hidden file; return its name. Nothing is left when that fails."""
-    name = f"{TEMPORARY}{os.getpid()}-{next(_NUMBERS)}-{time.time_ns():x}"
+    name = temporary_name()
     file = open_file(name, _CREATE, folder=folder)
     is_whole = False
     try:
@@ -53,6 +54,11 @@ def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> s
         if not is_whole:
             discard(folder, name)
     return name
+
+
+def temporary_name() -> str:
+    """A name that nobody else uses, of what another name is given to once it is whole."""
+    return f"{TEMPORARY}{os.getpid()}-{next(_NUMBERS)}-{time.time_ns():x}"
 
 
 def is_temporary(name: str) -> bool:

@@ -26,6 +26,7 @@ from .atomic import (
     read_bytes,
     sweep,
     temporary_file,
+    temporary_name,
 )
 from .folders import (
     FAULTS,
@@ -344,8 +345,7 @@ class StorageRoot:
 
         What is not in the mark is never deleted.
         """
-        # Another thread may have looked for the mark just before it was written.
-        if self._known.get(name) or self.read_mark(name, folder) is not None:
+        if self._known.get(name):
             self._add_line(name, folder, file)
 
     def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:
@@ -367,9 +367,10 @@ class StorageRoot:
         for depth, part in enumerate(PurePosixPath(name).parts):
             parent = descriptor
             try:
-                descriptor, is_new = enter_folder(part, parent, create=create)
-                if is_new and depth == 0:
-                    self._mark_session(part, parent, descriptor)
+                if create and depth == 0 and self._marked:
+                    descriptor, is_new = self._enter_marked(part, parent)
+                else:
+                    descriptor, is_new = enter_folder(part, parent, create=create)
             finally:
                 os.close(parent)
         # A folder without a mark is read again: another process may have marked it since.
@@ -382,21 +383,39 @@ class StorageRoot:
                 raise
         return descriptor
 
-    def _mark_session(self, name: str, root: int, folder: int) -> None:
-        if not self._marked:
-            return
+    def _enter_marked(self, name: str, root: int) -> tuple[int, bool]:
+        """The folder *name*, made with its mark if it is not there, and whether it is new."""
+        is_new = False
+        while True:
+            try:
+                return enter_folder(name, root)[0], is_new
+            except FileNotFoundError:
+                self._make_marked(name, root)
+                is_new = True
+
+    def _make_marked(self, name: str, root: int) -> None:
+        """Make the folder *name* and its mark in one step.
+
+        A folder that is there before its mark is another writer's to use, and what he writes then
+        is in no list: nothing would ever delete it.
+        """
+        temporary = temporary_name()
+        folder, _ = enter_folder(temporary, root, create=True)
         try:
             write_mark(folder, SESSION_MARK)
             generation = running_generation(name)
             if generation is not None:
                 user = _user(generation.session_id, has_journal=generation.has_journal)
                 self._add_line(name, folder, user)
-        except OSError:
-            # Without a mark it would never be cleaned up; the next writer makes it again.
+            os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
+        except OSError as error:
             with suppress(OSError):
-                os.rmdir(name, dir_fd=root)
+                discard(folder, SESSION_MARK)
+                os.rmdir(temporary, dir_fd=root)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise  # otherwise something else has got the name meanwhile
+        finally:
             os.close(folder)
-            raise
 
     def _inspect(self, name: str, folder: int) -> None:
         """Remember whether the folder is marked; if so, remove what killed writers have left."""
