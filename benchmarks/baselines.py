@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from ctxpipe.edits.offload import Candidate, Scan, protected_from, text_of
 from ctxpipe.errors import SettingsError
 from ctxpipe.lab.policies import (
-    NONE,
+    BUDGET,
     POLICIES,
     ClearOldResults,
-    Policy,
     clear_results,
     oldest_until,
 )
@@ -200,7 +199,7 @@ class Baseline:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         stages = BASELINES[self.name](bench, self.prices)
-        return ContextPipeline(stages, budget=Policy(NONE).budget)
+        return ContextPipeline(stages, budget=BUDGET)
 
 
 # To a budget --------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from ctxpipe.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.batch import FileReplay, replay_files
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
-from ctxpipe.lab.policies import Policy
+from ctxpipe.lab.policies import BUDGET, Policy
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
@@ -91,7 +91,7 @@ class Coding:
         batch = replace(batch, gate=gate, **(self.batch or {}))  # type: ignore[arg-type]
         direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
         new_results: list[Stage] = [] if self.without_direct else [direct, trim]
-        return ContextPipeline([*new_results, batch, *rest], budget=Policy("none").budget)
+        return ContextPipeline([*new_results, batch, *rest], budget=BUDGET)
 
 
 ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {

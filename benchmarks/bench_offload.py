@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 from benchmarks.figures import add_figure, recording
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Turn
 from ctxpipe.functions import offload_tool_results
-from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message
+from ctxpipe.storage.memory import MemoryStorage
 
 Row: TypeAlias = tuple[str, float, str, float, str]
 """What, how much, in which unit, the limit, and what it is compared with."""

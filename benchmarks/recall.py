@@ -20,7 +20,7 @@ from ctxpipe.atoms import Atom, AtomIndex, atoms, weight
 from ctxpipe.lab.references import Context, Past, Store, Use, use_of
 from ctxpipe.lab.replay import PipelineMaker
 from ctxpipe.lab.transcripts import Transcript
-from ctxpipe.lab.workbench import ROOT, Workbench
+from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
 from ctxpipe.tokens import TokenCounter, as_counter
 
@@ -168,7 +168,7 @@ async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
     result = await pipeline.run(list(cut.history), session_id=cut.name)
     context = Context(cut.index, cut.name)
     context.update(result.messages)
-    store = Store(cut.index, cut.counter, f"{ROOT}/")
+    store = Store(cut.index, cut.counter)
     store.learn(bench.storage.texts)
     use, _ = use_of(cut.future, cut.past, context, store)
     return Scored(await cut.counter.count(result.messages), use)

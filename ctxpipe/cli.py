@@ -28,17 +28,15 @@ from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import open_journal
-from .lab.batch import FileReplay, Workers, replay_files, workers
+from .lab.batch import FileReplay, Reporter, Workers, cluster, replay_files, workers
 from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
-from .lab.cluster import cluster
-from .lab.config import read_config
 from .lab.contents import Contents, contents, total_contents
-from .lab.figures import figures, total_figures
+from .lab.narration import narrate
 from .lab.page import write_page
-from .lab.policies import NONE, POLICIES, policies
+from .lab.policies import NONE, POLICIES, Policy, policies
 from .lab.recordings import Recordings, find_recordings
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
-from .lab.replay_report import Pages, display_name
+from .lab.report import Figures, Report, figures
 from .lab.terminal import (
     LEGEND,
     discard_output,
@@ -49,7 +47,6 @@ from .lab.terminal import (
     print_line,
     print_notice,
     print_table,
-    unit,
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
@@ -194,51 +191,42 @@ def replay(
         found = _recordings(files)
         names = list(makers)
         baseline = names[0]
-        pages: Pages | None = None
+        reporter: Reporter | None = None
         if html:
             _check_writable(html)
-            pages = Pages(prices if model else None)
+            reporter = partial(narrate, prices=prices if model else None)
         settings = Settings(rest_every=LAPSES_EVERY, strict=strict)
         with _executor(scheduler, processes, len(found.files)) as executor:
-            replays = _replay_all(found.files, makers, settings, executor, pages)
-        _print_replays(replays, prices, model, baseline, found, as_json=as_json)
-        if html:
-            _write_page(html, replays, prices, baseline)
+            replays = _replay_all(found.files, makers, settings, executor, reporter)
+        by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
+        totals = figures([file.replays for file in replays], prices, baseline)
+        unit = "dollars" if model else "input tokens"
+        if as_json:
+            _print_json(replays, by_file, totals, unit, found)
+        else:
+            _print_replays(replays, by_file, totals, unit, model)
+        for file in replays:
+            if file.error:
+                print_error(file.error)
+        reports = [file.report for file in replays if file.report]
+        if html and reports:
+            _write_page(html, reports, totals, unit)
     if any(file.error for file in replays):
         raise typer.Exit(FAILED)
     raise typer.Exit(0)
 
 
-def _makers(
-    compare: str,
-    config: Path | None,
-    prices: Prices,
-) -> dict[str, PipelineMaker]:
+def _makers(compare: str, config: Path | None, prices: Prices) -> dict[str, Policy]:
     """What to replay through, by name.
 
     Each is tried once, so that an invalid one is reported before the work begins.
     """
     names = [name.strip() for name in compare.split(",") if name.strip()]
-    if config is not None and not compare:
-        names = [NONE]
-    elif not names:
-        names = [NONE, PRESET]
-    distinct = dict.fromkeys(names)
-    makers: dict[str, PipelineMaker] = {**policies(distinct, prices)}
-    for make in makers.values():
-        make(Workbench())
-    if config is not None:
-        # A file such as coding.toml keeps its suffix: the stem is the name of a preset.
-        name = config.name if config.stem in POLICIES else config.stem
-        makers[name] = read_config(config, prices)
-    return makers
-
-
-def _find_plan(plan: str) -> PipelineMaker:
-    """The policy of that name, or what the file of that name describes."""
-    if plan.endswith(".toml"):
-        return read_config(plan, Prices.relative())
-    return policies([plan])[plan]
+    if not names:
+        names = [NONE] if config else [NONE, PRESET]
+    if config:
+        names.append(str(config))
+    return policies(names, prices)
 
 
 def _recordings(names: Sequence[str]) -> Recordings:
@@ -251,11 +239,7 @@ def _recordings(names: Sequence[str]) -> Recordings:
     return found
 
 
-def _executor(
-    scheduler: str,
-    processes: int | None,
-    files: int,
-) -> AbstractContextManager[Workers]:
+def _executor(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
     if scheduler:
         return cluster(scheduler)
     return workers(min(processes or os.cpu_count() or 1, files))
@@ -263,24 +247,20 @@ def _executor(
 
 def _replay_all(
     files: Sequence[str],
-    makers: Mapping[str, PipelineMaker],
+    makers: Mapping[str, Policy],
     settings: Settings,
     executor: Workers,
-    pages: Pages | None,
+    reporter: Reporter | None,
 ) -> list[FileReplay]:
     with _progress() as progress:
         task = progress.add_task("replaying", total=len(set(files)))
-
-        def advance(_file: FileReplay) -> None:
-            progress.advance(task)
-
         return replay_files(
             files,
             makers,
             settings,
             executor=executor,
-            pages=pages,
-            progress=advance,
+            reporter=reporter,
+            progress=lambda _file: progress.advance(task),
         )
 
 
@@ -296,22 +276,10 @@ def _check_writable(html: Path) -> None:
 
 
 def _write_page(
-    html: Path,
-    replays: Sequence[FileReplay],
-    prices: Prices,
-    baseline: str,
+    html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str
 ) -> None:
-    """Write one page for all files that could be read."""
-    reports = {file.path: file.report for file in replays if file.report is not None}
-    if not reports:
-        return
-    read = {file.path: file.replays for file in replays}
-    totals = [
-        replace(row, policy=display_name(row.policy))
-        for row in total_figures([read[path] for path in reports], prices, baseline)
-    ]
     try:
-        write_page(html, list(reports.values()), totals)
+        write_page(html, reports, totals, unit)
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
@@ -321,68 +289,57 @@ def _write_page(
 def _progress() -> Progress:
     """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
-    return Progress(
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print_json(
+    replays: Sequence[FileReplay],
+    by_file: Mapping[str, Sequence[Figures]],
+    totals: Sequence[Figures],
+    unit: str,
+    found: Recordings,
+) -> None:
+    read = [file for file in replays if not file.error]
+    print_json(
+        {
+            "unit": unit,
+            "files": {file.path: [row.as_json() for row in by_file[file.path]] for file in read},
+            "read": {file.path: file.as_json() for file in read},
+            "all": [row.as_json() for row in totals],
+            "errors": {file.path: file.error for file in replays if file.error},
+            "skipped": found.unreadable,
+        }
     )
 
 
 def _print_replays(
     replays: Sequence[FileReplay],
-    prices: Prices,
+    by_file: Mapping[str, Sequence[Figures]],
+    totals: Sequence[Figures],
+    unit: str,
     model: str,
-    baseline: str,
-    found: Recordings,
-    *,
-    as_json: bool,
 ) -> None:
-    read = {file.path: file for file in replays if file.replays}
-    rows = {path: figures(file.replays, prices, baseline) for path, file in read.items()}
-    totals = total_figures([file.replays for file in replays], prices, baseline)
-    errors = {file.path: file.error for file in replays if file.error}
-    if as_json:
-        print_json(
-            {
-                "unit": "dollars" if model else "input tokens",
-                "files": {path: [row.as_json() for row in own] for path, own in rows.items()},
-                "read": {path: file.as_json() for path, file in read.items()},
-                "all": [row.as_json() for row in totals],
-                "errors": errors,
-                "skipped": found.unreadable,
-            }
-        )
-    else:
-        dollars = bool(model)
-        for path, file in read.items():
-            print_figures(
-                _title(file, model),
-                rows[path],
-                file.calibration,
-                dollars=dollars,
-            )
-        if len(read) > 1:
-            title = f"all {len(read)} conversations ({unit(model)})"
-            bills = [file.calibration for file in read.values() if file.calibration]
-            calibration = sum(bills[1:], bills[0]) if bills else None
-            print_figures(title, totals, calibration, dollars=dollars)
-        if read:
-            for line in LEGEND.splitlines():
-                print_line(line)
-    for error in errors.values():
-        print_error(error)
+    read = [file for file in replays if not file.error]
+    dollars = bool(model)
+    costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
+    for file in read:
+        faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
+        title = f"{_display_name(file.path)} ({costs}{faults})"
+        print_figures(title, by_file[file.path], dollars=dollars)
+        if file.calibration:
+            print_line(str(file.calibration))
+            print_line("")
+    if len(read) > 1:
+        print_figures(f"all {len(read)} conversations ({costs})", totals, dollars=dollars)
+        billed = [file.calibration for file in read if file.calibration]
+        if billed:
+            print_line(str(sum(billed[1:], billed[0])))
+    for line in LEGEND.splitlines() if read else ():
+        print_line(line)
 
 
 def _display_name(path: str) -> str:
     return "standard input" if path == STDIN else Path(path).name
-
-
-def _title(file: FileReplay, model: str) -> str:
-    name = _display_name(file.path)
-    notes = unit(model)
-    if file.repaired:
-        notes = f"{notes}; {count_phrase(file.repaired, 'fault')} repaired"
-    return f"{name} ({notes})"
 
 
 @app.command()
@@ -411,7 +368,7 @@ def inspect(
         if cache and plan:
             raise SettingsError("give --cache or --plan, not both")
         prices = prices_of(model) if model else None
-        make = _find_plan(plan) if plan else None
+        [make] = policies([plan]).values() if plan else [None]
         found = _recordings(files)
         counter = TokenCounter()
         if make:
@@ -530,23 +487,15 @@ class _Plan:
 
 def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
     """What the pipeline that *make* makes would do at the end of *transcript*."""
-    import anyio
-
-    async def run() -> Result:
-        return await make(Workbench()).plan(
-            transcript.messages,
-            session_id="plan",
-            system=transcript.system,
-            tools=transcript.tools,
-        )
-
-    result = anyio.run(run)
+    plan = partial(
+        make(Workbench()).plan, session_id="plan", system=transcript.system, tools=transcript.tools
+    )
+    result: Result = anyio.run(plan, transcript.messages)
     stages = []
     for report in result.reports:
         is_planned = report.outcome is Outcome.PLANNED
         outcome = "would act" if is_planned else report.outcome.value
-        why = report.reason or str(report.detail or "")
-        stages.append((report.stage, outcome, why))
+        stages.append((report.stage, outcome, report.reason or str(report.detail or "")))
     return _Plan(stages, result.tokens_saved)
 
 

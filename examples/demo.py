@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -16,16 +17,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
 from ctxpipe import LocalStorage, TokenCounter, offload_tools
 from ctxpipe.agent_tools import READ_BACK_TOOLS
-from ctxpipe.lab.live_report import LiveReport
-from ctxpipe.lab.page import write_page
-from ctxpipe.lab.report import Fact, Report
 from ctxpipe.reports import Offloaded
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
@@ -62,7 +60,6 @@ class Tally:
 
     counter: TokenCounter
     overhead: int
-    live: LiveReport
     full: list[MessageParam] = field(default_factory=list)
     turns: int = 0
     turns_without: int = 0
@@ -76,8 +73,6 @@ class Tally:
     answer: str = ""
     files: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    # the context that the next turn begins with
-    _before: list[MessageParam] = field(default_factory=list)
     # this turn's context, without ctxpipe, and what it called
     _now: tuple[int, int, str] = (0, 0, "")
 
@@ -97,17 +92,7 @@ class Tally:
         self.files += [
             file for detail in details if isinstance(detail, Offloaded) for file in detail.files
         ]
-        self._watch(turn, names)
         self._now = context, self._add_without(turn, names), ", ".join(names) or "answer"
-
-    def _watch(self, turn: Turn, names: Sequence[str]) -> None:
-        """Let the page see the turn."""
-        reply: MessageParam = {"role": "assistant", "content": turn.reply.content}
-        reports, extra = turn.result.reports, reads_back(names)
-        self.live.add(
-            self._before or turn.context, turn.context, reports, reply, self.full, extra=extra
-        )
-        self._before = [*turn.context, reply, {"role": "user", "content": turn.answers}]
 
     def _add_without(self, turn: Turn, names: Sequence[str]) -> int:
         full = self.counter.total(self.full) + self.overhead
@@ -209,7 +194,7 @@ async def run(options: argparse.Namespace, console: Console) -> int:
     tools = [*folder_tools(options.folder), *offload_tools(storage, session_id=session_id)]
     definitions = [tool.definition for tool in tools]
     overhead = pipeline.counter.total([], system=SYSTEM, tools=definitions)
-    tally = Tally(pipeline.counter, overhead, LiveReport(pipeline.counter, SYSTEM, definitions))
+    tally = Tally(pipeline.counter, overhead)
     async with connect(options) as (client, server):
         who = "A scripted model" if server else options.model
         console.print(f"{who} works on {options.folder}: {options.task}", soft_wrap=True)
@@ -226,24 +211,25 @@ async def run(options: argparse.Namespace, console: Console) -> int:
         sums = rows(tally, refused, time.monotonic() - started)
         console.print(table(tally, sums))
         console.print(f"The files lie in {storage.root}", soft_wrap=True, highlight=False)
-        facts = [Fact(name, (grouped(theirs), grouped(ours))) for name, ours, theirs in sums]
-        report = tally.live.report(options.task, subtitle=f"{who} on {options.folder}", facts=facts)
-        await show_page(Path(storage.root) / f"{session_id}.html", report, tally, console)
+        request = {"system": SYSTEM, "tools": definitions, "messages": tally.full}
+        await record(Path(storage.root) / f"{session_id}.json", request, tally, console)
     tally.faults += [fault for fault in FAULTS if server and fault in tally.answer]
     for fault in tally.faults:
         print(fault, file=sys.stderr)
     return 1 if tally.faults else 0
 
 
-async def show_page(page: Path, report: Report, tally: Tally, console: Console) -> None:
-    """Write the page of the session and say where it lies."""
+async def record(path: Path, request: dict[str, Any], tally: Tally, console: Console) -> None:
+    """Write the history without ctxpipe, and say how to see it turn by turn."""
+    text = json.dumps(request, default=lambda block: block.to_dict())
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
-        await asyncio.to_thread(write_page, page, [report])
+        path.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
+        await asyncio.to_thread(path.write_text, text, "utf-8")
     except OSError as error:
-        tally.faults.append(f"{page} could not be written: {error.strerror or error}")
+        tally.faults.append(f"{path} could not be written: {error.strerror or error}")
         return
-    console.print(f"Turn by turn, for a browser: {page}", soft_wrap=True, highlight=False)
+    line = f"Turn by turn: ctxpipe replay {path} --html page.html"
+    console.print(line, soft_wrap=True, highlight=False)
 
 
 async def watch(

@@ -218,7 +218,7 @@ def test_several_files_are_on_one_page(sound: Path, tmp_path: Path):
     assert done.exit_code == 0
     [page] = tmp_path.glob("*.html")
     told = page.read_text("utf-8")
-    for name in ("2 conversations", "sound.jsonl", "other.jsonl", "no management"):
+    for name in ("2 conversations, 10 turns", "sound.jsonl", "other.jsonl"):
         assert name in told
 
 

@@ -27,12 +27,12 @@ from ctxpipe import (
     presets,
 )
 from ctxpipe.agent_tools import WRITING_TOOLS
-from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message, check, tool_results
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 
 Preset: TypeAlias = Callable[..., list[Stage]]

@@ -25,7 +25,7 @@ from ctxpipe import (
 from ctxpipe.functions import CompactResult, OffloadedMessage, OffloadResult, Truncation
 from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.replay import Replay
-from ctxpipe.lab.report import PageTurn, Replaced, Report, Run
+from ctxpipe.lab.report import Figures, PageTurn, Replaced, Report, Run
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.reports import Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
@@ -65,6 +65,7 @@ async def ask(prompt: str, model: str | None) -> str:
 
 
 STORAGE = LocalStorage("/srv/app/.ctxpipe")
+FIGURES = Figures("coding", 9, 4.0, 1.0, 1.0, 0.9, 9.0, 0, 1.0, 1.0, 1.0)
 SHOWN: list[object] = [
     STORAGE,
     MemoryStorage(redact=str.upper),
@@ -88,7 +89,7 @@ SHOWN: list[object] = [
     Truncation([user(LONG)], Truncated(9, 5)),
     Transcript("talk.jsonl", [user(LONG)] * 300, "Anthropic messages", system=LONG[: len(CANARY)]),
     FileReplay("talk.jsonl", {CANARY: Replay("talk.jsonl", ())}),
-    Report("talk.jsonl", (Run("coding", (PageTurn({"user": 9.0}),)),)),
+    Report("talk.jsonl", (Run(FIGURES, (PageTurn({"user": 9.0}),)),)),
     Replaced("a result", original=LONG, placeholder=LONG),
 ]
 

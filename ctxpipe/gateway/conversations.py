@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from ..errors import CtxpipeError
-from ..lab.pieces import Pieces
 from ..messages import common_prefix, strings
 from ..messages.identity import says_the_same
+from ..tokens.spent import Pieces
 from ..workers.threads import in_thread
 from .formats import Format, History, Translator
 from .names import session_ids
 
 if TYPE_CHECKING:
-    from ..lab.report import Kind
     from ..messages import Message
     from ..session.session import Session
     from ..tokens import TokenCounter
+    from ..tokens.spent import Kind
     from .body import Body
 
 __all__ = ["Content", "Conversation", "Conversations", "Question"]

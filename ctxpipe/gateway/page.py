@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
-from ..lab import report
-from ..lab.report import KINDS, Kind
+from ..tokens.spent import KINDS, Kind
 from ..words import as_dollars, as_number, as_percent, count_phrase
 from .record import Record, Turn
 
@@ -32,7 +31,7 @@ MAX_ROWS = 12
 
 def _style() -> str:
     """The colours of the replay page, and what is drawn in them here."""
-    palette = (files(report.__package__) / "assets" / "palette.css").read_text(encoding="utf-8")
+    palette = (files("ctxpipe") / "palette.css").read_text(encoding="utf-8")
     kinds = "".join(f".{kind} {{ --of: var(--{kind}); }}\n" for kind in KINDS)
     return f"{palette}{kinds}{_OWN_STYLE}"
 

@@ -7,11 +7,9 @@ from os import PathLike
 from typing import Any
 
 from .. import presets
+from ..config import read_config
 from ..errors import SettingsError
-from ..lab.config import read_config
-from ..lab.workbench import Workbench
 from ..pipeline import ContextPipeline
-from ..prices import Prices
 from ..stage import Stage
 from ..stages.compact import Compact
 from ..stages.truncate import SmartTruncate
@@ -51,7 +49,7 @@ PRESETS: Mapping[str, Callable[[Any, Any], list[Stage]]] = {
 class Pipelines:
     """The pipelines of one gateway, each with the window of the models that it serves.
 
-    *preset* is a name of PRESETS, or a TOML file as the laboratory reads it. Without *storage* no
+    *preset* is a name of PRESETS, or a TOML file. Without *storage* no
     text leaves a context for a file: only what compacts and truncates is left.
 
     Raises SettingsError for a preset that does not exist or cannot be read.
@@ -96,8 +94,7 @@ def _stages(preset: str, storage: Any, work_dir: str | PathLike[str] | None) -> 
             SmartTruncate(require_archive=False),
         ]
     if preset.endswith(".toml"):
-        policy = read_config(preset, Prices.relative())
-        return list(policy(Workbench(storage)).stages)
+        return read_config(preset).stages(storage, work_dir=work_dir)
     make = PRESETS.get(preset)
     if make is None:
         names = ", ".join(PRESETS)

@@ -14,7 +14,7 @@ from ..prices import Prices, prices_of
 from ..words import as_dollars, count_phrase
 
 if TYPE_CHECKING:
-    from ..lab.report import Kind
+    from ..tokens.spent import Kind
 
 __all__ = ["Leaving", "Record", "Turn", "dollars", "find_prices"]
 

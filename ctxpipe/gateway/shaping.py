@@ -10,10 +10,10 @@ from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ..edits.thinking import BINDING_BETA
-from ..lab.workbench import MemoryStorage
 from ..refusals import MAX_TEXT, read_refusal
 from ..session.client import BETA, has_usage
 from ..storage import LocalStorage
+from ..storage.memory import MemoryStorage
 from ..workers.threads import in_thread_if
 from .body import Body, read_body
 from .conversations import Conversation, Conversations, Question
@@ -25,10 +25,10 @@ from .pipelines import Pipelines
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ..lab.report import Kind
     from ..reports import Result
     from ..session.session import Session
     from ..storage import JournalStorage
+    from ..tokens.spent import Kind
     from .settings import Settings
     from .upstream import Headers
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from ..words import as_number, as_percent, count_phrase
 from .policies import WINDOW
-from .report import Figures, Run, cost
+from .report import Figures, cost
 
 __all__ = ["Advice", "advise", "lead"]
 
@@ -21,8 +22,7 @@ LEAST_SAVED = 0.02
 """Of the baseline's cost; less is not worth a change."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """The *policy* to take, what to do with it in one word, and the *reason* in sentences."""
 
     verb: str
@@ -38,29 +38,31 @@ def advise(rows: Sequence[Figures], *, dollars: bool, window: float = WINDOW) ->
     policy out.
     """
     baseline = rows[0]
+    by_cost = attrgetter("cost")
     fitting = [row for row in rows if row.peak <= window]
     if not fitting:
-        smallest = min(rows, key=lambda row: row.peak)
-        reason = (
-            f"No policy keeps every prompt below {as_number(window)} tokens; this comes closest."
-        )
-        return Advice("Shorten further than", smallest.policy, reason)
+        smallest = min(rows, key=attrgetter("peak"))
+        reason = f"No policy keeps every prompt below {as_number(window)} tokens."
+        return Advice("Shorten further than", smallest.policy, f"{reason} This comes closest.")
     is_too_large = baseline not in fitting
     saving = [row for row in fitting if is_too_large or row.ratio <= 1 - LEAST_SAVED]
+    if not saving:
+        least = as_percent(LEAST_SAVED)
+        return Advice("Keep", baseline.policy, f"Nothing else saves {least} of what it costs.")
+    cheapest = min(saving, key=by_cost)
     in_sight = [row for row in saving if row.seen >= LEAST_SEEN]
     in_reach = [row for row in saving if row.found >= LEAST_FOUND]
-    if in_sight:
-        best = min(in_sight, key=_cost)
-        reason = _praise(best, min(saving, key=_cost), dollars=dollars)
-        return Advice("Use", best.policy, " ".join([reason, *_notes(best, baseline, window)]))
-    if in_reach:
-        best = min(in_reach, key=_cost)
-        reason = _reservation(best)
-        return Advice("Try", best.policy, " ".join([reason, *_notes(best, baseline, window)]))
-    if saving:
-        return Advice("Keep", baseline.policy, _refusal(saving))
-    least = as_percent(LEAST_SAVED)
-    return Advice("Keep", baseline.policy, f"Nothing else saves {least} of what it costs.")
+    best = min(in_sight or in_reach, key=by_cost, default=None)
+    if best is None:
+        reason = f"{cheapest.policy} would cost {_difference(cheapest.ratio)}, but of what the "
+        reason += f"replies used only {as_percent(cheapest.found)} could be found again."
+        return Advice("Keep", baseline.policy, reason)
+    why = _praise(best, cheapest, dollars=dollars) if in_sight else _reservation(best)
+    return Advice(
+        "Use" if in_sight else "Try",
+        best.policy,
+        " ".join([why, *_notes(best, baseline, window)]),
+    )
 
 
 def _praise(best: Figures, cheapest: Figures, *, dollars: bool) -> str:
@@ -71,9 +73,8 @@ def _praise(best: Figures, cheapest: Figures, *, dollars: bool) -> str:
     if cheapest.cost == best.cost:
         return text
     less = cost(best.cost - cheapest.cost, dollars=dollars)
-    unit = "" if dollars else " input tokens"
     seen = as_percent(cheapest.seen)
-    return f"{text} {cheapest.policy} would cost {less}{unit} less, but left only {seen}."
+    return f"{text} {cheapest.policy} would cost {less} less, but left only {seen}."
 
 
 def _reservation(best: Figures) -> str:
@@ -82,18 +83,6 @@ def _reservation(best: Figures) -> str:
         f"{as_percent(best.found)}. But none that saves left {as_percent(LEAST_SEEN)} in sight, "
         f"this {as_percent(best.seen)}: look at your agent's answers, or keep more in sight."
     )
-
-
-def _refusal(saving: Sequence[Figures]) -> str:
-    cheapest = min(saving, key=_cost)
-    return (
-        f"{cheapest.policy} would cost {_difference(cheapest.ratio)}, but of what the replies used "
-        f"only {as_percent(cheapest.found)} could be found again."
-    )
-
-
-def _cost(row: Figures) -> float:
-    return row.cost
 
 
 def _notes(best: Figures, baseline: Figures, window: float) -> Iterator[str]:
@@ -115,36 +104,20 @@ def _notes(best: Figures, baseline: Figures, window: float) -> Iterator[str]:
 
 def _difference(ratio: float) -> str:
     """A cost in that of another, as what is more or less: 22.8% less."""
-    share = as_percent(abs(1 - ratio))
-    if share == as_percent(0):
-        return "as much"
-    return f"{share} {'more' if ratio > 1 else 'less'}"
+    return f"{as_percent(abs(1 - ratio))} {'more' if ratio > 1 else 'less'}"
 
 
-def lead(subject: str, ours: Run, baseline: Run, unit: str) -> str:
+def lead(subject: str, ours: Figures, baseline: Figures, unit: str) -> str:
     """What it comes to, in two sentences: cost and what stayed in sight, then the largest prompt.
 
     *subject* is what was replayed, such as "125 turns".
     """
-    parts = []
-    if baseline.cost:
-        is_dollars = unit == "dollars"
-        amounts = [cost(run.cost, dollars=is_dollars) for run in (ours, baseline)]
-        of_what = "" if is_dollars else f" {unit}"
-        ratio = _difference(ours.cost / baseline.cost)
-        parts.append(
-            f"{ours.policy} cost {amounts[0]}{of_what} instead of {amounts[1]} "
-            f"({baseline.policy}), {ratio}"
-        )
-    if ours.figures:
-        parts.append(
-            f"{as_percent(ours.figures.seen)} of what the replies used stayed in sight "
-            f"({as_percent(ours.figures.found)} with what could be read back)"
-        )
-    peaks = [as_number(run.peak) for run in (ours, baseline)]
-    largest = f"The largest context was {peaks[0]} tokens instead of {peaks[1]}."
-    if peaks[0] == peaks[1]:
-        largest = f"The largest context was {peaks[0]} tokens in both."
-    if not parts:
-        return f"{subject}. {largest}"
-    return f"{subject}: {', and '.join(parts)}. {largest}"
+    mine, theirs = (cost(row.cost, dollars=unit == "dollars") for row in (ours, baseline))
+    of_what = "" if unit == "dollars" else f" {unit}"
+    ratio = ours.cost / baseline.cost if baseline.cost else 1.0
+    return (
+        f"{subject}: {ours.policy} cost {mine}{of_what} instead of {theirs} ({baseline.policy}), "
+        f"{_difference(ratio)}, and {as_percent(ours.seen)} of what the replies used stayed in "
+        f"sight ({as_percent(ours.found)} with what could be read back). The largest context was "
+        f"{as_number(ours.peak)} tokens instead of {as_number(baseline.peak)}."
+    )

@@ -20,23 +20,28 @@ from concurrent.futures import (
 )
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from typing import Any, TypeAlias
 
+import anyio
+
 from ..atoms import AtomIndex
-from ..errors import CtxpipeError
+from ..errors import CtxpipeError, SettingsError
 from ..words import short_repr
-from .calibration import Calibration, calibration
+from .cache import Calibration, calibration
 from .policies import NONE
-from .replay import PipelineMaker, Replay, Settings, replay
-from .replay_report import Pages
+from .replay import Moment, PipelineMaker, Replay, Settings, replay
 from .report import Report
-from .story import Moment
 from .transcripts import STDIN, Format, Transcript, read_bytes, read_transcript
 
-__all__ = ["FileReplay", "Workers", "replay_file", "replay_files", "workers"]
+__all__ = ["FileReplay", "Reporter", "Workers", "cluster", "replay_files", "workers"]
 
-_Makers: TypeAlias = Mapping[str, PipelineMaker]
+Reporter: TypeAlias = Callable[[Transcript, Mapping[str, tuple[Replay, Sequence[Moment]]]], Report]
+"""Makes the report of a page, where the file is replayed: only that process has its contexts."""
+
 _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
+SECONDS_TO_ANSWER = 10
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,97 +76,74 @@ class FileReplay:
         }
 
 
-def replay_file(
+def _replay_file(
     path: str,
-    makers: _Makers,
-    settings: _Settings = None,
     raw: bytes | None = None,
-    pages: Pages | None = None,
+    *,
+    makers: Mapping[str, PipelineMaker],
+    settings: _Settings,
+    reporter: Reporter | None,
 ) -> FileReplay:
-    """Replay the conversation at *path* through each of *makers*.
+    """Replay the conversation at *path*, whose content is *raw*, where that has been read.
 
-    *settings* may differ by the maker's name. *raw* is the file's content, where that has been
-    read; *pages* asks for the report of a page. Whatever fails is in the result's error.
+    Whatever fails is in the result's error.
     """
-    import anyio
-
     try:
         transcript = read_transcript(path, raw)
-        return anyio.run(
-            _replay_all,
+        replays = anyio.run(_replay_all, transcript, makers, settings, reporter is not None)
+        done = {name: one for name, (one, _) in replays.items()}
+        return FileReplay(
             path,
-            transcript,
-            makers,
-            settings,
-            pages,
+            done,
+            format=transcript.format,
+            model=transcript.model,
+            calls=transcript.calls,
+            repaired=len(transcript.repaired),
+            dropped=transcript.dropped,
+            calibration=calibration(transcript, done[NONE]) if NONE in done else None,
+            report=reporter(transcript, replays) if reporter else None,
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
 
 
 async def _replay_all(
-    path: str,
     transcript: Transcript,
-    makers: _Makers,
+    makers: Mapping[str, PipelineMaker],
     settings: _Settings,
-    pages: Pages | None,
-) -> FileReplay:
+    is_watched: bool,
+) -> dict[str, tuple[Replay, list[Moment]]]:
     index = AtomIndex()
-    moments: dict[str, list[Moment]] = {}
-    if pages:
-        moments.update((name, []) for name in makers)
-    replays: dict[str, Replay] = {}
+    replays = {}
     for name, make in makers.items():
-        watch = None
-        if name in moments:
-            watch = moments[name].append
-        own = _settings_of(name, settings)
-        replays[name] = await replay(transcript, make, own, index, watch)
-    compared = None
-    if NONE in replays:
-        compared = calibration(transcript, replays[NONE])
-    report = None
-    if pages:
-        by_name = {name: _settings_of(name, settings) for name in makers}
-        report = pages.report(transcript, replays, moments, by_name)
-    return FileReplay(
-        path,
-        replays,
-        format=transcript.format,
-        model=transcript.model,
-        calls=transcript.calls,
-        repaired=len(transcript.repaired),
-        dropped=transcript.dropped,
-        calibration=compared,
-        report=report,
-    )
-
-
-def _settings_of(name: str, settings: _Settings) -> Settings | None:
-    if isinstance(settings, Mapping):
-        return settings.get(name)
-    return settings
+        own = settings.get(name) if isinstance(settings, Mapping) else settings
+        moments: list[Moment] = []
+        watch = moments.append if is_watched else None
+        replays[name] = await replay(transcript, make, own, index, watch), moments
+    return replays
 
 
 def replay_files(
     paths: Sequence[str],
-    makers: _Makers,
+    makers: Mapping[str, PipelineMaker],
     settings: _Settings = None,
     *,
     processes: int | None = None,
     executor: Workers | None = None,
-    pages: Pages | None = None,
+    reporter: Reporter | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker; the result has the order of *paths*.
 
     A file that cannot be replayed stops no other. With more than one of *processes* (default: one
     for each processor), or with workers that exist already (*executor*), the makers must be
-    picklable, as `Policy` is. *pages* asks for the report of a page for each file.
-    *progress* is called with each file that is finished, in any order.
+    picklable, as `Policy` is. *settings* may differ by the maker's name. *reporter* makes the
+    report of a page for each file. *progress* is called with each file that is finished, in any
+    order.
     """
+    # The largest begin first, so that no worker is left with one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)
-    job = _Job(makers, settings, pages)
+    job = partial(_replay_file, makers=makers, settings=settings, reporter=reporter)
     results: dict[str, FileReplay] = {}
     with ExitStack() as stack:
         if not executor:
@@ -175,7 +157,6 @@ def replay_files(
 
 
 def _size(path: str) -> int:
-    """The file's size: the largest begin first, so that no worker is left with one at the end."""
     try:
         return os.path.getsize(path)
     except OSError:
@@ -243,28 +224,36 @@ def _block_interruptions() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What is done with each file."""
+@contextmanager
+def cluster(address: str) -> Iterator[Workers]:
+    """The workers of the Dask scheduler at *address*.
 
-    makers: _Makers
-    settings: _Settings
-    pages: Pages | None
-
-    def __call__(self, path: str, raw: bytes | None = None) -> FileReplay:
-        return replay_file(
-            path,
-            self.makers,
-            self.settings,
-            raw,
-            self.pages,
-        )
+    They are sent the files' contents and need ctxpipe, not the caller's disk. Raises SettingsError
+    when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or there are no workers.
+    """
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        raise SettingsError(
+            "--scheduler needs the package distributed: pip install 'ctxpipe[dask]'"
+        ) from error
+    try:
+        # First the address: a client with a wrong one waits long, and reports it only then.
+        distributed.comm.get_address_host_port(address)
+        client = distributed.Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error) or type(error).__name__
+        raise SettingsError(f"no Dask scheduler answers at {address}: {reason}") from error
+    with client:
+        threads = sum(client.nthreads().values())
+        if not threads:
+            raise SettingsError(f"the Dask scheduler at {address} has no workers")
+        with client.get_executor(pure=False) as pool:
+            yield Workers(pool, threads + 1, far=True)
 
 
 def _run(
-    paths: Sequence[str],
-    job: _Job,
-    executor: Workers,
+    paths: Sequence[str], job: Callable[..., FileReplay], executor: Workers
 ) -> Iterator[FileReplay]:
     if executor.pool is None:
         yield from map(job, paths)
@@ -272,41 +261,28 @@ def _run(
     waiting: dict[Future[FileReplay], str] = {}
     for path in paths:
         if len(waiting) >= executor.at_once:
-            yield from _next_results(waiting)
+            yield from _finished(waiting)
+        future: Future[FileReplay] = Future()
         try:
-            future = _submit(executor.pool, job, path, executor.far)
+            # A worker has another standard input.
+            raw = read_bytes(path) if executor.far or path == STDIN else None
+            with _block_interruptions():  # a pool starts its processes when they are needed
+                future = executor.pool.submit(job, path, raw)
         except (CtxpipeError, BrokenExecutor) as error:
-            yield FileReplay(path, error=_error_text(path, error))
-        else:
-            waiting[future] = path
+            future.set_exception(error)
+        waiting[future] = path
     while waiting:
-        yield from _next_results(waiting)
+        yield from _finished(waiting)
 
 
-def _next_results(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
+def _finished(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
     """Wait for at least one of *waiting*, and remove what has finished from it."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        yield _result(waiting.pop(future), future)
-
-
-def _submit(
-    pool: Executor,
-    job: _Job,
-    path: str,
-    far: bool,
-) -> Future[FileReplay]:
-    raw = None
-    if far or path == STDIN:  # a worker has another standard input
-        raw = read_bytes(path)
-    with _block_interruptions():  # a pool starts its processes when they are needed
-        return pool.submit(job, path, raw)
-
-
-def _result(path: str, future: Future[FileReplay]) -> FileReplay:
-    try:
-        return future.result()
-    except Exception as error:  # noqa: BLE001  a lost worker costs its file, not the others
-        return FileReplay(path, error=_error_text(path, error))
+        path = waiting.pop(future)
+        try:
+            yield future.result()
+        except Exception as error:  # noqa: BLE001  a lost worker costs its file, not the others
+            yield FileReplay(path, error=_error_text(path, error))
 
 
 def _error_text(path: str, error: Exception) -> str:

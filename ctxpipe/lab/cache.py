@@ -1,9 +1,14 @@
-"""Why the prompt cache missed in a recorded conversation, by the bills in it."""
+"""What the bills in a recorded conversation tell.
+
+Why the prompt cache missed, and how far a replay is from what was billed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from ..cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
@@ -11,12 +16,24 @@ from ..cache_doctor.misses import most_tokens_first
 from ..errors import SettingsError, TranscriptError
 from ..prices import Prices, prices_of
 from ..tokens import TokenCounter
-from ..words import as_dollars, as_number, as_percent, count_phrase
+from ..words import as_dollars, as_number, as_percent, as_ratio, count_phrase
+from .replay import Replay
 from .transcripts import Transcript
 
-__all__ = ["HEADINGS", "CacheReport", "cache_report", "rows", "total_report"]
+__all__ = [
+    "HEADINGS",
+    "CacheReport",
+    "Calibration",
+    "cache_report",
+    "calibration",
+    "rows",
+    "total_report",
+]
 
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
+BILLED = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+LIMIT = 10**12
+"""More tokens than any prompt has; what reports them is no bill."""
 LEAST_KEPT = 0.7
 """Of the prompt before: a shorter one is not the recorded history, but what the client made of it.
 """
@@ -87,7 +104,7 @@ def cache_report(
             transcript.messages[:index],
             seconds,
             transcript.system,
-            _tools(transcript),
+            None if transcript.tools is None else list(transcript.tools),
             {"model": transcript.models.get(index, transcript.model)},
             are_marks_known=False,
         )
@@ -101,7 +118,7 @@ def cache_report(
         sum(bill.written for bill in bills),
         sum(bill.uncached for bill in bills),
         tuple(misses),
-        tuple(_tally(misses, _price_list(prices))),
+        tuple(_tally(misses, prices)),
         shortened,
     )
 
@@ -136,32 +153,21 @@ def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
     return found
 
 
-def _tally(
-    misses: Iterable[CacheMiss], prices_for: Callable[[str | None], Prices | None]
-) -> list[Tally]:
+def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
+    """The *misses* by cause, at *prices*, or those listed for the model of each."""
+    listed = cache(_listed_prices)
     tallies: dict[Cause, Tally] = {}
     for miss in misses:
-        prices = prices_for(miss.model)
-        cost = None if prices is None else miss.cost(prices)
+        own = prices or listed(miss.model)
+        cost = None if own is None else miss.cost(own)
         tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, cost)
     return most_tokens_first(tallies.values())
 
 
-def _price_list(prices: Prices | None) -> Callable[[str | None], Prices | None]:
-    """A function from a model to its prices: always *prices*, or those listed for it."""
-    listed: dict[str, Prices | None] = {}
-
-    def find(model: str | None) -> Prices | None:
-        if prices is not None or not model:
-            return prices
-        if model not in listed:
-            try:
-                listed[model] = prices_of(model)
-            except SettingsError:
-                listed[model] = None
-        return listed[model]
-
-    return find
+def _listed_prices(model: str | None) -> Prices | None:
+    with suppress(SettingsError):
+        return prices_of(model) if model else None
+    return None
 
 
 def _seconds(transcript: Transcript, index: int, otherwise: float) -> float:
@@ -172,5 +178,57 @@ def _seconds(transcript: Transcript, index: int, otherwise: float) -> float:
     return otherwise
 
 
-def _tools(transcript: Transcript) -> list[object] | None:
-    return None if transcript.tools is None else list(transcript.tools)
+# Beside a replay ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The prompts of *calls* whose bill is known, as billed and as simulated without management.
+
+    All their tokens, and the cached ones.
+    """
+
+    calls: int
+    billed_tokens: float
+    simulated_tokens: float
+    billed_read: float
+    simulated_read: float
+
+    def __add__(self, other: Calibration) -> Calibration:
+        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
+        return Calibration(*sums)
+
+    def as_json(self) -> dict[str, float]:
+        """The tokens and shares by name."""
+        return {
+            **asdict(self),
+            "billed_hits": self.billed_read / self.billed_tokens,
+            "simulated_hits": self.simulated_read / self.simulated_tokens,
+        }
+
+    def __str__(self) -> str:
+        # What the transcript does not hold is another reason for a ratio above 1.
+        return (
+            f"The bills of {count_phrase(self.calls, 'call')} hold "
+            f"{as_ratio(self.billed_tokens / self.simulated_tokens)} times the prompt tokens that "
+            "are simulated without management; from the cache came "
+            f"{as_percent(self.billed_read / self.billed_tokens)}, "
+            f"simulated {as_percent(self.simulated_read / self.simulated_tokens)}."
+        )
+
+
+def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
+    """*replay* of *transcript*, with no management, beside the bills in it.
+
+    None where it has none.
+    """
+    found = None
+    for step in replay.steps:
+        usage = transcript.usages.get(transcript.replies[step.call], {})
+        counts = [usage.get(name) for name in BILLED]
+        fresh, read, written = (n if isinstance(n, int) and 0 < n < LIMIT else 0 for n in counts)
+        if fresh + read + written:
+            use = step.requests[-1].use
+            one = Calibration(1, fresh + read + written, use.prompt, read, use.read)
+            found = one if found is None else found + one
+    return found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Literal, TypeAlias
 
 from .. import presets
+from ..config import Config, read_config
 from ..edits.offload import text_of
 from ..errors import SettingsError
 from ..messages import ToolResult, rewrite, tool_results
@@ -19,6 +21,7 @@ from ..tokens import Budget
 from .workbench import Workbench
 
 __all__ = [
+    "BUDGET",
     "CLEARED",
     "NONE",
     "POLICIES",
@@ -33,35 +36,52 @@ NONE = "none"
 """The policy that leaves every context as it is."""
 
 WINDOW = 200_000
-TRIGGER = 167_000
-"""Tokens at which the most widespread coding agent compacts, in a window of 200,000."""
+BUDGET = Budget(window=WINDOW, trigger=167_000)
+"""The tokens at which the most widespread coding agent compacts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Makes the pipeline of one replay: the stages of *name*, with *budget* and *prices*.
+    """Makes the pipeline of one replay: the stages of *name*, or those that *config* describes.
 
     Raises SettingsError for a name that does not exist.
     """
 
     name: str
     prices: Prices = field(default_factory=Prices.relative)
-    budget: Budget = field(default_factory=lambda: Budget(window=WINDOW, trigger=TRIGGER))
+    config: Config | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in POLICIES:
+        if self.config is None and self.name not in POLICIES:
             raise SettingsError(
                 f"there is no policy {self.name!r}; there are {', '.join(POLICIES)}"
             )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
-        stages = POLICIES[self.name](bench, self.prices)
-        return ContextPipeline(stages, budget=self.budget)
+        if self.config is None:
+            return ContextPipeline(POLICIES[self.name](bench, self.prices), budget=BUDGET)
+        stages = self.config.stages(
+            bench.storage, files=bench.files, prices=self.prices, clock=bench.clock
+        )
+        return ContextPipeline(stages, budget=self.config.budget())
 
 
 def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Policy]:
-    """The policies of these *names*. Raises SettingsError for a name that does not exist."""
-    return {name: Policy(name, prices or Prices.relative()) for name in names}
+    """The policies of these *names*; one that ends in ``.toml`` is a file that describes it.
+
+    Raises SettingsError for a name that does not exist, or a file that describes none.
+    """
+    prices = prices or Prices.relative()
+    found = {}
+    for given in names:
+        name, config = given, None
+        if given.endswith(".toml"):
+            config = read_config(given)
+            # A file such as coding.toml keeps its suffix: the stem is the name of a preset.
+            path = PurePath(given)
+            name = path.name if path.stem in POLICIES else path.stem
+        found[name] = Policy(name, prices, config)
+    return found
 
 
 def _compact(bench: Workbench) -> Compact:

@@ -16,7 +16,6 @@ from ..agent_tools import COMMON_READING_TOOLS
 from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
 from ..markers.notes import note_of
-from ..markers.placeholders import any_reference
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
@@ -28,7 +27,6 @@ __all__ = [
     "Source",
     "Store",
     "Use",
-    "location_in",
     "sources_to_fetch",
     "use_of",
 ]
@@ -252,22 +250,15 @@ class Context:
 class Store:
     """The atoms of the files that the pipeline has written."""
 
-    def __init__(
-        self,
-        index: AtomIndex,
-        counter: TokenCounter,
-        root: str,
-    ) -> None:
+    def __init__(self, index: AtomIndex, counter: TokenCounter) -> None:
         self._index = index
         self._counter = counter
-        self._root = root
         self._holders: dict[Atom, list[str]] = {}
         self._texts: dict[str, str] = {}
 
     def learn(self, texts: Mapping[str, str]) -> None:
-        """Take in the files that are new in *texts*, by path, and those that have changed."""
-        for path, text in texts.items():
-            key = path.removeprefix(self._root)
+        """Take in the files that are new in *texts*, by key, and those that have changed."""
+        for key, text in texts.items():
             before = self._texts.get(key)
             if before is text or before == text:
                 continue
@@ -302,14 +293,6 @@ class Store:
                 tokens = self._counter.text(text)
                 sizes.append(tokens)
         return min(sizes, default=None)
-
-
-def location_in(content: object) -> str | None:
-    """The file that *content*, of a result or a call, names in its place.
-
-    None where the content itself is here.
-    """
-    return any_reference(content)
 
 
 def use_of(

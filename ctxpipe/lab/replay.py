@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from ..atoms import Atom, AtomIndex, weight
+from ..markers.placeholders import any_reference
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
 from ..messages import field as value_of
 from ..pipeline import ContextPipeline
@@ -16,12 +17,20 @@ from ..session import Session
 from ..tokens import Ledger
 from ..words import short_repr
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, location_in, sources_to_fetch, use_of
-from .story import Moment
+from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
-from .workbench import ROOT, Workbench
+from .workbench import Workbench
 
-__all__ = ["LAPSES_EVERY", "Judge", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
+__all__ = [
+    "LAPSES_EVERY",
+    "Judge",
+    "Moment",
+    "PipelineMaker",
+    "Replay",
+    "Settings",
+    "Step",
+    "replay",
+]
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
@@ -85,12 +94,28 @@ class Step:
     __repr__ = short_repr
 
 
+@dataclass(slots=True)
+class Moment:
+    """A run of the pipeline before the model's *call*, and the requests that followed.
+
+    They are those for summaries, then the one with the context *after*, which *reply* answers.
+    """
+
+    call: int
+    before: Sequence[Message]
+    after: Sequence[Message]
+    reports: Sequence[StageReport]
+    requests: list[Request] = field(default_factory=list)
+    reply: Sequence[Message] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Replay:
     """A conversation's way through a pipeline."""
 
     transcript: str
     steps: tuple[Step, ...]
+    tokens_per_raw: float = 1.0
 
     __repr__ = short_repr
 
@@ -118,15 +143,9 @@ async def replay(
     transcript saves reading its texts again. What the pipeline writes stays in memory. *watch* is
     shown the context before and after each run of the pipeline. Raises what the pipeline raises.
     """
-    run = _Run(
-        transcript,
-        make,
-        settings or Settings(),
-        index or AtomIndex(),
-        watch,
-    )
+    run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
     steps = [await run.step(call, at) for call, at in enumerate(transcript.replies)]
-    return Replay(transcript.name, tuple(steps))
+    return Replay(transcript.name, tuple(steps), run.settings.tokens_per_raw)
 
 
 class _Run:
@@ -156,7 +175,7 @@ class _Run:
         self.marked_cache = PromptCache(rules)
         self.past = Past(index)
         self.visible = Context(index, transcript.name)
-        self.store = Store(index, pipeline.counter, f"{ROOT}/")
+        self.store = Store(index, pipeline.counter)
         self.context: list[Message] = []
         self.is_controlled = False  # the context holds stale thinking
         self.position = 0
@@ -169,25 +188,25 @@ class _Run:
         reply = self.transcript.messages[at]
         self._append_until(at)
         self._expire_cache(call)
-        requests: list[Request] = []
-        reports = await self._run_pipeline(call, requests)
+        moments = [await self._run_pipeline(call)]
         use, missing = self._use(reply)
         if self.settings.refetch and sum(missing.values()) >= self.settings.refetch_weight:
-            sources = sources_to_fetch(missing, self.past)
-            ask, answer = self._refetch(sources)
-            await self._send(call, "refetch", ask, requests)
+            ask, answer = self._refetch(sources_to_fetch(missing, self.past))
+            await self._send(moments[0], "refetch", ask)
             self.context = [*self.context, ask, answer]
-            reports += await self._run_pipeline(call, requests)
-        await self._send(call, "reply", reply, requests)
+            moments.append(await self._run_pipeline(call))
+        await self._send(moments[-1], "reply", reply)
         self.context = [*self.context, reply]
         self.past.learn(reply)
         self.bench.files.learn([reply])
+        requests = [request for moment in moments for request in moment.requests]
+        reports = [report for moment in moments for report in moment.reports]
         return Step(
             call=call,
             prompt_tokens=requests[-1].use.prompt,
             messages=len(self.context) - 1,
             requests=tuple(requests),
-            reports=tuple(reports),
+            reports=tuple(each for each in reports if each.outcome is not Outcome.SKIPPED),
             use=use,
         )
 
@@ -219,19 +238,15 @@ class _Run:
         if call % every == 0:
             self.bench.clock.now += self.settings.cache.ttl_seconds + 1
 
-    async def _run_pipeline(self, call: int, requests: list[Request]) -> list[StageReport]:
+    async def _run_pipeline(self, call: int) -> Moment:
         """Run the pipeline; a summary that it had written is a request too."""
         before = self.context
         result = await self.session.run(
-            before,
-            system=self.transcript.system,
-            tools=self.transcript.tools,
+            before, system=self.transcript.system, tools=self.transcript.tools
         )
         self.context = result.messages
         self.is_controlled = bool(result.request_options)
-        if self.watch is not None:
-            moment = Moment(call, before, self.context, result.reports)
-            self.watch(moment)
+        moment = Moment(call, before, self.context, result.reports)
         for report in result.reports:
             detail = report.detail
             if report.outcome is not Outcome.CHANGED:
@@ -240,53 +255,33 @@ class _Run:
                 files = zip(detail.calls, detail.files, strict=True)
                 self.steps.update((call_id, file) for call_id, file in files if call_id)
             if isinstance(detail, Compacted):
-                request = await self._summary_request(call, before, detail)
-                requests.append(request)
-        return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]
+                moment.requests.append(await self._summary_request(moment, detail))
+        return moment
 
-    async def _summary_request(
-        self,
-        call: int,
-        before: Sequence[Message],
-        compacted: Compacted,
-    ) -> Request:
+    async def _summary_request(self, moment: Moment, compacted: Compacted) -> Request:
         """The request for a summary.
 
         As the summarizer reports it, else with the conversation's prefix in the cache.
         """
+        now = self._seconds
         if compacted.input_tokens:
             cached = compacted.cached_tokens
             use = CacheUse(cached, 0, compacted.input_tokens - cached)
-            return Request(
-                call,
-                "summary",
-                use,
-                compacted.output_tokens,
-                self._seconds,
-            )
-        sums = await self._sums(before)
-        prefix = self.cache.peek(before, sums, self._seconds)
-        marked = self.marked_cache.peek(before, sums, self._seconds)
-        return Request(
-            call,
-            "summary",
-            _summary_use(prefix),
-            SUMMARY_TOKENS,
-            self._seconds,
-            _summary_use(marked),
+            return Request(moment.call, "summary", use, compacted.output_tokens, now)
+        sums = await self._sums(moment.before)
+        use, marked = (
+            _summary_use(cache.peek(moment.before, sums, now))
+            for cache in (self.cache, self.marked_cache)
         )
+        return Request(moment.call, "summary", use, SUMMARY_TOKENS, now, marked)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
         if self.overhead is None:
             self.overhead = await self.ledger.counter.count(
-                [],
-                system=self.transcript.system,
-                tools=self.transcript.tools,
+                [], system=self.transcript.system, tools=self.transcript.tools
             )
-        factor = self.settings.tokens_per_raw
-        overhead = self.overhead
         sums = await self.ledger.prefix_sums(context)
-        return [factor * (tokens + overhead) for tokens in sums]
+        return [self.settings.tokens_per_raw * (tokens + self.overhead) for tokens in sums]
 
     def _use(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
         """What *reply* uses, and what of it the agent cannot see."""
@@ -307,30 +302,19 @@ class _Run:
         visible = frozenset(atom for atom in used if atom in self.visible)
         return visible - judge(reply, self.context, visible)
 
-    async def _send(
-        self,
-        call: int,
-        purpose: Purpose,
-        output: Message,
-        requests: list[Request],
-    ) -> None:
+    async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""
         sums = await self._sums(self.context)
         settings = self._request_settings()
-        use = self.cache.request(self.context, sums, self._seconds, settings)
-        marked = self.marked_cache.request(self.context, sums, self._seconds, settings)
-        raw_tokens = await self.ledger.counter.count([output])
-        tokens = self.settings.tokens_per_raw * raw_tokens
-        requests.append(
-            Request(
-                call,
-                purpose,
-                use,
-                tokens,
-                self._seconds,
-                marked,
-            )
+        use, marked = (
+            cache.request(self.context, sums, self._seconds, settings)
+            for cache in (self.cache, self.marked_cache)
         )
+        tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
+        moment.requests.append(Request(moment.call, purpose, use, tokens, self._seconds, marked))
+        moment.reply = [output]
+        if self.watch is not None:
+            self.watch(moment)
         self.session.observe(
             {
                 "input_tokens": round(use.fresh),
@@ -400,10 +384,10 @@ def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """The id of each call whose result or input was offloaded, and the location of that."""
     for call in tool_calls(context):
         for text in strings(call.input):
-            where = location_in(text)
+            where = any_reference(text)
             if where is not None:
                 yield call.id, where
     for result in tool_results(context):
-        where = location_in(result.content)
+        where = any_reference(result.content)
         if where is not None:
             yield result.tool_use_id, where

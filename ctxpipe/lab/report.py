@@ -1,63 +1,41 @@
-"""What the page shows, as plain numbers and texts, from a replay or a running agent."""
+"""What became of conversations under some policies: what tables, JSON and page print."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from ..cache_doctor import Tally
+from ..prices import Prices
+from ..tokens.spent import Kind
 from ..words import as_dollars, as_number, as_percent, as_ratio, short_repr
+from .costs import Bill, bill, with_all_marks
+from .references import Use
+from .replay import Replay
 
 __all__ = [
     "FIGURES",
-    "KINDS",
+    "HEADINGS",
     "Action",
     "BlockFate",
     "CostShare",
-    "Fact",
     "Figures",
-    "Kind",
     "PageTurn",
     "Replaced",
     "Report",
     "Run",
+    "cells",
     "cost",
-    "figure",
+    "figures",
 ]
-
-Kind: TypeAlias = Literal[
-    "system",
-    "tools",
-    "user",
-    "assistant",
-    "thinking",
-    "calls",
-    "results",
-    "placeholders",
-    "summary",
-]
-"""What tokens of a context are spent on."""
-
-KINDS: Mapping[Kind, str] = {
-    "system": "system prompt",
-    "tools": "tool definitions",
-    "user": "user text",
-    "assistant": "assistant text",
-    "thinking": "thinking",
-    "calls": "tool calls",
-    "results": "tool results",
-    "placeholders": "placeholders",
-    "summary": "summaries, notes and restored files",
-}
-"""Each kind's name for a reader, from the bottom of the stack to its top."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Replaced:
     """What was in the context (*original*) and what is there now (*placeholder*), in tokens.
 
-    *placeholder* is "" where nothing is.
+    *placeholder* is "" where nothing is, *where* the file that has the whole.
     """
 
     name: str
@@ -72,24 +50,24 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Action:
-    """What a stage did in a turn, or tried to: *outcome* in one word, *told* in a sentence."""
+    """What a stage did in a turn, or tried to: *outcome* in one word, *reason* in a sentence."""
 
     stage: str
     outcome: str
-    told: str = ""
+    reason: str = ""
     tokens_saved: float | None = None
-    replaced: tuple[Replaced, ...] = ()
+    replaced: list[Replaced] = field(default_factory=list)
 
     __repr__ = short_repr
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False)
 class PageTurn:
     """One model call: the tokens of its prompt by kind, its cost, and what the stages did."""
 
-    tokens: Mapping[Kind, float]
+    tokens: Mapping[Kind, float] = field(default_factory=dict)
     cost: float = 0.0
-    actions: tuple[Action, ...] = ()
+    actions: list[Action] = field(default_factory=list)
 
     __repr__ = short_repr
 
@@ -99,7 +77,7 @@ class PageTurn:
         return sum(self.tokens.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockFate:
     """One of the biggest blocks, seen from *turn* on, counted from 1, and what became of it.
 
@@ -116,7 +94,7 @@ class BlockFate:
     action: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CostShare:
     """What one tool, or one kind of text, is responsible for.
 
@@ -129,14 +107,6 @@ class CostShare:
     tokens: float = 0.0
     sent: float = 0.0
     cost: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A row of the page's first table, in words: its name, and a value for each run."""
-
-    name: str
-    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,52 +135,33 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """One conversation's way through one policy; *figures* are known of a replay only."""
+    """One conversation's way through one policy."""
 
-    policy: str
-    turns: tuple[PageTurn, ...]
-    figures: Figures | None = None
-    shares: tuple[CostShare, ...] = ()
-    blocks: tuple[BlockFate, ...] = ()
+    figures: Figures
+    turns: Sequence[PageTurn] = ()
+    shares: Sequence[CostShare] = ()
+    blocks: Sequence[BlockFate] = ()
 
     __repr__ = short_repr
-
-    @property
-    def cost(self) -> float:
-        """What all turns cost."""
-        if self.figures:
-            return self.figures.cost
-        return sum(turn.cost for turn in self.turns)
-
-    @property
-    def peak(self) -> float:
-        """The tokens of the largest prompt."""
-        if self.figures:
-            return self.figures.peak
-        return max((turn.total for turn in self.turns), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """One conversation's way through some policies; the first is the baseline of the others.
 
-    *labels* say in a few words what the model did in each turn. Costs are in *unit*: "dollars", or
-    any other word for it. *cache* has a row for each cause for which the prompt cache missed, as
-    really billed; None where no bill is known.
+    *labels* say in a few words what the model did in each turn. *cache* has a row for each cause
+    for which the prompt cache missed, as really billed; None where no bill is known.
     """
 
     title: str
-    runs: tuple[Run, ...]
-    labels: tuple[str, ...] = ()
-    subtitle: str = ""
-    unit: str = "input tokens"
-    facts: tuple[Fact, ...] = ()
-    cache: tuple[Tally, ...] | None = None
+    runs: Sequence[Run]
+    labels: Sequence[str] = ()
+    cache: Sequence[Tally] | None = None
 
     __repr__ = short_repr
 
 
-# Figures as a reader is shown them: on a terminal, in JSON and on the page ------------------------
+# Figures: on a terminal, in JSON and on the page --------------------------------------------------
 
 FIGURES: Mapping[str, str] = {
     "ratio": "the cost divided by that of the first policy",
@@ -224,21 +175,62 @@ FIGURES: Mapping[str, str] = {
 }
 """What each figure of a replay means. Tables, JSON and the page call it by this name."""
 
+HEADINGS: Sequence[str] = ("policy", "calls", "cost", *FIGURES)
+
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    **dict.fromkeys(FIGURES, as_percent),
+    **dict.fromkeys(("ratio", "marked"), as_ratio),
+    **dict.fromkeys(("peak", "fetched"), as_number),
+}
+
 
 def cost(amount: float, *, dollars: bool) -> str:
     """A cost in dollars, or in whole input tokens."""
     return as_dollars(amount) if dollars else as_number(amount)
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {
-    "ratio": as_ratio,
-    "marked": as_ratio,
-    "peak": as_number,
-    "fetched": as_number,
-}
+def cells(row: Figures, *, dollars: bool) -> tuple[str, ...]:
+    """The texts of *row* under the `HEADINGS`."""
+    found = (write(getattr(row, name)) for name, write in _FORMATS.items())
+    return (row.policy, as_number(row.calls), cost(row.cost, dollars=dollars), *found)
 
 
-def figure(row: Figures, name: str) -> str:
-    """The figure of this *name* in *row*, as it is written; whatever is no more is a share."""
-    write = _FORMATS.get(name, as_percent)
-    return write(getattr(row, name))
+def figures(
+    conversations: Iterable[Mapping[str, Replay]], prices: Prices, baseline: str
+) -> list[Figures]:
+    """A row for each policy through which all *conversations* were replayed.
+
+    *ratio* is its cost divided by that of *baseline*. One that could not be replayed is empty.
+    """
+    groups: dict[str, list[Replay]] = {}
+    for replays in conversations:
+        for name, replay in replays.items():
+            groups.setdefault(name, []).append(replay)
+    bills: dict[str, tuple[Bill, Bill]] = {}
+    for name, group in groups.items():
+        requests = [request for replay in group for request in replay.requests]
+        bills[name] = bill(requests, prices), bill(with_all_marks(requests), prices)
+    rows = []
+    for name, group in groups.items():
+        (own, marked), (first, first_marked) = bills[name], bills[baseline]
+        use = sum((replay.use for replay in group), Use())
+        prompts = [step.prompt_tokens for replay in group for step in replay.steps]
+        row = Figures(
+            policy=name,
+            calls=len(prompts),
+            cost=own.total,
+            ratio=_ratio(own, first),
+            marked=_ratio(marked, first_marked),
+            hits=own.hit_rate,
+            peak=max(prompts, default=0.0),
+            fetched=own.refetches,
+            seen=use.recall,
+            strict=use.strict_recall,
+            found=use.with_reread,
+        )
+        rows.append(row)
+    return rows
+
+
+def _ratio(one: Bill, other: Bill) -> float:
+    return one.total / other.total if other.total else 1.0

@@ -6,55 +6,31 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from io import StringIO, TextIOWrapper
+from io import TextIOWrapper
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..words import as_number, as_percent, as_ratio, count_phrase, escape_unprintable
-from .calibration import Calibration
-from .report import FIGURES, Figures, cost, figure
+from ..words import escape_unprintable
+from .report import FIGURES, HEADINGS, Figures, cells
 
 __all__ = [
-    "calibration_text",
+    "LEGEND",
     "discard_output",
     "escape_unencodable_output",
-    "figures_text",
     "print_error",
     "print_figures",
     "print_json",
     "print_line",
     "print_notice",
     "print_table",
-    "unit",
 ]
 
-HEADINGS = tuple(field.name for field in fields(Figures))
 LEGEND = "\n".join(f"{name:7}  {meaning}" for name, meaning in FIGURES.items())
 ENDLESS = 10_000
-NUMBERS = frozenset({*HEADINGS[1:], "tokens", "share", "message"})
 GAP = 2
-
-
-def unit(model: str) -> str:
-    """The unit of costs, for a title."""
-    if model:
-        return f"cost in dollars, {model}"
-    return "cost in input tokens"
-
-
-def calibration_text(found: Calibration) -> str:
-    """How far the simulation is from the bills, in a sentence."""
-    calls = count_phrase(found.calls, "call")
-    return (
-        f"The bills of {calls} hold {as_ratio(found.factor)} times the prompt tokens "
-        "that are simulated without management; "
-        f"from the cache came {as_percent(found.billed_hit_rate)}, "
-        f"simulated {as_percent(found.simulated_hit_rate)}."
-    )
 
 
 # Text in rows -------------------------------------------------------------------------------------
@@ -85,117 +61,27 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table.pad_edge = False
     table.padding = (0, GAP - 1, 0, 0)  # the box has a blank of its own between columns
     for column, name in enumerate(headings):
-        is_number = name in NUMBERS
-        if column > 0 and not is_number:
-            is_number = _are_numbers(rows, column)
-        if is_number:
-            table.add_column(
-                name,
-                justify="right",
-                no_wrap=True,
-                overflow="fold",
-            )
+        if all(_is_number(row[column]) for row in rows):
+            table.add_column(name, justify="right", no_wrap=True, overflow="fold")
         else:
-            table.add_column(name, justify="left", overflow="fold")
+            table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # brackets in a transcript are no markup
     return table
 
 
-def _are_numbers(rows: Sequence[Sequence[str]], column: int) -> bool:
-    return all(_is_number(row[column]) for row in rows)
-
-
 def _is_number(cell: str) -> bool:
-    digits = cell.lstrip("$").replace(",", "")
-    digits = digits.rstrip("%").replace(".", "")
-    return digits.isdigit()
+    return not cell or cell.strip("$%").replace(",", "").replace(".", "").isdigit()
 
 
-# Figures ------------------------------------------------------------------------------------------
-
-
-def print_figures(
-    title: str,
-    rows: Sequence[Figures],
-    found: Calibration | None,
-    *,
-    dollars: bool,
-) -> None:
-    """Print a row for each policy, or a column where the terminal is too narrow for that.
-
-    *found* is printed below.
-    """
-    _print_figures(_console(), title, rows, dollars)
-    if found is not None:
-        print_line(calibration_text(found))
-        print_line("")
-
-
-def figures_text(
-    title: str,
-    rows: Sequence[Figures],
-    width: int,
-    *,
-    dollars: bool,
-) -> str:
-    """The same as plain text, *width* columns wide where that is enough."""
-    text = StringIO()
-    console = Console(
-        file=text,
-        width=width,
-        color_system=None,
-        highlight=False,
-    )
-    _print_figures(console, title, rows, dollars)
-    return text.getvalue()
-
-
-def _print_figures(
-    console: Console,
-    title: str,
-    rows: Sequence[Figures],
-    dollars: bool,
-) -> None:
-    cells = [_cells(row, dollars) for row in rows]
-    console.print(Text(title, "bold"))
-    if _width(HEADINGS, cells) <= console.width:
-        console.print(_table(HEADINGS, cells))
-    else:
-        for group in _groups(cells, console.width):
-            console.print(_table(*_transpose(group)))
-    console.print()
-
-
-def _transpose(cells: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    first, *rest = zip(HEADINGS, *cells, strict=True)
-    return first, list(rest)
-
-
-def _groups(cells: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[str, ...]]]:
-    """The policies that fit beside each other, at least one in each group."""
-    groups: list[list[tuple[str, ...]]] = []
-    for row in cells:
-        if groups and _width(*_transpose([*groups[-1], row])) <= width:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
-
-
-def _width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    columns = zip(headings, *rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    return sum(width + GAP for width in widths) - GAP
-
-
-def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
-    return (
-        row.policy,
-        as_number(row.calls),
-        cost(row.cost, dollars=dollars),
-        *(figure(row, name) for name in FIGURES),
-    )
+def print_figures(title: str, rows: Sequence[Figures], *, dollars: bool) -> None:
+    """Print a row for each policy, or a column where the terminal is too narrow for that."""
+    table = [HEADINGS, *(cells(row, dollars=dollars) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    if sum(widths) + GAP * len(widths) > _console().width:
+        table = list(zip(*table, strict=True))
+    headings, *body = table
+    print_table(title, headings, body)
 
 
 # Lines --------------------------------------------------------------------------------------------

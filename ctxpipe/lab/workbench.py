@@ -2,80 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..agent_tools import COMMON_READING_TOOLS
 from ..edits.views import viewed_path
 from ..errors import StorageError
 from ..messages import Message, ToolResult, result_text, tool_calls, tool_results
-from ..names import content_hash, safe_name, session_folder, with_suffix
-from ..storage import Page
 from ..storage.files import FileText
-from ..storage.records import Record, encode_line, encode_record
+from ..storage.memory import MemoryStorage
 
-__all__ = ["Clock", "MemoryStorage", "SeenFiles", "Workbench"]
+__all__ = ["Clock", "SeenFiles", "Workbench"]
 
-ROOT = "/ctxpipe"
-
-
-class MemoryStorage:
-    """Keeps texts and records in memory, under the names of `LocalStorage` without the times."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def location(self, key: str, /) -> str:
-        return f"{ROOT}/{key}"
-
-    async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
-        paths = []
-        for key, text in texts:
-            path = self.location(key)
-            paths.append(self._write(path, text))
-        return paths
-
-    def _write(self, path: str, text: str) -> str:
-        if self.texts.setdefault(path, text) != text:
-            path = with_suffix(path, content_hash(text))
-            self.texts[path] = text
-        return path
-
-    async def read(
-        self,
-        location: str,
-        /,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> Page:
-        path = location
-        if not location.startswith(f"{ROOT}/"):
-            path = self.location(location.removeprefix("./"))
-        text = self.texts.get(path)
-        if text is None:
-            raise StorageError(f"there is no text at {location}")
-        end = None if limit is None else offset + limit
-        return Page(text[offset:end], offset, len(text))
-
-    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        folder = self.location(session_folder(session_id))
-        prefix = f"{folder}/{stem}-"
-        count = sum(path.startswith(prefix) for path in self.texts)
-        path = f"{prefix}{count + 1}.json"
-        self.texts[path] = "".join(encode_record(record))
-        return path
-
-    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
-        folder = session_folder(session_id)
-        path = self.location(f"{folder}/{safe_name(name)}")
-        before = self.texts.get(path, "")
-        self.texts[path] = before + encode_line(entry)
-        return path
-
-    async def records(self, session_id: str, /) -> Sequence[str]:
-        prefix = f"{self.location(session_folder(session_id))}/"
-        own = [path for path in self.texts if path.startswith(prefix)]
-        return [path for path in own if path.endswith((".json", ".jsonl"))]
+REFERENCE = "/ctxpipe/{key}"
+"""Contexts name files by paths, as with a `LocalStorage`."""
 
 
 class SeenFiles:
@@ -138,6 +78,10 @@ class Clock:
 class Workbench:
     """What a pipeline may need besides the messages; a new one for each replay."""
 
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
-    files: SeenFiles = field(default_factory=SeenFiles)
     clock: Clock = field(default_factory=Clock)
+    files: SeenFiles = field(default_factory=SeenFiles)
+    storage: MemoryStorage = field(init=False)
+
+    def __post_init__(self) -> None:
+        storage = MemoryStorage(clock=self.clock, reference=REFERENCE)
+        object.__setattr__(self, "storage", storage)

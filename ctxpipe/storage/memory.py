@@ -36,15 +36,16 @@ class MemoryStorage:
     """Texts, records and journals, which end with the process.
 
     It keeps the contract of `LocalStorage`, and its texts have URLs: the model needs
-    `offload_tools` to read them. *redact* and *clock* are those of `LocalStorage`. Not for use by
-    several threads.
+    `offload_tools` to read them. *redact*, *clock* and *reference* are those of `LocalStorage`,
+    *texts* what is kept, by key. Not for use by several threads.
 
     Raises SettingsError for invalid settings.
     """
 
     redact: Redact | None = None
     clock: Callable[[], float] = time.time
-    _texts: dict[str, str] = field(
+    reference: str = "absolute"
+    texts: dict[str, str] = field(
         default_factory=dict,
         init=False,
         repr=False,
@@ -115,7 +116,7 @@ class MemoryStorage:
     def _place(self, key: str, text: str) -> str:
         """Put *text* under *key*, or another name where something else is there; return it."""
         for name in candidate_keys(key, text):
-            present = self._texts.setdefault(name, text)
+            present = self.texts.setdefault(name, text)
             if present == text:
                 return name
         raise AssertionError("there are names without end")
@@ -134,9 +135,9 @@ class MemoryStorage:
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
-            if key not in self._texts:
+            if key not in self.texts:
                 continue
-            text = self._texts[key]
+            text = self.texts[key]
             end = None
             if limit is not None:
                 end = offset + limit
@@ -161,7 +162,7 @@ class MemoryStorage:
         number = len(saved) + 1
         stamp = record_stamp(self.clock())
         key = f"{folder}/{safe_name(stem)}-{stamp}-{number}.json"
-        self._texts[key] = text
+        self.texts[key] = text
         saved.append(key)
         return url_of(key)
 
@@ -262,9 +263,9 @@ class MemoryStorage:
                 del self._tombstones[name]
         self._ids.pop(folder, None)
         prefix = f"{folder}/"
-        keys = [key for key in self._texts if key.startswith(prefix)]
+        keys = [key for key in self.texts if key.startswith(prefix)]
         for key in keys:
-            del self._texts[key]
+            del self.texts[key]
         names = [name for name in self._journals if name.split("/")[0] == folder]
         for name in names:
             del self._journals[name]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ctxpipe.lab.advice import advise, lead
-from ctxpipe.lab.report import Figures, PageTurn, Run
+from ctxpipe.lab.report import Figures
 
 NONE = Figures("none", 9, 4.0, 1.0, 1.0, 0.9, 120_000.0, 0, 1.0, 1.0, 1.0)
 CODING = replace(NONE, policy="coding", cost=3.0, ratio=0.75, seen=0.95, strict=0.95)
@@ -85,20 +85,16 @@ def test_lines_that_a_stage_chose_itself_are_no_proof():
 
 
 def test_the_sentence_names_the_cost_and_what_stayed_in_sight():
-    ours, theirs = Run("coding", (), CODING), Run("no management", (), NONE)
-
-    assert lead("9 turns", ours, theirs, "dollars") == (
-        "9 turns: coding cost $3.00 instead of $4.00 (no management), 25.0% less, and 95.0% of "
-        "what the replies used stayed in sight (100.0% with what could be read back). "
-        "The largest context was 120,000 tokens in both."
+    assert lead("9 turns", CODING, NONE, "dollars") == (
+        "9 turns: coding cost $3.00 instead of $4.00 (none), 25.0% less, and 95.0% of what the "
+        "replies used stayed in sight (100.0% with what could be read back). "
+        "The largest context was 120,000 tokens instead of 120,000."
     )
 
 
-def test_without_figures_the_sentence_tells_what_the_turns_do():
-    ours = Run("with", (PageTurn({"user": 50.0}, 300.0),))
-    theirs = Run("without", (PageTurn({"user": 80.0}, 200.0),))
+def test_a_cost_that_is_more_or_in_tokens_is_called_so():
+    more = replace(CODING, cost=6.0, ratio=1.5)
 
-    assert lead("1 turn", ours, theirs, "input tokens") == (
-        "1 turn: with cost 300 input tokens instead of 200 (without), 50.0% more. "
-        "The largest context was 50 tokens instead of 80."
+    assert lead("1 turn", more, NONE, "input tokens").startswith(
+        "1 turn: coding cost 6 input tokens instead of 4 (none), 50.0% more, and"
     )

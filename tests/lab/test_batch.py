@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from histories import assistant, conversation, step, user
 
-from ctxpipe.lab.batch import replay_files, workers
+from ctxpipe.errors import SettingsError
+from ctxpipe.lab.batch import cluster, replay_files, workers
+from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.policies import policies
-from ctxpipe.lab.replay_report import Pages
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.pipeline import ContextPipeline
 
+WITHOUT_DASK = "distributed, of the extra dask, is not installed"
 MAKERS = policies(["none", "coding"])
 
 
@@ -100,6 +105,55 @@ def test_progress_hears_of_each_file_once(tmp_path: Path):
 
 def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(tmp_path: Path):
     paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
-    done = replay_files(paths, MAKERS, pages=Pages(), processes=2)
+    done = replay_files(paths, MAKERS, reporter=narrate, processes=2)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
     assert all(file.report and len(file.report.labels) == 5 for file in done)
+
+
+# On a real Dask cluster of two worker processes ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    distributed = pytest.importorskip(
+        "distributed", reason="distributed, of the extra dask, is not installed"
+    )
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as local:
+        yield local.scheduler_address
+
+
+@pytest.mark.filterwarnings("ignore:Sending large graph:UserWarning")
+def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, tmp_path: Path):
+    paths = [written(tmp_path, f"{n}.jsonl", 1 + 100 * (n == 4)) for n in range(5)]
+    makers = policies(["none"])
+    with cluster(address) as hands:
+        assert hands.at_once == 3
+        done = replay_files(paths, makers, executor=hands)
+    assert done == replay_files(paths, makers, processes=1)
+
+
+def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path: Path):
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    paths = [str(empty), str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
+    with cluster(address) as hands:
+        done = replay_files(paths, MAKERS, executor=hands)
+    assert [bool(file.error) for file in done] == [True, True, False]
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "foo://bar:1", "tcp://127.0.0.1:x"])
+def test_an_address_that_is_none_is_a_misuse(wrong: str):
+    pytest.importorskip("distributed", reason=WITHOUT_DASK)
+    with (
+        pytest.raises(SettingsError, match=f"no Dask scheduler answers at {wrong}"),
+        cluster(wrong),
+    ):
+        pytest.fail("there is no such cluster")
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(SettingsError, match=r"pip install 'ctxpipe\[dask\]'"), cluster("x"):
+        pytest.fail("there is no such cluster")

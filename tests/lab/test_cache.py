@@ -1,18 +1,23 @@
-"""Why the prompt cache missed in a recorded conversation, by the bills in the file."""
+"""What the bills in a recorded conversation tell."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from histories import conversation, step, user
 from models import MODEL, OTHER_MODEL
 
 from ctxpipe.cache_doctor import Cause
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.cache import CacheReport, cache_report, rows
-from ctxpipe.lab.transcripts import parse_transcript
+from ctxpipe.lab.cache import CacheReport, Calibration, cache_report, calibration, rows
+from ctxpipe.lab.policies import Policy
+from ctxpipe.lab.replay import replay
+from ctxpipe.lab.transcripts import Transcript, parse_transcript
+from ctxpipe.messages import compact_json
 from ctxpipe.prices import Prices
 from ctxpipe.tokens import TokenCounter
 
@@ -126,3 +131,60 @@ def test_prices_that_are_not_listed_leave_the_cost_open() -> None:
 def test_a_file_without_bills_of_the_cache_is_said_to_have_none(usage: dict[str, Any]) -> None:
     with pytest.raises(TranscriptError, match="holds no bills that tell of the prompt cache"):
         report(recorded([dict(usage), dict(usage)]))
+
+
+# Beside a replay ----------------------------------------------------------------------------------
+
+
+def talk(*usages: dict[str, object] | None) -> Transcript:
+    steps = [step(f"t{i}", result=f"{i} " + "some words " * 600) for i in range(len(usages))]
+    bare = parse_transcript(compact_json(conversation(user("Go."), *steps)))
+    return replace(bare, usages={1 + 2 * i: usage for i, usage in enumerate(usages) if usage})
+
+
+async def test_without_bills_there_is_nothing_to_compare() -> None:
+    transcript = talk(None, None, {"output_tokens": 7})
+
+    assert calibration(transcript, await replay(transcript, Policy("none"))) is None
+
+
+async def test_the_calls_whose_bill_is_known_are_compared() -> None:
+    transcript = talk(None, bill(0, 1996, 4), None, bill(3990, 1000, 10))
+    found = await replay(transcript, Policy("none"))
+    seen = calibration(transcript, found)
+
+    assert seen is not None
+    assert seen.calls == 2
+    assert seen.billed_tokens == 7000
+    assert seen.simulated_tokens == found.steps[1].prompt_tokens + found.steps[3].prompt_tokens
+    assert seen.billed_read == 3990
+    assert 0 < seen.simulated_read < seen.simulated_tokens
+
+
+async def test_bills_as_the_simulation_has_them_agree_with_it() -> None:
+    bare = talk(None, None, None, None)
+    found = await replay(bare, Policy("none"))
+    uses = [request.use for request in found.requests]
+    same = talk(*(bill(round(use.read), round(use.written), round(use.fresh)) for use in uses))
+    seen = calibration(same, found)
+
+    assert seen is not None
+    assert seen.billed_tokens == pytest.approx(seen.simulated_tokens, rel=0.01)
+    assert seen.billed_read == pytest.approx(seen.simulated_read, rel=0.01)
+
+
+async def test_a_bill_that_no_prompt_can_have_is_none() -> None:
+    transcript = talk(bill(0, 0, 10**400), None)
+
+    assert calibration(transcript, await replay(transcript, Policy("none"))) is None
+
+
+def test_how_far_a_replay_is_from_the_bills_is_a_sentence() -> None:
+    found = Calibration(
+        1, billed_tokens=1300, simulated_tokens=1000, billed_read=1196, simulated_read=950
+    )
+
+    assert str(found) == (
+        "The bills of 1 call hold 1.300 times the prompt tokens that are simulated without "
+        "management; from the cache came 92.0%, simulated 95.0%."
+    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ctxpipe import ContextPipeline, DirectOffload
+from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.page import page, write_page
-from ctxpipe.lab.replay_report import replay_and_report
+from ctxpipe.lab.replay import Moment, PipelineMaker, replay
 from ctxpipe.lab.report import (
-    KINDS,
     Action,
     BlockFate,
     CostShare,
-    Fact,
     Figures,
     PageTurn,
     Replaced,
@@ -39,6 +37,7 @@ from ctxpipe.lab.report import (
 )
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
+from ctxpipe.tokens.spent import KINDS
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- \u2028 \" ' & \ud800"
 SWITCHES = (
@@ -88,11 +87,22 @@ def without(_: Workbench) -> ContextPipeline:
     return ContextPipeline()
 
 
+async def replayed_through(makers: dict[str, PipelineMaker]) -> Report:
+    replays = {}
+    for name, make in makers.items():
+        moments: list[Moment] = []
+        replays[name] = await replay(transcript(), make, watch=moments.append), moments
+    return narrate(transcript(), replays)
+
+
 @pytest.fixture(scope="module")
 def replayed() -> Report:
     """A replay through a pipeline that offloads, beside none, and one that does the same."""
-    makers = {"none": without, "other": without, "mine": with_offload}
-    return anyio.run(lambda: replay_and_report(transcript(), makers))
+    return anyio.run(replayed_through, {"none": without, "other": without, "mine": with_offload})
+
+
+def row(policy: str, cost: float, ratio: float = 1.0, seen: float = 1.0) -> Figures:
+    return Figures(policy, 8, cost, ratio, 1.0, 0.5, 900.0, 0, seen, seen, 1.0)
 
 
 def long_run(
@@ -105,10 +115,10 @@ def long_run(
     """Turns that grow by *tokens* of each kind, each with an *action* where that is given."""
     made = []
     for turn in range(1, turns + 1):
-        actions = (action(turn),) if action else ()
+        actions = [action(turn)] if action else []
         made.append(PageTurn(dict.fromkeys(KINDS, tokens * turn), price, actions))
-    shares = (CostShare("Read", turns, 10.0 * turns, 100.0 * turns, price * turns),)
-    return Run(policy, tuple(made), shares=shares)
+    shares = [CostShare("Read", turns, 10.0 * turns, 100.0 * turns, price * turns)]
+    return Run(row(policy, price * turns), made, shares)
 
 
 def offload(turn: int) -> Action:
@@ -116,38 +126,27 @@ def offload(turn: int) -> Action:
     original = "".join(
         f"line {n} of {turn}: something that a tool has printed, more or less\n" for n in range(300)
     )
-    swap = Replaced(
-        "result of Read",
-        original,
-        "[Content offloaded to: /there/t.md]",
-        "/there/t.md",
-        4000.0,
-        12.0,
-    )
-    return Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,))
+    placeholder = "[Content offloaded to: /there/t.md]"
+    swap = Replaced("result of Read", original, placeholder, "/there/t.md", 4000.0, 12.0)
+    return Action("BatchOffload", "changed", "1 block moved to files", 3988.0, [swap])
 
 
 def long_report(turns: int = 500) -> Report:
     """As many turns as the page must bear, each with an action on a long text."""
-    blocks = tuple(
+    blocks = [
         BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16)
-    )
+    ]
     ours = dataclasses.replace(long_run("with", turns, 100.0, 0.01, offload), blocks=blocks)
     theirs = long_run("without", turns, 450.0, 0.05)
-    return Report("A long conversation", (theirs, ours), ("Read",) * turns, unit="dollars")
+    return Report("A long conversation", (theirs, ours), ("Read",) * turns)
 
 
-def one_turn(**fields: Any) -> Run:
-    """A run of one turn with an action."""
-    return Run("with", (PageTurn({"user": 5.0}, 1.0, (Action("A", "changed"),)),), **fields)
+def figures_of(report: Report) -> list[Figures]:
+    return [run.figures for run in report.runs]
 
 
-def rows(*amounts: tuple[str, float, float]) -> list[Figures]:
-    """The figures of policies by name, cost, and what they left in sight."""
-    return [
-        Figures(name, 8, cost, cost / amounts[0][1], 1.0, 0.5, 900.0, 0, seen, seen, 1.0)
-        for name, cost, seen in amounts
-    ]
+def written(report: Report) -> str:
+    return page([report], figures_of(report), "dollars")
 
 
 def data_of(written: str) -> dict[str, Any]:
@@ -159,91 +158,42 @@ def data_of(written: str) -> dict[str, Any]:
 # As text ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_block_leads_to_the_action_that_removed_it_of_two_by_one_stage_in_a_turn(index: int):
-    actions = (Action("BatchOffload", "changed"), Action("BatchOffload", "changed"))
-    turn = PageTurn({"user": 5.0}, 6.0, actions)
-    gone = BlockFate("a block", "results", 5.0, 1, "moved away", until=2, action=index)
-
-    written = page([Report("", (Run("ours", (turn, turn), blocks=(gone,)),))])
-
-    [block] = data_of(written)["conversations"][0]["runs"][0]["blocks"]
-    assert block["action"] == 2 + index
-
-
 def test_no_text_of_a_transcript_becomes_markup():
     replaced = Replaced(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2.0, 1.0)
-    action = Action(HOSTILE, HOSTILE, HOSTILE, 1.0, (replaced,))
+    turn = PageTurn({"user": 5.0}, 6.0, [Action(HOSTILE, HOSTILE, HOSTILE, 1.0, [replaced])])
     run = Run(
-        HOSTILE,
-        (PageTurn({"user": 5.0}, 6.0, (action,)),),
-        None,
-        (CostShare(HOSTILE, 1, 1.0, 1.0, 1.0),),
-        (BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE),),
+        row(HOSTILE, 2.0),
+        [turn],
+        [CostShare(HOSTILE, 1, 1.0, 1.0, 1.0)],
+        [BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE)],
     )
-    facts = (Fact(HOSTILE, (HOSTILE,) * 3),)
-    report = Report(HOSTILE, (run, run, run), (HOSTILE,), HOSTILE, HOSTILE, facts=facts)
+    report = Report(HOSTILE, (run, run, run), (HOSTILE,))
 
-    written = page([report, report], rows((HOSTILE, 2.0, 1.0), (HOSTILE, 1.0, 0.9)) * 2)
+    made = page([report, report], figures_of(report), HOSTILE)
 
-    assert "<img src=x" not in written
-    assert written.count("</script>") == 2  # data, our own
-
-
-def test_a_report_without_turns_says_so():
-    assert "There was no turn." in page([Report("Nothing", (Run("none", ()),))])
+    assert "<img src=x" not in made
+    assert made.count("</script>") == 2  # data, our own
 
 
-def test_only_kinds_that_occur_are_explained():
-    turn = PageTurn({"user": 5.0, "summary": 0.0}, 6.0)
+def test_the_policy_that_is_advised_is_shown_first_beside_the_baseline():
+    rows = row("none", 4.0), row("a", 2.0, 0.5, 0.95), row("b", 1.0, 0.25, 0.5)
+    turn = PageTurn({"user": 5.0}, 1.0)
 
-    written = page([Report("", (Run("none", (turn,)),), ("",))])
+    data = data_of(written(Report("", [Run(each, [turn]) for each in rows], ("",))))
 
-    assert 'data-kind="user"' in written
-    assert 'data-kind="summary"' not in written
-
-
-def test_three_policies_are_a_table_and_can_be_chosen():
-    runs = tuple(
-        dataclasses.replace(one_turn(figures=row), policy=row.policy)
-        for row in rows(("none", 4.0, 1.0), ("a", 2.0, 0.95), ("b", 1.0, 0.5))
-    )
-
-    written = page([Report("", runs, ("",))])
-
-    assert "a cost 2 input tokens instead of 4 (none), 50.0% less" in html.unescape(written)
-    assert "<strong>Use a.</strong>" in written
-    assert data_of(written)["chosen"] == [1, 0]
-    for name in ("ours", "theirs"):
-        assert f'<select id="{name}">' in written
-    assert '<td class="number" data-label="seen">95.0%</td>' in written
-
-
-def test_several_conversations_are_on_one_page_with_their_sums():
-    runs = tuple(
-        dataclasses.replace(long_run(row.policy, 3, 100.0, row.cost), figures=row)
-        for row in rows(("none", 4.0, 1.0), ("ours", 3.0, 0.95))
-    )
-    reports = [Report(f"{name}.jsonl", runs, ("",) * 3, unit="dollars") for name in "xy"]
-
-    written = page(reports, rows(("none", 8.0, 1.0), ("ours", 6.0, 0.95)))
-
-    assert "2 conversations, 6 turns: ours cost $6.00 instead of $8.00 (none)" in written
-    for number, name in enumerate(["x.jsonl", "y.jsonl"]):
-        assert f'<a href="#conversation-{number}">{name}</a>' in written
-    # each tool's share over both: 3 turns of 3 dollars, twice
-    assert '<td class="number" data-label="ours">$18.00</td>' in written
-    assert [one["title"] for one in data_of(written)["conversations"]] == ["x.jsonl", "y.jsonl"]
+    assert data["lead"].startswith("1 turn: a cost $2.00 instead of $4.00 (none), 50.0% less")
+    assert data["advice"][:2] == ["Use", "a"]
+    assert data["chosen"] == [1, 0]
 
 
 def test_a_text_that_occurs_twice_is_on_the_page_once():
-    texts = data_of(page([long_report(3)]))["texts"]
+    texts = data_of(written(long_report(3)))["texts"]
 
     assert len(texts) == len(set(texts)) == 4  # three results, one placeholder
 
 
 def test_a_page_of_500_turns_stays_below_3_megabytes():
-    size = len(page([long_report()]).encode())
+    size = len(written(long_report()).encode())
 
     print(f"500 turns: {size:,} bytes")
     assert size < 3_000_000
@@ -279,8 +229,8 @@ Show = Callable[..., Chrome]
 def show(browser: Chrome, tmp_path: Path) -> Show:
     """Opens the page of a report, and waits until it is drawn."""
 
-    def open_page(*reports: Report, totals: Sequence[Figures] = (), at: str = "") -> Chrome:
-        write_page(tmp_path / "page.html", reports, totals)
+    def open_page(*reports: Report, unit: str = "input tokens", at: str = "") -> Chrome:
+        write_page(tmp_path / "page.html", reports, figures_of(reports[0]), unit)
         for kind in ("browser", "performance"):
             logged(browser, kind)  # what another page has left
         browser.get(f"{(tmp_path / 'page.html').as_uri()}{at}")
@@ -307,6 +257,37 @@ def text_of(chrome: Chrome, selector: str) -> str:
 
 def mark(chrome: Chrome, number: int = 0) -> WebElement:
     return chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")[number]
+
+
+def test_a_report_without_turns_says_so(browser: Chrome, tmp_path: Path):
+    report = Report("Nothing", [Run(row("none", 0.0))])
+    write_page(tmp_path / "page.html", [report], figures_of(report))
+    browser.get((tmp_path / "page.html").as_uri())
+
+    assert text_of(browser, "#lead") == "There was no turn."
+
+
+def test_only_kinds_that_occur_are_explained(show: Show):
+    run = Run(row("none", 6.0), [PageTurn({"user": 5.0, "summary": 0.0}, 6.0)])
+    chrome = show(Report("", [run], ("",)))
+
+    kinds = chrome.find_elements(By.CSS_SELECTOR, "button[data-kind]")
+    assert [kind.get_attribute("data-kind") for kind in kinds] == ["user"]
+
+
+def test_several_conversations_are_on_one_page_with_their_sums(show: Show):
+    runs = long_run("none", 3, 100.0, 4.0), long_run("ours", 3, 100.0, 3.0)
+    reports = (Report(f"{name}.jsonl", runs, ("",) * 3) for name in "xy")
+    chrome = show(*reports, unit="dollars")
+
+    assert chrome.title == "2 conversations"
+    assert text_of(chrome, "#lead").startswith("2 conversations, 6 turns: ours cost")
+    links = chrome.find_elements(By.CSS_SELECTOR, "#conversations a")
+    assert [link.get_property("textContent") for link in links] == ["x.jsonl", "y.jsonl"]
+    # each tool's share over both: 3 turns of 3 dollars, twice
+    assert "$18.00" in text_of(chrome, "#total-shares")
+    assert "95.0%" not in text_of(chrome, "#policies")
+    assert "the largest prompt, in tokens as billed" in text_of(chrome, "#policies dl")
 
 
 def test_both_charts_are_drawn_and_the_console_stays_empty(show: Show, replayed: Report):
@@ -471,7 +452,7 @@ return [...wide.map(box => box.ariaLabel), ...names.map(text => text.textContent
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(show: Show, replayed: Report, scheme: str):
-    chrome = show(replayed, replayed, totals=[run.figures for run in replayed.runs if run.figures])
+    chrome = show(replayed, replayed)
     phone = {"width": 390, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
@@ -500,7 +481,7 @@ def test_any_two_policies_stand_side_by_side(show: Show, replayed: Report):
         found = chrome.find_elements(By.CSS_SELECTOR, "#facts th")
         return [str(head.get_property("textContent")) for head in found]
 
-    assert heads() == ["", "mine", "no management"]
+    assert heads() == ["", "mine", "none"]
     Select(chrome.find_element(By.ID, "ours")).select_by_visible_text("other")
     Select(chrome.find_element(By.ID, "theirs")).select_by_visible_text("mine")
     assert heads() == ["", "other", "mine"]
@@ -516,8 +497,7 @@ def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Repo
     short = dataclasses.replace(
         long_report(3), runs=(*long_report(3).runs, long_run("other", 3, 1.0, 1.0))
     )
-    totals = [run.figures for run in replayed.runs if run.figures]
-    chrome = show(replayed, short, totals=totals, at="#conversation-1")
+    chrome = show(replayed, short, at="#conversation-1")
 
     assert text_of(chrome, "#name") == "A long conversation"
     assert chrome.find_element(By.ID, "turn").get_attribute("max") == "3"
@@ -527,7 +507,7 @@ def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Repo
 
 
 def test_every_figure_stands_in_a_table(show: Show):
-    chrome = show(long_report(3))
+    chrome = show(long_report(3), unit="dollars")
     chrome.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
 
     def cells(_: Chrome) -> bool:

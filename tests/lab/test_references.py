@@ -21,8 +21,6 @@ from ctxpipe.lab.references import Context, Past, Store, Use, sources_to_fetch, 
 from ctxpipe.messages import Message, compact_json
 from ctxpipe.tokens import TokenCounter
 
-ROOT = "/store/"
-
 
 class Lab:
     """A past, a context and a store that share an index."""
@@ -34,12 +32,12 @@ class Lab:
         self.past, self.context, self.store = (
             Past(index),
             Context(index, "s"),
-            Store(index, TokenCounter(), ROOT),
+            Store(index, TokenCounter()),
         )
         for message in past:
             self.past.learn(message)
         self.context.update(context)
-        self.store.learn({f"{ROOT}{key}": words for key, words in (files or {}).items()})
+        self.store.learn(files or {})
 
     def use(self, *atoms: Atom) -> Use:
         return use_of(atoms, self.past, self.context, self.store)[0]
@@ -98,14 +96,14 @@ def test_an_archive_is_a_file_of_messages() -> None:
 
 def test_a_file_that_has_grown_since_holds_its_new_text_as_well() -> None:
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
-    lab.store.learn({f"{ROOT}s/log.jsonl": "read_this\nmore_of_it\n"})
+    lab.store.learn({"s/log.jsonl": "read_this\nmore_of_it\n"})
 
     assert lab.use("Iread_this", "Imore_of_it").pointer == 1
 
 
 def test_a_file_that_was_written_anew_no_longer_holds_what_it_held() -> None:
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
-    lab.store.learn({f"{ROOT}s/log.jsonl": "more_of_it\n"})
+    lab.store.learn({"s/log.jsonl": "more_of_it\n"})
 
     use = lab.use("Iread_this", "Imore_of_it")
     assert (use.pointer, use.lost) == (0.5, 0.5)

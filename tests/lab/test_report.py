@@ -1,10 +1,70 @@
-"""Costs as a reader is shown them."""
+"""The figures of policies, and how they are written."""
 
 from __future__ import annotations
 
-from ctxpipe.lab.report import cost
+from ctxpipe.lab.costs import CacheUse, Request
+from ctxpipe.lab.references import Use
+from ctxpipe.lab.replay import Replay, Step
+from ctxpipe.lab.report import Figures, cells, figures
+from ctxpipe.prices import Prices
+
+PRICES = Prices.relative()
 
 
-def test_a_cost_is_in_dollars_or_in_whole_tokens():
-    assert cost(1234.5678, dollars=True) == "$1,234.57"
-    assert cost(1234.5678, dollars=False) == "1,235"
+def replayed(*, read: float, fresh: float, use: Use) -> Replay:
+    request = Request(0, "reply", CacheUse(read, 0.0, fresh), 0.0)
+    return Replay("t", (Step(0, read + fresh, 1, (request,), (), use),))
+
+
+def test_the_cost_is_told_in_that_of_the_baseline():
+    replays = {
+        "none": replayed(read=0, fresh=1000, use=Use(visible=1)),
+        "some": replayed(read=1000, fresh=400, use=Use(visible=3, pointer=1)),
+    }
+    none, some = figures([replays], PRICES, "none")
+    assert (none.cost, none.ratio) == (1000, 1.0)
+    assert (some.cost, some.ratio) == (500, 0.5)
+    assert some.hits == 1000 / 1400
+    assert (some.seen, some.found) == (0.75, 1.0)
+    assert some.peak == 1400
+
+
+def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
+    files = [
+        {"none": replayed(read=0, fresh=100, use=Use(visible=1))},
+        {},  # a file that could not be read
+        {"none": replayed(read=0, fresh=900, use=Use(lost=3))},
+    ]
+    (row,) = figures(files, PRICES, "none")
+    assert (row.cost, row.calls, row.seen) == (1000, 2, 0.25)
+
+
+def test_nothing_used_is_nothing_missed():
+    (row,) = figures([{"none": replayed(read=0, fresh=1, use=Use())}], PRICES, "none")
+    assert (row.seen, row.strict, row.found) == (1.0, 1.0, 1.0)
+
+
+def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
+    use = Use(visible=3, lost=1, doubtful=1)
+    (row,) = figures([{"none": replayed(read=0, fresh=1, use=use)}], PRICES, "none")
+    assert (row.seen, row.strict) == (0.75, 0.5)
+
+
+def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them():
+    def marked(fresh: float, with_marks: float) -> Replay:
+        use = CacheUse(0.0, 0.0, fresh)
+        request = Request(0, "reply", use, 0.0, marked=CacheUse(0.0, 0.0, with_marks))
+        return Replay("t", (Step(0, fresh, 1, (request,), (), Use()),))
+
+    replays = {"none": marked(1000, 800), "some": marked(900, 200)}
+    none, some = figures([replays], PRICES, "none")
+    assert (none.ratio, none.marked) == (1.0, 1.0)
+    assert (some.ratio, some.marked) == (0.9, 0.25)
+
+
+def test_a_row_is_written_under_the_headings():
+    row = Figures("none", 1469, 1234.5678, 1.0, 0.5, 0.25, 474_572.4, 2, 1.0, 0.875, 1.0)
+
+    rest = ("1.000", "0.500", "25.0%", "474,572", "2", "100.0%", "87.5%", "100.0%")
+    assert cells(row, dollars=True) == ("none", "1,469", "$1,234.57", *rest)
+    assert cells(row, dollars=False) == ("none", "1,469", "1,235", *rest)

@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
-
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user, view
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ctxpipe import LocalStorage, Restore
+from ctxpipe import ContextPipeline, DirectOffload, Restore
 from ctxpipe.errors import StorageError
-from ctxpipe.lab.workbench import ROOT, MemoryStorage, SeenFiles, Workbench
-from ctxpipe.storage.records import parse_line
+from ctxpipe.lab.workbench import SeenFiles, Workbench
+from ctxpipe.messages import tool_results
 from ctxpipe.tokens import as_counter
 
 
-async def test_texts_lie_where_the_local_storage_would_put_them(tmp_path: Path) -> None:
-    texts = [("s/a.md", "one"), ("s/b.md", "two"), ("s/a.md", "one"), ("s/a.md", "another")]
-    memory, local = MemoryStorage(), LocalStorage(tmp_path)
+async def test_contexts_name_texts_by_paths_as_those_of_a_local_storage_do() -> None:
+    bench = Workbench()
+    history = conversation(user("Go."), view("t1", "a.py", "x = 1\n" * 500))
+    stage = DirectOffload(bench.storage, min_chars=100)
 
-    mine = [str(PurePath(path).relative_to(ROOT)) for path in await memory.write(texts)]
-    theirs = [str(PurePath(path).relative_to(tmp_path)) for path in await local.write(texts)]
+    context = await ContextPipeline([stage]).run(history, session_id="s")
 
-    assert mine == theirs
-    assert list(memory.texts.values()) == ["one", "two", "another"]
-
-
-@given(st.text(), st.integers(0, 50), st.none() | st.integers(0, 50))
-async def test_a_text_is_read_a_page_at_a_time(text: str, offset: int, limit: int | None) -> None:
-    storage = MemoryStorage()
-    [path] = await storage.write([("s/a.md", text)])
-
-    for spelling in (path, "s/a.md", "./s/a.md"):
-        page = await storage.read(spelling, offset, limit)
-        assert page.text == text[offset:][: len(text) if limit is None else limit]
-        assert page.total == len(text)
-
-
-async def test_what_is_not_there_cannot_be_read() -> None:
-    with pytest.raises(StorageError, match=r"s/a\.md"):
-        await MemoryStorage().read("s/a.md")
-
-
-async def test_records_are_numbered_and_grow_and_are_listed_by_session() -> None:
-    storage = MemoryStorage()
-    first, second = [await storage.save("s", "compact", [number]) for number in (1, 2)]
-    await storage.append("s", "log.jsonl", {"line": "a"})
-    grown = await storage.append("s", "log.jsonl", {"line": "b"})
-    await storage.save("other", "compact", [])
-
-    assert first != second
-    lines = storage.texts[grown].split("\n")[1:]
-    assert (storage.texts[first], storage.texts[second]) == ("[\n  1\n]\n", "[\n  2\n]\n")
-    assert list(map(parse_line, lines)) == [{"line": "a"}, {"line": "b"}]
-    assert list(await storage.records("s")) == [first, second, grown]
+    [result] = tool_results(context.messages)
+    assert result.content == "[Tool result offloaded to file: /ctxpipe/s/t1.md]"
+    assert bench.storage.texts == {"s/t1.md": "x = 1\n" * 500}
 
 
 async def test_a_file_holds_what_the_conversation_has_shown_of_it_last() -> None:

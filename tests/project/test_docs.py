@@ -23,9 +23,8 @@ from histories import conversation, step, user
 from places import ROOT
 
 import ctxpipe
-from ctxpipe.lab.config import read_config
+from ctxpipe.config import read_config
 from ctxpipe.messages import compact_json, tool_results
-from ctxpipe.prices import Prices
 from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
 from scripts.pages import Block, Prompt, blocks_of
 
@@ -217,7 +216,7 @@ def test_any_other_command_names_what_exists(where: str, command: str):
 def test_a_configuration_is_one_that_the_laboratory_reads(block: Block, tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text(block.code, "utf-8")
-    read_config(file, Prices.relative())
+    read_config(file)
 
 
 # Numbers ------------------------------------------------------------------------------------------

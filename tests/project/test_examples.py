@@ -23,6 +23,7 @@ from places import PACKAGE, ROOT
 from recorded import NIGHTLY
 
 from ctxpipe import ContextPipeline, LocalStorage, Tool, offload_tools
+from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool_use
 from ctxpipe.tools import ToolInputError
 from examples import tools as example_tools
@@ -367,12 +368,18 @@ def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str
     assert sum(path.stat().st_size for path in files) == row(demo, "bytes in them")[0]
 
 
-def test_the_demo_ends_with_its_page(demo: subprocess.CompletedProcess[str]) -> None:
-    said = re.search(r"^Turn by turn, for a browser: (.+)$", demo.stdout, re.MULTILINE)
+def test_the_demo_records_the_history_that_it_would_have_sent(
+    demo: subprocess.CompletedProcess[str],
+) -> None:
+    said = re.search(
+        r"^Turn by turn: ctxpipe replay (.+) --html page.html$", demo.stdout, re.MULTILINE
+    )
     assert said, demo.stdout
-    written = Path(said[1]).read_text("utf-8")
-    assert f'"{row(demo, "tokens sent in all")[0]:,}"' in written
-    assert '"stage":"DirectOffload"' in written
+
+    recorded = read_transcript(said[1])
+
+    assert recorded.calls == row(demo, "turns")[1]
+    assert not recorded.repaired
 
 
 def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]) -> None:

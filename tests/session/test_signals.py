@@ -7,10 +7,10 @@ from typing import Any
 from histories import assistant, conversation, step, user
 
 from ctxpipe import Collapse, ContextPipeline, LocalStorage, Session
-from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message
 from ctxpipe.prices import Prices
 from ctxpipe.session.signals import Signals, Watch
+from ctxpipe.storage.memory import MemoryStorage
 
 LONG = "some words of a result that was long " * 60
 

@@ -21,9 +21,9 @@ from ctxpipe import (
     TrimReadBacks,
     offload_tools,
 )
-from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
+from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.storage.references import check_reference
 
 TEXT = "data " * 500
@@ -81,8 +81,7 @@ def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(
 ) -> None:
     with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
         LocalStorage(tmp_path, reference=form)
-    storage = MemoryStorage()
-    storage.reference = form  # type: ignore[attr-defined]  # a storage of the user's own may
+    storage = MemoryStorage(reference=form)  # checked where it is used, as a user's own is
     for stage in (DirectOffload, TrimReadBacks, BatchOffload, Collapse):
         with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
             stage(storage)

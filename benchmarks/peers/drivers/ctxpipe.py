@@ -25,7 +25,8 @@ from ctxpipe import (
     TrimReadBacks,
     presets,
 )
-from ctxpipe.lab.workbench import MemoryStorage, SeenFiles
+from ctxpipe.lab.workbench import SeenFiles
+from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 from ctxpipe.wire.openai_chat import ChatCodec
 from ctxpipe.wire.shaping import Shaper

@@ -1,8 +1,9 @@
-// Draws the charts and tables of one conversation under two policies, and lets a reader choose these and walk
-// through the turns. All text reaches the page as text, never as markup.
+// Prints the report: what all conversations come to, then one of them under two policies, which a reader chooses,
+// turn by turn. All text reaches the page as text, never as markup.
 "use strict";
 
 const report = JSON.parse(document.getElementById("report").textContent);
+const kinds = Object.entries(report.kinds);
 const views = {};
 const chosen = { conversation: 0, ours: report.chosen[0], theirs: report.chosen[1] };
 let turns = [];
@@ -20,6 +21,7 @@ const number = (amount) => whole.format(amount);
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 const dollars = (amount) => `$${(amount > 0 && amount < 1 ? digits : cents).format(amount)}`;
 const money = (amount) => (report.unit === "dollars" ? dollars(amount) : number(amount));
+const sum = (tokens) => Object.values(tokens).reduce((all, some) => all + some, 0);
 const plural = (count, name) => `${number(count)} ${name}${count === 1 ? "" : "s"}`;
 
 function element(name, properties = {}, ...children) {
@@ -39,14 +41,15 @@ const name = (side) => report.policies[chosen[side]];
 
 function walk() {
   const costs = { ours: 0, theirs: 0 };
-  actions = run("ours").actions;
-  turns = run("ours").turns.map(([kinds, total, cost], index) => {
-    const [, without, other] = run("theirs").turns[index];
+  actions = [];
+  turns = run("ours").turns.map(({ tokens, cost, actions: own }, index) => {
+    const other = run("theirs").turns[index], start = actions.length;
     costs.ours += cost;
-    costs.theirs += other;
-    return { turn: index + 1, label: conversation().labels[index], kinds, total, without, costs: { ...costs }, actions: [] };
+    costs.theirs += other.cost;
+    actions.push(...own.map((action) => ({ ...action, turn: index + 1 })));
+    return { turn: index + 1, label: conversation().labels[index], tokens, total: sum(tokens), without: sum(other.tokens),
+      costs: { ...costs }, start, actions: own.map((_, number) => start + number) };
   });
-  actions.forEach((action, index) => turns[action.turn - 1].actions.push(index));
 }
 
 // Charts ----------------------------------------------------------------------------------------------------
@@ -55,7 +58,7 @@ const EDGE = { left: 58, right: 16, top: 12, bottom: 38 };
 const SHAPES = ["M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0", "M-4.5-4.5h9v9h-9z", "M0-6l5.5 10h-11z", "M0-6.5l5 6.5-5 6.5-5-6.5z",
   "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z", "M0 6l5.5-10h-11z", "M6 0l-10 5.5v-11z", "M-6 0l10 5.5v-11z"];
 // Each stage has the same mark in every conversation.
-const stages = [...new Set(report.conversations.flatMap(({ runs }) => runs.flatMap((one) => one.actions.map(({ stage }) => stage))))];
+const stages = [...new Set(report.conversations.flatMap(({ runs }) => runs.flatMap((one) => one.turns.flatMap((turn) => turn.actions.map(({ stage }) => stage)))))];
 const markOf = (stage) => SHAPES[stages.indexOf(stage) % SHAPES.length];
 
 function shape(name, attributes, ...children) {
@@ -108,10 +111,10 @@ function steps(x, y, amounts) {
 
 function* tokenShapes(x, y) {
   const below = turns.map(() => 0);
-  for (const [order, [kind]] of report.kinds.entries()) {
-    if (!turns.some((turn) => turn.kinds[order])) continue;
+  for (const [kind] of kinds) {
+    if (!turns.some((turn) => turn.tokens[kind])) continue;
     const base = steps(x, y, below).reverse();
-    turns.forEach((turn, index) => { below[index] += turn.kinds[order]; });
+    turns.forEach((turn, index) => { below[index] += turn.tokens[kind] ?? 0; });
     const faint = alone !== null && alone !== kind;
     yield shape("path", { class: "area", d: `M${[...steps(x, y, below), ...base].join("L")}Z`, fill: `var(--${kind})`, opacity: faint ? 0.15 : 1 });
   }
@@ -189,7 +192,7 @@ function fill(id, make) {
 }
 
 function section(id, title, text, ...content) {
-  byId(id).replaceChildren(...(content.length ? [element("h3", { textContent: title }), ...(text ? [element("p", { textContent: text })] : []), ...content] : []));
+  byId(id).replaceChildren(...(content.length ? [element(byId(id).closest("#part") ? "h3" : "h2", { textContent: title }), ...(text ? [element("p", { textContent: text })] : []), ...content] : []));
 }
 
 function sides() {
@@ -197,16 +200,17 @@ function sides() {
 }
 
 function facts() {
-  const rows = conversation().facts.map(([fact, values]) => [fact, ...sides().map((side) => values[chosen[side]])]);
-  const lead = report.conversations.length > 1 ? [element("p", { className: "lead", textContent: conversation().lead })] : [];
-  byId("facts").replaceChildren(...lead, ...(rows.length ? [table("In all", ["", ...sides().map((side) => `#${name(side)}`)], rows)] : []));
+  const rows = report.headings.slice(1).map((heading, index) => [
+    report.meanings[heading] ? `${heading}: ${report.meanings[heading]}` : heading,
+    ...sides().map((side) => conversation().figures[chosen[side]][index + 1])]);
+  byId("facts").replaceChildren(table("In all", ["", ...sides().map((side) => `#${name(side)}`)], rows));
 }
 
 function turnTable() {
-  const kinds = report.kinds.map(([, kind], order) => [kind, order]).filter(([, order]) => turns.some((turn) => turn.kinds[order]));
-  const columns = ["#turn", ...kinds.map(([kind]) => `#${kind}`), "#in all", `#${name("theirs")}`, "what the model did"];
+  const present = kinds.filter(([kind]) => turns.some((turn) => turn.tokens[kind]));
+  const columns = ["#turn", ...present.map(([, what]) => `#${what}`), "#in all", `#${name("theirs")}`, "what the model did"];
   return table("Tokens per turn and kind", columns, turns.map((turn) =>
-    [turn.turn, ...kinds.map(([, order]) => number(turn.kinds[order])), number(turn.total), number(turn.without), turn.label]));
+    [turn.turn, ...present.map(([kind]) => number(turn.tokens[kind] ?? 0)), number(turn.total), number(turn.without), turn.label]));
 }
 
 function costTable() {
@@ -217,34 +221,43 @@ function costTable() {
 function actionTable() {
   if (!actions.length) return section("actions");
   const stages = new Map();
-  for (const { stage, saved } of actions) {
+  for (const { stage, tokens_saved: saved } of actions) {
     const [times, tokens] = stages.get(stage) ?? [0, 0];
     stages.set(stage, [times + 1, tokens + (saved ?? 0)]);
   }
   const text = [...stages].map(([stage, [times, tokens]]) => `${stage} ${plural(times, "time")}, ${number(tokens)} tokens saved`).join("; ");
-  const rows = actions.map((action, index) => [action.turn, actionButton(index, `${action.stage}: ${action.outcome}`), action.told, action.saved === null ? "" : number(action.saved)]);
+  const rows = actions.map((action, index) => [action.turn, actionButton(index, `${action.stage}: ${action.outcome}`), action.reason, action.tokens_saved === null ? "" : number(action.tokens_saved)]);
   const details = element("details", { open: actions.length <= 12 }, element("summary", { textContent: `Table: ${plural(actions.length, "action")}` }),
     table("What each stage did", ["#turn", "action", "what", "#tokens saved"], rows));
   section("actions", `Actions: ${name("ours")}`, `${text}.`, details);
 }
 
-function shareTable() {
-  const [ours, theirs] = ["ours", "theirs"].map((side) => new Map(run(side).shares.map(([what, ...amounts]) => [what, amounts])));
-  const cost = ([, , , amount] = [0, 0, 0, 0]) => amount;
-  const all = [...ours.values()].reduce((sum, amounts) => sum + cost(amounts), 0);
-  const names = [...new Set([...ours.keys(), ...theirs.keys()])];
-  if (!names.length) return section("shares");
-  const rows = names.map((what) => {
-    const [calls, once, sent] = ours.get(what) ?? [0, 0, 0];
-    const share = all ? cost(ours.get(what)) / all : 0;
-    const bar = element("span", { className: "share", textContent: percent(share) });
-    bar.style.setProperty("--share", percent(share));
-    const other = sides().length > 1 ? [money(cost(theirs.get(what)))] : [];
-    return [what, calls ? number(calls) : "", number(once), number(sent), bar, money(cost(ours.get(what))), ...other];
+const SHARES = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill.";
+
+// What each tool and kind has cost under the policies chosen, over the conversations given.
+function shareTable(id, conversations) {
+  const [ours, theirs] = sides().map((side) => {
+    const found = new Map();
+    for (const { runs } of conversations) {
+      for (const { name: what, ...amounts } of runs[chosen[side]].shares) {
+        const known = found.get(what) ?? { calls: 0, tokens: 0, sent: 0, cost: 0 };
+        for (const key of Object.keys(known)) known[key] += amounts[key];
+        found.set(what, known);
+      }
+    }
+    return found;
   });
-  const text = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill.";
+  const all = sum([...ours.values()].map(({ cost }) => cost));
+  const names = [...new Set([...ours.keys(), ...(theirs?.keys() ?? [])])].sort((one, other) => (ours.get(other)?.cost ?? 0) - (ours.get(one)?.cost ?? 0));
+  if (!names.length) return section(id);
+  const rows = names.map((what) => {
+    const { calls, tokens, sent, cost } = ours.get(what) ?? { calls: 0, tokens: 0, sent: 0, cost: 0 };
+    const bar = element("span", { className: "share", textContent: percent(all ? cost / all : 0) });
+    bar.style.setProperty("--share", bar.textContent);
+    return [what, calls ? number(calls) : "", number(tokens), number(sent), bar, money(cost), ...(theirs ? [money(theirs.get(what)?.cost ?? 0)] : [])];
+  });
   const columns = ["what", "#calls", "#tokens", "#tokens sent", "#share of cost", ...sides().map((side) => `#${name(side)}`)];
-  section("shares", "What causes the cost", text, table(`Cost by tool and kind, ${report.unit}`, columns, rows));
+  section(id, "What causes the cost", SHARES, table(`Cost by tool and kind, ${report.unit}`, columns, rows));
 }
 
 function cacheTable() {
@@ -260,8 +273,8 @@ function cacheTable() {
 function blockTable() {
   const { blocks } = run("ours");
   if (!blocks.length) return section("blocks");
-  const rows = blocks.map((block) => [breakable(block.name), block.kind, number(block.tokens), block.since, block.until ?? "",
-    block.action === null ? block.now : actionButton(block.action, block.now)]);
+  const rows = blocks.map((block) => [breakable(block.name), report.kinds[block.kind], number(block.tokens), block.turn, block.until ?? "",
+    block.until === null ? block.fate : actionButton(turns[block.until - 1].start + block.action, block.fate)]);
   section("blocks", `The biggest blocks, and where they went: ${name("ours")}`, "", table("The biggest blocks", ["block", "kind", "#tokens", "#since turn", "#until turn", "now"], rows));
 }
 
@@ -286,7 +299,7 @@ function readout(turn) {
   const numbers = [
     ["tokens", `${number(turn.total)} (${name("theirs")}: ${number(turn.without)})`],
     ["cost so far", `${money(turn.costs.ours)} (${name("theirs")}: ${money(turn.costs.theirs)})`],
-    ...report.kinds.map(([, kind], order) => [kind, turn.kinds[order]]).filter(([, n]) => n).map(([k, n]) => [k, number(n)]),
+    ...kinds.filter(([kind]) => turn.tokens[kind]).map(([kind, what]) => [what, number(turn.tokens[kind])]),
   ];
   const list = element("dl", {}, ...numbers.map(([what, value]) =>
     element("div", {}, element("dt", { textContent: what }), element("dd", { textContent: value }))));
@@ -296,7 +309,7 @@ function readout(turn) {
 }
 
 function inOneLine(action) {
-  const saved = action.saved === null ? "" : `, ${number(action.saved)} tokens saved`;
+  const saved = action.tokens_saved === null ? "" : `, ${number(action.tokens_saved)} tokens saved`;
   return `${action.stage}: ${action.outcome}${saved}`;
 }
 
@@ -312,7 +325,7 @@ function open(index) {
   shown = index;
   const action = actions[index], dialog = byId("action");
   byId("action-title").textContent = `Turn ${action.turn}: ${action.stage} ${action.outcome}`;
-  byId("action-told").textContent = action.told;
+  byId("action-reason").textContent = action.reason;
   byId("action-body").replaceChildren(...(action.replaced.length ? action.replaced.flatMap(replacement)
     : [element("p", { className: "soft", textContent: "It replaced nothing." })]));
   byId("previous").disabled = index === 0;
@@ -331,7 +344,7 @@ function replacement(change) {
   const before = element("pre", { className: "original", tabIndex: 0, textContent: report.texts[change.original] });
   before.setAttribute("aria-label", "what it replaced");
   return [
-    element("h3", { textContent: `${change.name}: ${number(change.after)} tokens instead of ${number(change.before)}` }),
+    element("h3", { textContent: `${change.name}: ${number(change.tokens_after)} tokens instead of ${number(change.tokens_before)}` }),
     ...(change.where ? [element("p", { className: "soft", textContent: `Whole in ${change.where}` })] : []),
     element("p", { textContent: "In the context now:" }), now,
     element("p", { textContent: "What it replaced:" }), before,
@@ -339,6 +352,52 @@ function replacement(change) {
 }
 
 // The page --------------------------------------------------------------------------------------------------
+
+// What all conversations come to.
+function overview() {
+  const many = report.conversations.length > 1;
+  const [first, ...others] = report.policies;
+  byId("title").textContent = document.title = many ? plural(report.conversations.length, "conversation") : conversation().title;
+  byId("subtitle").textContent = `replayed: ${others.join(", ") || first}, compared with ${first}`;
+  byId("lead").textContent = report.lead;
+  if (report.advice) {
+    const [verb, policy, reason] = report.advice;
+    byId("advice").replaceChildren(element("strong", { textContent: `${verb} ${policy}.` }), ` ${reason}`);
+    byId("advice").hidden = false;
+  }
+  if (many || report.policies.length > 2) {
+    const meanings = Object.entries(report.meanings).flatMap(([name, text]) => [element("dt", { textContent: name }), element("dd", { textContent: text })]);
+    section("policies", "The policies", "", table(`Policies, cost in ${report.unit}`, report.headings.map((heading, index) => (index ? `#${heading}` : heading)), report.totals),
+      element("details", {}, element("summary", { textContent: "What the figures mean" }), element("dl", {}, ...meanings)));
+  }
+  if (many) {
+    const figure = (cells, heading) => cells[report.headings.indexOf(heading)];
+    const rows = report.conversations.map(({ title, labels, figures }, index) => {
+      const [ours, theirs] = [figures[chosen.ours], figures[chosen.theirs]];
+      return [element("a", { href: `#conversation-${index}`, textContent: title }), number(labels.length), figure(ours, "cost"), figure(theirs, "cost"),
+        ...["ratio", "seen", "peak"].map((heading) => figure(ours, heading))];
+    });
+    shareTable("total-shares", report.conversations);
+    section("conversations", "The conversations", "", table("Conversations; choose one to see its turns",
+      ["conversation", "#turns", `#${name("ours")}`, `#${name("theirs")}`, "#ratio", "#seen", "#peak"], rows));
+  }
+  const picker = (id, label, options) => {
+    const made = element("select", { id }, ...options.map((text, value) => element("option", { value, textContent: text })));
+    made.value = chosen[id];
+    return element("label", {}, `${label} `, made);
+  };
+  byId("pickers").replaceChildren(...(many ? [picker("conversation", "Conversation", report.conversations.map(({ title }) => title))] : []),
+    ...(report.policies.length > 2 ? [picker("ours", "Policy", report.policies), picker("theirs", "beside", report.policies)] : []));
+  const present = kinds.filter(([kind]) => report.conversations.some(({ runs }) => runs.some((one) => one.turns.some((turn) => turn.tokens[kind]))));
+  byId("kinds").replaceChildren(...present.reverse().map(([kind, what]) => {
+    const swatch = element("span", { className: "swatch" });
+    swatch.style.background = `var(--${kind})`;
+    const button = element("button", { type: "button", onclick: () => choose(button) }, swatch, what);
+    button.dataset.kind = kind;
+    button.setAttribute("aria-pressed", "false");
+    return element("li", {}, button);
+  }));
+}
 
 function choose(button) {
   const off = button.getAttribute("aria-pressed") === "true";
@@ -362,7 +421,8 @@ function write() {
   facts();
   fill("turns", turnTable);
   fill("costs", costTable);
-  for (const make of [actionTable, shareTable, cacheTable, blockTable]) make();
+  shareTable("shares", [conversation()]);
+  for (const make of [actionTable, cacheTable, blockTable]) make();
 }
 
 function show() {
@@ -381,6 +441,7 @@ function goToAddress() {
 }
 
 function start() {
+  overview();
   goToAddress();
   for (const key of Object.keys(chosen)) {
     byId(key)?.addEventListener("change", (event) => { chosen[key] = Number(event.target.value); show(); });
@@ -393,12 +454,13 @@ function start() {
   byId("turn").addEventListener("input", (event) => go(Number(event.target.value) - 1));
   byId("compare").addEventListener("change", redraw);
   addEventListener("resize", redraw);
-  for (const button of document.querySelectorAll(".kinds button")) button.addEventListener("click", () => choose(button));
   byId("previous").addEventListener("click", () => open(shown - 1));
   byId("next").addEventListener("click", () => open(shown + 1));
   byId("close").addEventListener("click", () => byId("action").close());
+  byId("part").hidden = false;
   show();
   document.documentElement.dataset.drawn = performance.now().toFixed(0);
 }
 
-if (byId("part")) start();
+if (report.conversations.some(({ labels }) => labels.length)) start();
+else byId("lead").textContent = "There was no turn.";

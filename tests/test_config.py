@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from ctxpipe import Breaker, Compact, Evidence, Restore
+from ctxpipe.config import read_config
 from ctxpipe.errors import SettingsError
-from ctxpipe.lab.config import read_config
-from ctxpipe.lab.workbench import Workbench
 from ctxpipe.prices import Prices
 from ctxpipe.stages.collapse import Collapse
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload
+from ctxpipe.storage import LocalFiles
+from ctxpipe.storage.memory import MemoryStorage
 
 WHOLE = """
 [budget]
@@ -44,53 +45,51 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
-    prices = Prices.relative(read=0.05)
+    prices, storage = Prices.relative(read=0.05), MemoryStorage()
+    config = read_config(written(tmp_path, WHOLE))
 
-    pipeline = read_config(written(tmp_path, WHOLE), prices)(Workbench())
+    direct, batch, *_ = config.stages(storage, prices=prices)
 
-    direct, batch, *_ = pipeline.stages
     assert isinstance(direct, DirectOffload)
     assert isinstance(batch, BatchOffload)
     assert isinstance(batch.gate, RentOrBuyGate)
+    assert direct.storage is storage
     assert (direct.min_chars, direct.preview and direct.preview.tail) == (8000, 200)
     assert (batch.gate.alpha, batch.gate.prices, batch.keep_recent) == (3.0, prices, 7)
     assert batch.inputs == {"write_file"}
-    assert (pipeline.budget.window, pipeline.budget.trigger) == (100_000, 50_000)
+    assert (config.budget().window, config.budget().trigger) == (100_000, 50_000)
 
 
-def test_the_parts_of_compaction_are_tables_beside_what_the_workbench_brings(tmp_path: Path):
-    bench = Workbench()
+def test_the_parts_of_compaction_are_tables_beside_what_the_caller_lends(tmp_path: Path):
     tables = (
         "restore = { shell = true, max_files = 3 }\n"
         "evidence = { tokens = 500 }\nbreaker = { cooldown_seconds = 60 }\n"
     )
-    path = written(tmp_path, f"[[stage]]\nuse = 'Compact'\n{tables}")
+    config = read_config(written(tmp_path, f"[[stage]]\nuse = 'Compact'\n{tables}"))
+    files, clock = LocalFiles(tmp_path), lambda: 0.0
 
-    [compact] = read_config(path, Prices.relative())(bench).stages
+    [compact] = config.stages(MemoryStorage(), files=files, clock=clock)
+    [in_folder] = config.stages(MemoryStorage(), work_dir=tmp_path)
+    [without_files] = config.stages(MemoryStorage())
 
     assert isinstance(compact, Compact)
-    assert compact.restore == Restore(files=bench.files, shell=True, max_files=3)
+    assert compact.restore == Restore(files=files, shell=True, max_files=3)
     assert compact.evidence == Evidence(tokens=500)
-    assert compact.breaker == Breaker(cooldown_seconds=60, clock=bench.clock)
+    assert compact.breaker == Breaker(cooldown_seconds=60, clock=clock)
+    assert isinstance(in_folder, Compact)
+    assert in_folder.restore == Restore(tmp_path, shell=True, max_files=3)
+    assert isinstance(without_files, Compact)
+    assert without_files.restore is None
 
 
 def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path: Path):
-    prices, bench = Prices.relative(read=0.05), Workbench()
+    prices, storage = Prices.relative(read=0.05), MemoryStorage()
     text = '[[stage]]\nuse = "Collapse"\nkeep_recent = 10\n'
 
-    [stage] = read_config(written(tmp_path, text), prices)(bench).stages
+    [stage] = read_config(written(tmp_path, text)).stages(storage, prices=prices)
 
     assert isinstance(stage, Collapse)
-    assert (stage.keep_recent, stage.prices, stage.storage) == (10, prices, bench.storage)
-
-
-def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
-    bench = Workbench()
-
-    pipeline = read_config(written(tmp_path, WHOLE), Prices.relative())(bench)
-
-    assert isinstance(pipeline.stages[0], DirectOffload)
-    assert pipeline.stages[0].storage is bench.storage
+    assert (stage.keep_recent, stage.prices, stage.storage) == (10, prices, storage)
 
 
 @pytest.mark.parametrize(
@@ -100,30 +99,27 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         ("", " names no [[stage]]"),
         (
             "\n[[stage]]\nuse = 'Nonsense'\n",
-            ", line 3: stage 1: use is 'Nonsense'; there are DirectOffload",
+            ": stage 1: use is 'Nonsense'; there are DirectOffload",
         ),
         (
             "[[stage]]\n[[stage]]\nuse = 'Compact'\n",
-            ", line 1: stage 1: use is None; there are DirectOffload",
+            ": stage 1: use is None; there are DirectOffload",
         ),
         (
             "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nmin_chars = -1\n",
-            ", line 5: stage 2: min_chars: min_chars is -1",
+            ": stage 2: min_chars is -1",
         ),
         (
             "[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n",
-            (
-                ", line 3: stage 1: min_char is unknown here; the settings are min_chars, "
-                "preview, per_tool"
-            ),
+            (": stage 1: min_char is unknown here; the settings are min_chars, preview, per_tool"),
         ),
         (
             "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nstorage = 1\n",
-            ", line 5: stage 2: storage is unknown",
+            ": stage 2: storage is unknown",
         ),
         (
             "[[stage]]\nuse = 'DirectOffload'\npreview = 7\n",
-            ", line 3: stage 1: preview is 7; give a table",
+            ": stage 1: preview is 7; give a table",
         ),
         (
             "[[stage]]\nuse = 'DirectOffload'\npreview = { heads = 7 }\n",
@@ -131,7 +127,7 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'Door' }\n",
-            ", line 3: stage 1: gate is 'Door'; there are",
+            ": stage 1: gate is 'Door'; there are",
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = 'RatioGate'\n",
@@ -139,41 +135,41 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n",
-            ", line 3: stage 1: inputs is 3; give a list of names",
+            ": stage 1: inputs is 3; give a list of names",
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = [1] }\n",
-            ", line 3: stage 1: gate is [1]; there are RatioGate",
+            ": stage 1: gate is [1]; there are RatioGate",
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'RentOrBuyGate', alpha = 'x' }\n",
-            ", line 3: stage 1: gate: alpha is 'x'; give a number",
+            ": stage 1: gate: alpha is 'x'; give a number",
         ),
         (
             "[[stage]]\nuse = 'SmartTruncate'\nshell = 'yes'\n",
-            ", line 3: stage 1: shell is 'yes'; give true or false",
+            ": stage 1: shell is 'yes'; give true or false",
         ),
         (
             "[[stage]]\nuse = 'Compact'\nrestore = { max_files = true }\n",
-            ", line 3: stage 1: restore: max_files is True; give",
+            ": stage 1: restore: max_files is True; give",
         ),
         (
             "[[stage]]\nuse = 'Compact'\nbreaker = { retry = 5 }\n",
-            ", line 3: stage 1: breaker: retry is unknown here; the settings are cooldown_seconds",
+            ": stage 1: breaker: retry is unknown here; the settings are cooldown_seconds",
         ),
         (
             "[[stage]]\nuse = 'Compact'\nevidence = { tokens = 'many' }\n",
-            ", line 3: stage 1: evidence: tokens is 'many'; give a number",
+            ": stage 1: evidence: tokens is 'many'; give a number",
         ),
         (
             f"[[stage]]\nuse = 'Compact'\nevidence = {{ tokens = {'9' * 5000} }}\n",
             " is not valid TOML: Exceeds the limit",
         ),
-        ("stage = [3]\n", ", line 1: stage 1 is 3; give a table"),
-        ("budget = 3\n[[stage]]\nuse = 'Compact'\n", ", line 1: [budget] is 3; give a table"),
+        ("stage = [3]\n", ": stage 1 is 3; give a table"),
+        ("budget = 3\n[[stage]]\nuse = 'Compact'\n", ": [budget] is 3; give a table"),
         (
             "[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n",
-            ", line 2: [budget]: window: window is -5",
+            ": [budget]: window is -5",
         ),
         (
             "[budgets]\n[[stage]]\nuse = 'Compact'\n",
@@ -184,18 +180,18 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
 def test_nonsense_is_told_with_the_file_and_the_place(tmp_path: Path, text: str, told: str):
     path = written(tmp_path, text)
     with pytest.raises(SettingsError) as caught:
-        read_config(path, Prices.relative())
+        read_config(path)
     assert str(path) in str(caught.value)
     assert told in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path):
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
-        read_config(tmp_path / "none.toml", Prices.relative())
+        read_config(tmp_path / "none.toml")
 
 
 def test_a_file_in_another_encoding_is_told_in_one_sentence(tmp_path: Path):
     path = tmp_path / "latin.toml"
     path.write_bytes("# gr\u00fcn".encode("latin-1"))
     with pytest.raises(SettingsError, match="cannot be read"):
-        read_config(path, Prices.relative())
+        read_config(path)

@@ -1,12 +1,13 @@
-"""The blocks of a context with names that a reader knows them by."""
+"""What the tokens of a context are spent on: its blocks, under names that a reader knows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from ..markers.notes import note_of
+from ..markers.placeholders import any_reference
 from ..markers.summaries import RESTORED, SUMMARY
 from ..messages import (
     THINKING,
@@ -22,12 +23,36 @@ from ..messages import (
     tool_calls,
 )
 from ..messages import field as field_of
-from ..tokens import TokenCounter
 from ..words import one_line
-from .references import location_in
-from .report import Kind
+from .counter import TokenCounter
 
-__all__ = ["Key", "Piece", "Pieces"]
+__all__ = ["KINDS", "Key", "Kind", "Piece", "Pieces"]
+
+Kind: TypeAlias = Literal[
+    "system",
+    "tools",
+    "user",
+    "assistant",
+    "thinking",
+    "calls",
+    "results",
+    "placeholders",
+    "summary",
+]
+"""What tokens of a context are spent on."""
+
+KINDS: Mapping[Kind, str] = {
+    "system": "system prompt",
+    "tools": "tool definitions",
+    "user": "user text",
+    "assistant": "assistant text",
+    "thinking": "thinking",
+    "calls": "tool calls",
+    "results": "tool results",
+    "placeholders": "placeholders",
+    "summary": "summaries, notes and restored files",
+}
+"""Each kind's name for a reader, from the bottom of the stack to its top."""
 
 LABEL_CHARS = 48
 """Characters of a text in the name of its block."""
@@ -120,7 +145,7 @@ class Pieces:
         call_id = str(field_of(block, "tool_use_id"))
         result = ToolResult(0, 0, call_id, field_of(block, "content"))
         of: Kind = "results"
-        if location_in(result.content) is not None:
+        if any_reference(result.content) is not None:
             of = "placeholders"
         name = f"result of {self._calls.get(call_id, 'a tool')}"
         return Piece(

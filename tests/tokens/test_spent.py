@@ -1,0 +1,38 @@
+"""What the tokens of a context are spent on."""
+
+from __future__ import annotations
+
+from histories import user, view
+
+from ctxpipe import TokenCounter
+from ctxpipe.messages import Message
+from ctxpipe.tokens.spent import Piece, Pieces
+
+
+def pieces_of(*messages: Message) -> list[Piece]:
+    pieces = Pieces(TokenCounter())
+    for message in messages:
+        pieces.learn(message)
+    return [piece for message in messages for piece in pieces.of(message)]
+
+
+def test_a_call_and_its_result_are_named_by_the_tool_and_its_argument():
+    call, result = pieces_of(*view("t0", "f.py", "x = 1"))
+
+    assert (call.kind, call.name, call.tool) == ("calls", "call of read_file: f.py", "read_file")
+    assert (result.kind, result.name) == ("results", "result of read_file: f.py")
+    assert (result.text, result.tool) == ("x = 1", "read_file")
+
+
+def test_a_long_path_is_cut_between_its_segments():
+    _, result = pieces_of(*view("t0", f"/home/somebody/{'folder/' * 9}name.py", "x = 1"))
+
+    assert result.name == f"result of read_file: …{'/folder' * 5}/name.py"
+
+
+def test_a_note_of_earlier_steps_is_a_summary_and_a_pointer_a_placeholder():
+    note = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]\n1 bash ls → 9 chars"
+    said, _, pointer = pieces_of(user(note), *view("t0", "f", "[Content offloaded to: /x/s/t0.md]"))
+
+    assert (said.kind, said.tokens) == ("summary", TokenCounter().text(note))
+    assert pointer.kind == "placeholders"
