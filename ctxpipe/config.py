@@ -163,7 +163,7 @@ class Config:
                 raise self._error(
                     f"{place}: {name} is unknown here; the settings are {', '.join(free)}"
                 )
-            expected = _expected(value, _default(known[name]))
+            expected = _type_needed(value, _default(known[name]))
             if expected:
                 raise self._error(f"{place}: {name} is {value!r}; give {expected}")
         own = {name: value for name, value in lent.items() if name in known}
@@ -193,7 +193,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     return config
 
 
-def _expected(given: object, default: object) -> str:
+def _type_needed(given: object, default: object) -> str:
     """What must be given in place of *given*, "" when it is valid.
 
     For most settings the stage itself decides that.

@@ -261,7 +261,7 @@ def _run(
     waiting: dict[Future[FileReplay], str] = {}
     for path in paths:
         if len(waiting) >= executor.at_once:
-            yield from _finished(waiting)
+            yield from _next_results(waiting)
         future: Future[FileReplay] = Future()
         try:
             # A worker has another standard input.
@@ -272,10 +272,10 @@ def _run(
             future.set_exception(error)
         waiting[future] = path
     while waiting:
-        yield from _finished(waiting)
+        yield from _next_results(waiting)
 
 
-def _finished(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
+def _next_results(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
     """Wait for at least one of *waiting*, and remove what has finished from it."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
         path = waiting.pop(future)

@@ -155,7 +155,7 @@ def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
 
 def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
     """The *misses* by cause, at *prices*, or those listed for the model of each."""
-    listed = cache(_listed_prices)
+    listed = cache(_prices_of)
     tallies: dict[Cause, Tally] = {}
     for miss in misses:
         own = prices or listed(miss.model)
@@ -164,7 +164,7 @@ def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
     return most_tokens_first(tallies.values())
 
 
-def _listed_prices(model: str | None) -> Prices | None:
+def _prices_of(model: str | None) -> Prices | None:
     with suppress(SettingsError):
         return prices_of(model) if model else None
     return None

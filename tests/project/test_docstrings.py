@@ -17,6 +17,7 @@ from ctxpipe import errors
 
 PUBLIC = (
     "ctxpipe",
+    "ctxpipe.config",
     "ctxpipe.presets",
     "ctxpipe.adapters.anthropic",
     "ctxpipe.adapters.mcp",
@@ -30,10 +31,7 @@ PUBLIC = (
     "ctxpipe.summarizers",
     "ctxpipe.testing",
     "ctxpipe.tokens",
-    *(
-        f"ctxpipe.lab.{name}"
-        for name in ("batch", "config", "costs", "policies", "replay", "transcripts")
-    ),
+    *(f"ctxpipe.lab.{name}" for name in ("batch", "costs", "policies", "replay", "transcripts")),
 )
 
 
