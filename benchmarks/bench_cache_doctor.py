@@ -281,7 +281,7 @@ class Driver:
                 missed = self._known_tokens(sent, received.body) - (
                     received.usage.cache_read_input_tokens
                 )
-            found = session.cache_misses
+            found = session.diagnostics.cache_misses
             new = [miss for miss in found if miss.request > known]
             known = max((miss.request for miss in found), default=known)
             turns.append(Turn(frozenset(happened), received.usage, missed, bill, new))

@@ -15,7 +15,8 @@ from .messages import field
 from .prices import PRICES
 from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
 from .session.client import check_usage
-from .session.session import CACHE_SECONDS, Session
+from .session.conversation import CACHE_SECONDS, Conversation
+from .session.session import Session, conversation_of
 from .session.sessions import Held
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
 from .stages.collapse import Collapse
@@ -241,8 +242,8 @@ class ContextPipeline:
     ) -> Session:
         """The conversation *session_id*, which remembers what context a history has become.
 
-        See `Session`. It is the same object each time, as long as it is one of the *max_sessions*
-        used last. With *journal* the history and all that the session knows survive the process:
+        See `Session`. It is the same one each time, as long as it is one of the *max_sessions* used
+        last. With *journal* the history and all that the session knows survive the process:
         entries hold the texts unless *history* is False, and are signed with *signing_key* (16
         bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits up
         to that long for another process to end its own, which saves a second summary where the
@@ -254,12 +255,12 @@ class ContextPipeline:
         """
         SESSION_ID.check("session_id", session_id)
         with self._sessions.lock:
-            session = self._sessions.find(session_id)
-            if session is not None and journal is not None and session.journal != journal:
+            known = self._sessions.find(session_id)
+            if known is not None and journal is not None and known.journal != journal:
                 raise SettingsError(
                     f"session {excerpt(session_id)} is in use with another journal, or without one"
                 )
-            if session is None:
+            if known is None:
                 session = self.new_session(
                     session_id,
                     journal=journal,
@@ -270,16 +271,17 @@ class ContextPipeline:
                     signing_key=signing_key,
                     lease_seconds=lease_seconds,
                 )
-            session.reopen()
-            self._sessions.add(session)
-            return session
+                known = conversation_of(session)
+            known.reopen()
+            self._sessions.add(known)
+            return Session(known)
 
     def new_session(self, session_id: str, **settings: Any) -> Session:
-        """As `session`, but a new object, which the pipeline does not hold.
+        """As `session`, but a new one, which the pipeline does not hold.
 
         Raises SettingsError.
         """
-        return Session(self._runner, session_id, **settings)
+        return Session(Conversation(self._runner, session_id, **settings))
 
     @contextmanager
     def _claim(self, session_id: str) -> Iterator[Record]:

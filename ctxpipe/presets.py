@@ -54,7 +54,7 @@ def coding_agent(
     *old_exchanges* says how much of them stays in sight. With "calls" their long results and inputs
     go to files, and calls and words stay. With "lines" whole exchanges collapse into a line for
     each call with its best lines; *storage* must then also be a `TextReader`. On recorded sessions
-    that costs less, but no live run has confirmed it; `Session.signals` counts what to watch.
+    that costs less, but no live run has confirmed it; `Session.diagnostics` count what to watch.
 
     *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
     reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* is

@@ -13,20 +13,21 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from .errors import SettingsError
-from .session import Session as AsyncSession
+from .session.session import Session as AsyncSession
+from .session.session import conversation_of
 
 if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
-    from .cache_doctor import CacheMiss, Tally
     from .messages import Message
     from .pipeline import ContextPipeline
     from .refusals import Refusal
     from .reports import Result
     from .session.open_calls import OpenCalls
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
-    from .session.signals import Signals
+    from .session.signals import Diagnostics
+    from .storage import JournalStorage
 
 __all__ = ["Session", "wait_for"]
 
@@ -142,9 +143,14 @@ class Session:
         return self._session.session_id
 
     @property
-    def signals(self) -> Signals:
-        """As `ctxpipe.Session.signals`."""
-        return self._session.signals
+    def journal(self) -> JournalStorage | None:
+        """As `ctxpipe.Session.journal`."""
+        return self._session.journal
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """As `ctxpipe.Session.diagnostics`."""
+        return self._session.diagnostics
 
     def run(
         self,
@@ -163,6 +169,10 @@ class Session:
     def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
         """As `ctxpipe.Session.compact`."""
         return _PORTAL.call(self._session.compact(history, focus=focus))
+
+    def compact_next(self, focus: str = "") -> None:
+        """As `ctxpipe.Session.compact_next`."""
+        self._session.compact_next(focus)
 
     def recover(
         self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any
@@ -231,7 +241,7 @@ class Session:
         opened = self._session.stream(client, **request)
         stream = _Stream(_PORTAL.call(opened.__aenter__()))
         try:
-            with self._session.inside_exchange():
+            with conversation_of(self._session).inside_exchange():
                 yield stream
         except BaseException as error:
             if not _PORTAL.call(opened.__aexit__(type(error), error, error.__traceback__)):
@@ -243,13 +253,13 @@ class Session:
         """As `ctxpipe.Session.history`."""
         return _PORTAL.call(self._session.history(branch=branch))
 
+    def branches(self) -> list[str]:
+        """As `ctxpipe.Session.branches`."""
+        return _PORTAL.call(self._session.branches())
+
     def append(self, *messages: Message) -> None:
         """As `ctxpipe.Session.append`."""
         self._session.append(*messages)
-
-    def flush(self) -> None:
-        """As `ctxpipe.Session.flush`."""
-        _PORTAL.call(self._session.flush())
 
     def observe(
         self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
@@ -260,15 +270,6 @@ class Session:
             self._session.observe(usage, sent, model=model)
 
         _PORTAL.call(observe())
-
-    @property
-    def cache_misses(self) -> Sequence[CacheMiss]:
-        """As `ctxpipe.Session.cache_misses`."""
-        return self._session.cache_misses
-
-    def cache_tally(self) -> list[Tally]:
-        """As `ctxpipe.Session.cache_tally`."""
-        return self._session.cache_tally()
 
 
 class _Stream:

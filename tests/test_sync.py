@@ -31,6 +31,7 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
+    Session,
     SettingsError,
     Turn,
     sync,
@@ -108,6 +109,16 @@ def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path: Path) ->
         contexts = list(threads.map(played, range(40)))
 
     assert [context[0] for context in contexts] == [user(f"go {number}") for number in range(40)]
+
+
+# What a user needs; what adapters and tools need is the conversation's.
+MEMBERS = """run create stream append history branches observe compact compact_next recover
+session_id journal diagnostics"""
+
+
+@pytest.mark.parametrize("kind", [Session, sync.Session])
+def test_a_session_has_these_members(kind: type) -> None:
+    assert {name for name in dir(kind) if not name.startswith("_")} == set(MEMBERS.split())
 
 
 def test_an_error_reaches_the_caller() -> None:

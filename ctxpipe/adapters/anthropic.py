@@ -19,8 +19,14 @@ from ..messages import field as read
 from ..messages import kind, pending_calls
 from ..messages.identity import digest
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
-from ..session.client import BETA, is_asked_by_a_stage, observe_stream, observe_sync_stream
-from ..session.session import Session, learn
+from ..session.client import (
+    BETA,
+    is_asked_by_a_stage,
+    lendable,
+    observe_stream,
+    observe_sync_stream,
+)
+from ..session.conversation import Conversation
 from ..settings import FUNCTION, SESSION_ID, excerpt, one_of
 from ..wire.conversations import Conversations, check_mount
 from ..wire.shaping import NOT_LEARNT, OPEN_CALLS, UNSHAPED, log_errors, warn
@@ -115,12 +121,12 @@ def _shaping(
         )
     MARKS.check("cache_breakpoints", cache_breakpoints)
     one_of("decline", "pass").check("threads", threads)
-    conversations: Conversations[Session] = Conversations(pipeline, _itself, journal)
+    conversations: Conversations[Conversation] = Conversations(pipeline, _itself, journal)
     return _Shaping(_Sessions(session_id, conversations), cache_breakpoints, threads)
 
 
-def _itself(session: Session) -> Session:
-    return session
+def _itself(conversation: Conversation) -> Conversation:
+    return conversation
 
 
 # Both colours -------------------------------------------------------------------------------------
@@ -140,7 +146,8 @@ class _Middleware:
     ) -> AsyncAPIResponse[Any]:
         sent = None
         if self.shaping.is_wanted(request):
-            sent = await self.shaping.shape(request, call_next, _client_of(call_next))
+            client = lendable(_client_of(call_next))
+            sent = await self.shaping.shape(request, call_next, client)
         if sent is None:
             return await call_next(request)
         response = await call_next(sent.request)
@@ -189,7 +196,7 @@ class _SyncMiddleware:
 class _Sent(NamedTuple):
     """What is sent in the place of a request."""
 
-    session: Session
+    session: Conversation
     context: Result
     request: APIRequest
 
@@ -252,7 +259,7 @@ class _Shaping:
         return _Sent(session, context, new_request)
 
     def _rewrite(
-        self, request: APIRequest, call_next: object, session: Session, context: Result
+        self, request: APIRequest, call_next: object, session: Conversation, context: Result
     ) -> APIRequest:
         """*request* with the context; the same object where nothing changes."""
         body: Any = request.json
@@ -282,10 +289,10 @@ class _Sessions:
     """The session of each conversation, and what its last turn has rewritten."""
 
     session_id: SessionId
-    conversations: Conversations[Session]
+    conversations: Conversations[Conversation]
     _warned: set[str] = field(default_factory=set)
 
-    def of(self, body: Mapping[str, Any]) -> Session:
+    def of(self, body: Mapping[str, Any]) -> Conversation:
         name = self.session_id
         if not isinstance(name, str):
             name = name(body)
@@ -425,7 +432,7 @@ async def _observe(sent: _Sent, request: APIRequest, response: AsyncAPIResponse[
 
     def learn_usage(reply: object) -> None:
         with log_errors(NOT_LEARNT):
-            learn(sent.session, reply, sent.context)
+            sent.session.learn(reply, sent.context)
 
     with log_errors(UNREAD):
         if request.stream:
@@ -444,7 +451,7 @@ def _observe_in_thread(sent: _Sent, request: APIRequest, response: APIResponse[A
 
     def learn_usage(reply: object) -> None:
         async def learn_on_the_loop() -> None:
-            learn(sent.session, reply, sent.context)
+            sent.session.learn(reply, sent.context)
 
         with log_errors(NOT_LEARNT):
             sync.wait_for(learn_on_the_loop())

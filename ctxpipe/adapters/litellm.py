@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..messages.identity import digest
 from ..refusals import as_refusal
 from ..session.client import is_asked_by_a_stage
-from ..session.session import Session, learn
+from ..session.conversation import Conversation
 from ..wire.conversations import Conversations, SessionName, conversation_name, texts_at
 from ..wire.openai_chat import ChatCodec
 from ..wire.openai_responses import ResponsesCodec
@@ -78,7 +78,7 @@ def ctxpipe_logger(
 class _Messages:
     """A call of the Messages API: what was sent, and what it was made of."""
 
-    session: Session
+    session: Conversation
     history: list[Any]
     result: Result
     arguments: Mapping[str, Any]
@@ -95,7 +95,7 @@ class _Logger(CustomLogger):
         self._session_id = session_id
         self._chat = Shaper(pipeline, ChatCodec(), session_id=session_id, journal=journal)
         self._responses = Shaper(pipeline, ResponsesCodec(), session_id=session_id, journal=journal)
-        self._sessions: Conversations[Session] = Conversations(pipeline, _itself, journal)
+        self._sessions: Conversations[Conversation] = Conversations(pipeline, _itself, journal)
         self._pending: OrderedDict[str, Shaped | _Messages] = OrderedDict()
 
     async def async_pre_call_deployment_hook(
@@ -184,7 +184,7 @@ class _Logger(CustomLogger):
                 self._chat.observe(sent, openai_usage(billed))
             elif sent is not None:
                 read = openai_usage(billed) if hasattr(billed, "prompt_tokens") else billed
-                learn(sent.session, read, sent.result)
+                sent.session.learn(read, sent.result)
 
     async def async_log_failure_event(
         self,
@@ -208,5 +208,5 @@ class _Logger(CustomLogger):
             warn(NOT_SHORTENED, failure)
 
 
-def _itself(session: Session) -> Session:
-    return session
+def _itself(conversation: Conversation) -> Conversation:
+    return conversation

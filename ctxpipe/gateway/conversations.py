@@ -21,7 +21,7 @@ from .names import session_ids
 
 if TYPE_CHECKING:
     from ..messages import Message
-    from ..session.session import Session
+    from ..session import conversation as core
     from ..tokens import TokenCounter
     from ..tokens.spent import Kind
     from .body import Body
@@ -37,7 +37,7 @@ MAX_COMPARED = 256
 MAX_RESUMED = 32
 """So many conversations of one name are looked for in the journals."""
 
-OpenSession: TypeAlias = "Callable[[str], Session]"
+OpenSession: TypeAlias = "Callable[[str], core.Conversation]"
 """Makes the session of an id, which reads its journal at its first turn."""
 
 
@@ -116,7 +116,7 @@ class Conversation:
     """
 
     name: str
-    session: Session
+    session: core.Conversation
     messages: Sequence[Message] = field(default=(), repr=False)
     question: Question | None = field(default=None, repr=False)
     translator: Translator | None = field(default=None, repr=False)
@@ -357,7 +357,7 @@ def _find_continued(
     return continued, most
 
 
-async def _lines(session: Session) -> list[Sequence[Message]]:
+async def _lines(session: core.Conversation) -> list[Sequence[Message]]:
     """The histories in the journal of *session*. Raises StorageError."""
     branches = ["", *await session.branches()]
     return [history for branch in branches if (history := await session.history(branch=branch))]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..edits.thinking import BINDING_BETA
 from ..refusals import MAX_TEXT, read_refusal
 from ..session.client import BETA, has_usage
+from ..session.session import conversation_of
 from ..storage import LocalStorage
 from ..storage.memory import MemoryStorage
 from ..workers.threads import in_thread_if
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ..reports import Result
-    from ..session.session import Session
+    from ..session import conversation as core
     from ..storage import JournalStorage
     from ..tokens.spent import Kind
     from .settings import Settings
@@ -179,8 +180,8 @@ class Shaper:
         betas = headers.get(BETA, "")
         pipeline = self._pipelines.of(model, betas)
 
-        def open_session(session_id: str) -> Session:
-            return pipeline.new_session(session_id, journal=self._journal)
+        def open_session(session_id: str) -> core.Conversation:
+            return conversation_of(pipeline.new_session(session_id, journal=self._journal))
 
         conversation = await self.conversations.find(
             conversation_name(headers, body.values),

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
 from ..settings import excerpt
 
-__all__ = ["Gate", "Pass"]
+if TYPE_CHECKING:
+    from ..messages import Message
+
+__all__ = ["Exchanges", "Gate", "Pass"]
 
 _passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())
 
@@ -119,3 +129,60 @@ class Gate:
                 line = self._line = _Line(loop)
             line.tasks += 1
             return line
+
+
+class Exchanges:
+    """Requests of the history that session *session_id* owns: one at a time, until its reply.
+
+    Each claims the message that it is to answer, so that those before it leave it to this one.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._gate = Gate(session_id)
+        self._pass: Pass | None = None  # of the exchange that is under way
+        self._claims: dict[object, Message | None] = {}  # of those that wait
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange is under way, or waits."""
+        return self._gate.is_busy
+
+    @asynccontextmanager
+    async def enter(self, claim: Message | None) -> AsyncIterator[bool]:
+        """One exchange, which answers *claim*; whether it has waited for another.
+
+        Raises SettingsError where it would wait for itself.
+        """
+        if self._pass is not None and self._pass.is_held_here():
+            session = excerpt(self._session_id)
+            raise SettingsError(
+                f"session {session} would wait for itself: its history is in use by the create or "
+                "stream inside which it is asked; wait until that has ended, or give messages="
+            )
+        has_waited = self.is_busy
+        ticket = object()
+        self._claims[ticket] = claim
+        try:
+            entered = await self._gate.enter()
+        finally:
+            del self._claims[ticket]
+        self._pass = entered
+        try:
+            with entered.inside():
+                yield has_waited
+        finally:
+            self._pass = None
+            entered.leave()
+
+    def inside(self) -> AbstractContextManager[None]:
+        """For a body in another thread: it is inside the exchange that is under way, if one is."""
+        return nullcontext() if self._pass is None else self._pass.inside()
+
+    def before_claims(self, appended: Sequence[Message]) -> list[Message]:
+        """Those of *appended* that come before what another exchange is to answer."""
+        claims = set(map(id, self._claims.values()))
+        for count, message in enumerate(appended):
+            if id(message) in claims and count:
+                return list(appended[:count])
+        return list(appended)

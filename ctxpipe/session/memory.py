@@ -68,6 +68,9 @@ class Memory:
     the next result. The timeline rests on the first *base* entries of the journal. Entries that
     others write to the same branch are taken over when the caller's history continues them.
     Otherwise the next entry of this session begins a branch.
+
+    *appended* are messages that are in no turn yet. Any thread adds at their end; of those at their
+    beginning *taken* are in the turn under way, and leave once it is written.
     """
 
     def __init__(
@@ -97,8 +100,9 @@ class Memory:
         self._base = 0
         self._seal = ""  # of entry number base - 1
         self._branch = ""
-        # An entry was found whose writing was cancelled, so that nobody knew whether it is there.
-        self.has_found_own: bool = False
+        self.appended: list[Message] = []
+        self.taken: int = 0
+        self._doubtful = 0  # appended messages in the entry that was given to the journal last
         self._is_behind = False  # the branch has entries that the history does not continue
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
@@ -170,11 +174,14 @@ class Memory:
         return is_damaged or has_news
 
     def _look_for_own(self, entries: Sequence[Entry]) -> None:
+        """Look for an entry whose writing was cancelled: what it has taken is in the journal."""
         if self._journal is None or not self._journal.unanswered:
             return
         if any(entry.seal == self._journal.unanswered for entry in entries):
             self._journal.unanswered = ""
-            self.has_found_own = True
+            del self.appended[: self._doubtful]
+            self.taken = max(0, self.taken - self._doubtful)
+            self._doubtful = 0
 
     async def _resume(self, journal: Journal, history: list[Message]) -> None:
         """Continue the branch that *history* has most in common with."""
@@ -393,6 +400,7 @@ class Memory:
 
         A failure becomes a notice, and the next entry holds what is missing.
         """
+        self._doubtful = self.taken  # if this is cancelled, until the entry is found or is not
         journal = self._journal
         if journal is None or not self._must_write(step):
             return True
@@ -514,12 +522,17 @@ class Memory:
 
     def apply(self, step: Step) -> None:
         """Take *step* into the timeline, once it is written."""
+        if step.agreement.has_diverged:
+            new = f"message {step.agreement.fresh} and those after it are new"
+            self.notices.append(f"the history differs from the known one; {new}")
         if step.adopted and not self.is_adopted:
             if self._journal is None:
                 self.notify(NOT_RESTORABLE)
             self.is_adopted = True
         self.timeline.apply(step)
         self.unreported = None
+        del self.appended[: self.taken]
+        self.taken = self._doubtful = 0
 
     # The history ----------------------------------------------------------------------------------
 
@@ -570,13 +583,15 @@ class Memory:
             return self.timeline.history
         if not self._is_read:
             return await self.history(None)
+        unanswered = self._journal.unanswered
         try:
             has_news = await self._has_news(copy(self._journal))
         except StorageError:
             if self._unwritten:
                 return self.timeline.history
             raise
-        if not has_news or (self._unwritten and not self.has_found_own):
+        has_found_own = unanswered != self._journal.unanswered
+        if not has_news or (self._unwritten and not has_found_own):
             return self.timeline.history
         return await self.history(self._branch, self.timeline.history)
 

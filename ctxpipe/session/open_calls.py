@@ -39,7 +39,7 @@ OPEN_CALLS = one_of("raise", "interrupted")
 _MOST_NAMED = 5
 
 
-def add_appended(history: list[Message], appended: Sequence[Message]) -> list[Message]:
+def add_appended(history: Sequence[Message], appended: Sequence[Message]) -> list[Message]:
     """*history* and what was *appended* to it, in order.
 
     But results come right after the calls that wait for them, whatever was appended before, and a

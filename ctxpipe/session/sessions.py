@@ -14,11 +14,12 @@ from ..errors import SettingsError
 from ..messages.bulk import weight
 from ..settings import SESSION_ID, SIZE
 from ..storage.protocol import JOURNAL_STORAGE
+from .session import Session, conversation_of
 
 if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
-    from .session import Session
+    from .conversation import Conversation
 
 __all__ = ["Held", "Sessions"]
 
@@ -58,9 +59,9 @@ class Sessions:
         self._settings = {"journal": journal, **settings}
         self._held = Held(max_bytes, self._weigh)
         # Somebody may still have one in use that was let go.
-        self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        # By session: messages that were weighed, and what they weigh.
-        self._weighed: WeakKeyDictionary[Session, tuple[int, int]] = WeakKeyDictionary()
+        self._alive: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        # Messages that were weighed, and what they weigh.
+        self._weighed: WeakKeyDictionary[Conversation, tuple[int, int]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -82,13 +83,16 @@ class Sessions:
         """
         SESSION_ID.check("session_id", session_id)
         with self._held.lock:
-            session = self._held.find(session_id) or self._alive.get(session_id)
-            if session is None:
-                session = self._pipeline.new_session(session_id, **self._settings)
-                self._alive[session_id] = session
-            session.reopen()
-            self._held.add(session)
-            return session
+            conversation = self._held.find(session_id) or self._alive.get(session_id)
+            if conversation is None:
+                conversation = self._new_conversation(session_id)
+                self._alive[session_id] = conversation
+            conversation.reopen()
+            self._held.add(conversation)
+            return Session(conversation)
+
+    def _new_conversation(self, session_id: str) -> Conversation:
+        return conversation_of(self._pipeline.new_session(session_id, **self._settings))
 
     def forget(self, session_id: str) -> None:
         """Let go of the session, with what it has not written; the next `get` reads its journal."""
@@ -102,8 +106,7 @@ class Sessions:
         deleted, where a storage cannot delete; StorageError.
         """
         SESSION_ID.check("session_id", session_id)
-        session = self._pipeline.new_session(session_id, **self._settings)
-        storages: list[Any] = session.storages
+        storages: list[Any] = self._new_conversation(session_id).storages
         if not all(callable(getattr(storage, "delete", None)) for storage in storages):
             raise SettingsError("a storage of these sessions has no delete(session_id)")
         self.forget(session_id)
@@ -111,15 +114,15 @@ class Sessions:
         for storage in storages:
             await storage.delete(session_id)
 
-    def _weigh(self, session: Session) -> int:
-        known, appended = session.known, session.appended
-        counted, size = self._weighed.get(session, (0, 0))
+    def _weigh(self, conversation: Conversation) -> int:
+        known, appended = conversation.known, conversation.appended
+        counted, size = self._weighed.get(conversation, (0, 0))
         count = len(known) + len(appended)
         if counted > count:
             counted, size = 0, 0
         new = [*known[counted:], *appended[max(0, counted - len(known)) :]]
         size += weight(new) + len(new) * MESSAGE_BYTES if new else 0
-        self._weighed[session] = count, size
+        self._weighed[conversation] = count, size
         return size
 
 
@@ -128,22 +131,22 @@ LOOKS = 4
 
 
 class Held:
-    """Sessions by id, together at most *limit* in *size*.
+    """The conversations of sessions by id, together at most *limit* in *size*.
 
     None goes that is in use, or that holds what is nowhere else: this is written first. Where it
-    cannot be written, and such sessions alone are above the limit, some go all the same, each with
-    a notice. A call looks only at sessions that have changed,
-    that go, and at a few others.
+    cannot be written, and such alone are above the limit, some go all the same, each with
+    a notice. A call looks only at those that have changed, that go, and at a few others.
     """
 
-    def __init__(self, limit: int, size: Callable[[Session], int]) -> None:
+    def __init__(self, limit: int, size: Callable[[Conversation], int]) -> None:
         self._limit = limit
         self._size = size
-        self._unused: OrderedDict[str, Session] = OrderedDict()  # the longest unused first
-        self._needed: OrderedDict[str, Session] = OrderedDict()  # could not go when they should
+        self._unused: OrderedDict[str, Conversation] = OrderedDict()  # the longest unused first
+        # Those that could not go when they should.
+        self._needed: OrderedDict[str, Conversation] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._total = 0
-        self._changed: dict[str, Session] = {}  # any thread adds to it
+        self._changed: dict[str, Conversation] = {}  # any thread adds to it
         # For who finds a session, and adds it where there is none.
         self.lock: AbstractContextManager[object] = threading.RLock()
 
@@ -157,34 +160,34 @@ class Held:
     def total(self) -> int:
         """The size of all together."""
         while self._changed:
-            session_id, session = self._changed.popitem()
-            if session_id not in self and session.has_unsaved:
-                self._needed[session_id] = session  # let go while a caller still had it in use
-            elif session is not self._find(session_id):
+            session_id, conversation = self._changed.popitem()
+            if session_id not in self and conversation.has_unsaved:
+                self._needed[session_id] = conversation  # let go while a caller still had it in use
+            elif conversation is not self._find(session_id):
                 continue
-            size = self._size(session)
+            size = self._size(conversation)
             self._total += size - self._sizes.get(session_id, 0)
             self._sizes[session_id] = size
         return self._total
 
-    def find(self, session_id: str) -> Session | None:
-        """The session *session_id*, if it is held."""
+    def find(self, session_id: str) -> Conversation | None:
+        """The conversation of the session *session_id*, if it is held."""
         if session_id in self._changed:
             _ = self.total
         return self._find(session_id)
 
-    def _find(self, session_id: str) -> Session | None:
+    def _find(self, session_id: str) -> Conversation | None:
         return self._unused.get(session_id) or self._needed.get(session_id)
 
-    def add(self, session: Session) -> None:
-        """Hold *session* as the one used last, and let go of others until the rest fits."""
-        session_id = session.session_id
+    def add(self, conversation: Conversation) -> None:
+        """Hold *conversation* as the one used last, and let go of others until the rest fits."""
+        session_id = conversation.session_id
         self._needed.pop(session_id, None)
-        self._unused[session_id] = session
+        self._unused[session_id] = conversation
         self._unused.move_to_end(session_id)
         self._sizes.setdefault(session_id, 0)
-        self._changed[session_id] = session
-        session.on_change = self._changed.__setitem__
+        self._changed[session_id] = conversation
+        conversation.on_change = self._changed.__setitem__
         self._shrink()
 
     def remove(self, session_id: str) -> None:
@@ -198,14 +201,14 @@ class Held:
             self._unused[session_id] = self._needed.pop(session_id)
             self._unused.move_to_end(session_id, last=False)
         while self.total > self._limit and len(self._unused) > 1:
-            session_id, session = self._unused.popitem(last=False)
-            if session.is_running or session.has_unsaved:
-                self._needed[session_id] = session
-                session.flush_soon()
+            session_id, conversation = self._unused.popitem(last=False)
+            if conversation.is_running or conversation.has_unsaved:
+                self._needed[session_id] = conversation
+                conversation.flush_soon()
             else:
                 self.remove(session_id)
         for session_id in list(islice(self._needed, LOOKS)):
-            session = self._needed[session_id]
-            if self._total > self._limit and session.give_up():
-                session.on_change = None
+            conversation = self._needed[session_id]
+            if self._total > self._limit and conversation.give_up():
+                conversation.on_change = None
                 self.remove(session_id)

@@ -6,13 +6,21 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..markers.notes import find_imitations
-from ..messages import Message, ToolCall, compact_json, strings, texts, tool_calls
+from ..markers.notes import find_imitations, note_of
+from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..names import session_folder
+from ..reports import Collapsed, Outcome
 from ..workers.pieces import overlapping_pieces
+from ..workers.threads import in_thread_if
 
-__all__ = ["Signals", "Watch"]
+if TYPE_CHECKING:
+    from ..cache_doctor import CacheMiss, Tally
+    from ..reports import StageReport
+    from ..timeline import Step, Timeline
+
+__all__ = ["Diagnostics", "Signals", "Watch"]
 
 MOST_READ_BACK = 15.0
 """Steps read back per 100 calls; on recorded sessions there are five to seven."""
@@ -65,6 +73,22 @@ class Signals:
         return self.repeated_after / self.tool_calls_after if self.tool_calls_after else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """What the replies that `Session.observe` was shown tell of a session.
+
+    *cache_misses* are the newest misses of the provider's prompt cache, *cache_tally* all of them
+    by cause, those of most tokens first. Costs are in dollars, and None where nobody knows the
+    prices of the model: give the pipeline ``prices=``. They are looked up with the next turn.
+    *signals* are what to watch where old exchanges collapse, in a pipeline with a `Collapse` stage;
+    a notice and a warning say once when a count is too high.
+    """
+
+    cache_misses: Sequence[CacheMiss]
+    cache_tally: Sequence[Tally]
+    signals: Signals
+
+
 class Watch:
     """Counts the `Signals` of one session from its new messages, and warns of each once."""
 
@@ -75,6 +99,7 @@ class Watch:
         )
         self._made: set[bytes] = set()  # digests of the calls so far
         self._warned: set[str] = set()
+        self._has_resumed = False  # the history before the first turn has been read
         self._has_rewritten = False
         self._calls = 0
         self._read_back = 0
@@ -95,10 +120,24 @@ class Watch:
             self._repeated[1],
         )
 
-    def resume(self, history: Sequence[Message], *, has_notes: bool) -> None:
-        """Begin with a *history* that others have played, and *has_notes* of theirs already."""
-        self.learn(history)
-        self._has_rewritten = has_notes
+    async def follow(
+        self, timeline: Timeline, step: Step, reports: Sequence[StageReport]
+    ) -> list[str]:
+        """Count what *step*, a turn with *reports*, adds to *timeline*; the warnings that are new.
+
+        Others may have played what *timeline* has before the first turn.
+        """
+        if not self._has_resumed:
+            self._has_resumed = True
+            known = timeline.history[: step.known]
+            await in_thread_if(is_bulky(known), self.learn, known)
+            self._has_rewritten = any(map(note_of, timeline.context))
+        if not step.agreement.is_cut:  # on another branch the same calls come again
+            await in_thread_if(step.agreement.is_bulk is not False, self.learn, step.messages)
+        for report in reports:
+            if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
+                self.note_rewrite()
+        return self.new_warnings()
 
     def note_rewrite(self) -> None:
         """Old exchanges have collapsed: what comes now was said without them in sight."""

@@ -14,7 +14,7 @@ from ..errors import SettingsError, StorageError
 from ..locations import is_url, key_of_url
 from ..markers.placeholders import MAX_PATH
 from ..names import session_folder
-from ..session import Session
+from ..session.session import Session, conversation_of
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
 from ..words import count_phrase
@@ -24,6 +24,8 @@ from .tool import Tool, ToolInputError
 
 if TYPE_CHECKING:
     from anthropic.types import ToolParam
+
+    from ..session.conversation import Conversation
 
 __all__ = ["compaction_tools", "offload_tools"]
 
@@ -77,7 +79,7 @@ def offload_tools(
     texts = _Reader(source, session_id, max_chars)
     tools = [Tool(_read_tool(max_chars), texts.read), Tool(_SEARCH, texts.search)]
     if session is not None:
-        tools += compaction_tools(session)
+        tools += compaction_tools(conversation_of(session))
     return tools
 
 
@@ -85,7 +87,7 @@ def _source(storage: object, reader: object) -> TextReader:
     """What the tools read from. Raises SettingsError where that is not possible."""
     source = storage
     if isinstance(storage, Session):
-        source = storage.text_reader if reader is None else reader
+        source = conversation_of(storage).text_reader if reader is None else reader
         if source is None:
             raise SettingsError(
                 "the session has no storage to read from;"
@@ -314,16 +316,16 @@ _COMPACT: ToolParam = {
 }
 
 
-def compaction_tools(session: Session) -> list[Tool]:
-    """The tool `compact_context` of *session*; none where its pipeline cannot compact."""
-    if not session.can_compact:
+def compaction_tools(conversation: Conversation) -> list[Tool]:
+    """The tool `compact_context` of *conversation*; none where its pipeline cannot compact."""
+    if not conversation.can_compact:
         return []
-    return [Tool(_COMPACT, _Compaction(session).ask)]
+    return [Tool(_COMPACT, _Compaction(conversation).ask)]
 
 
 @dataclass(slots=True)
 class _Compaction:
-    session: Session
+    conversation: Conversation
     asked_at: int | None = None  # the turn before the last summary that was asked for
 
     async def ask(self, arguments: Mapping[str, object]) -> str:
@@ -335,23 +337,23 @@ class _Compaction:
         refusal = self._refusal()
         if refusal:
             raise ToolInputError(f"the context is not compacted: {refusal}")
-        self.session.compact_next(focus.strip())
-        self.asked_at = self.session.turns
+        self.conversation.compact_next(focus.strip())
+        self.asked_at = self.conversation.turns
         return "The conversation so far will be replaced by a summary before your next turn."
 
     def _refusal(self) -> str:
         """Why not now; "" where nothing is against it."""
-        session = self.session
-        if session.is_compaction_due:
+        conversation = self.conversation
+        if conversation.is_compaction_due:
             return "a summary is due before the next turn already"
         if self.asked_at is not None:
-            wait = self.asked_at + LEAST_TURNS - session.turns
+            wait = self.asked_at + LEAST_TURNS - conversation.turns
             if wait > 0:
                 turns = count_phrase(wait, "turn")
                 return f"the last summary is not long ago; ask again in {turns}"
-        if session.fill < LEAST_FILL:
+        if conversation.fill < LEAST_FILL:
             return (
-                f"it fills {session.fill:.0%} of its budget, and below {LEAST_FILL:.0%} a summary"
-                " would save little"
+                f"it fills {conversation.fill:.0%} of its budget, and below {LEAST_FILL:.0%} a"
+                " summary would save little"
             )
         return ""

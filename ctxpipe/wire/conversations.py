@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from ..errors import SettingsError
 from ..names import hashed_name
 from ..pipeline import ContextPipeline
+from ..session.session import conversation_of
 from ..settings import CALLABLE, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
 
 if TYPE_CHECKING:
-    from ..session.session import Session
+    from ..session.conversation import Conversation
     from ..storage import JournalStorage
 
 __all__ = [
@@ -87,17 +88,17 @@ def conversation_name(
 
 @dataclass(slots=True)
 class _Name(Generic[T]):
-    """The conversations of one name: the *first*, which has the name's own session, and others."""
+    """The conversations of one name: the *first* has the name's session, others siblings."""
 
     first: bytes
-    session: Session
+    session: Conversation
     conversation: T
     others: OrderedDict[bytes, T] = field(default_factory=OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations(Generic[T]):
-    """What a mount remembers of each conversation; *make* makes it of a session.
+    """What a mount remembers of each conversation; *make* makes it of a session's.
 
     Conversations of the same name are distinguished by how they begin, so that side questions and
     sub-agents do not disturb each other. *journal* follows the one that came first. At most
@@ -105,7 +106,7 @@ class Conversations(Generic[T]):
     """
 
     pipeline: ContextPipeline
-    make: Callable[[Session], T]
+    make: Callable[[Conversation], T]
     journal: JournalStorage | None = None
     _names: OrderedDict[str, _Name[T]] = field(default_factory=OrderedDict)
 
@@ -123,7 +124,7 @@ class Conversations(Generic[T]):
                     "ctxpipe.wire.conversation(name)",
                     UNNAMED,
                 )
-            session = self.pipeline.session(name, journal=self.journal)
+            session = conversation_of(self.pipeline.session(name, journal=self.journal))
             known = _Name(beginning, session, self.make(session))
         _keep(self._names, name, known, self.pipeline.max_sessions)
         if beginning == known.first:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..messages import Message
     from ..pipeline import ContextPipeline
     from ..reports import Result
-    from ..session.session import Session
+    from ..session import conversation as core
     from ..storage import JournalStorage
     from .codec import Codec, Item
 
@@ -38,7 +38,7 @@ OPEN_CALLS = "a request ends with calls that have no result; it is sent as it ca
 class Conversation:
     """One session, and the translation of its items."""
 
-    def __init__(self, session: Session, codec: Codec) -> None:
+    def __init__(self, session: core.Conversation, codec: Codec) -> None:
         self.session = session
         self.translation: Translation = Translation(codec)
         self._lock = asyncio.Lock()
@@ -71,7 +71,7 @@ class Shaped:
         return not is_unchanged(self.items, self.given)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> core.Conversation:
         """The session of the conversation."""
         return self.conversation.session
 
@@ -101,7 +101,7 @@ class Shaper:
         )
         self._warned: set[str] = set()
 
-    def _new_conversation(self, session: Session) -> Conversation:
+    def _new_conversation(self, session: core.Conversation) -> Conversation:
         return Conversation(session, self._codec)
 
     async def shape(

@@ -45,7 +45,7 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, cache_marks
-from ctxpipe.session import Session
+from ctxpipe.session.conversation import Conversation
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry
 from ctxpipe.testing import (
     Cut,
@@ -1371,7 +1371,7 @@ async def test_the_conversations_used_longest_ago_are_forgotten_and_still_shaped
 
 
 def sessions() -> int:
-    return sum(type(held) is Session for held in gc.get_objects())
+    return sum(type(held) is Conversation for held in gc.get_objects())
 
 
 async def test_a_summary_may_be_asked_for_on_the_very_client(tmp_path: Path) -> None:

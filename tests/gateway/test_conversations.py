@@ -10,6 +10,8 @@ from ctxpipe.gateway.body import read_body
 from ctxpipe.gateway.conversations import OWN_BYTES, Content, Conversations, Question
 from ctxpipe.gateway.formats import Messages
 from ctxpipe.gateway.serving import Serving
+from ctxpipe.session.conversation import Conversation
+from ctxpipe.session.session import conversation_of
 from ctxpipe.testing import MessagesServer
 
 SIZE = 6_000
@@ -39,7 +41,10 @@ async def test_above_the_limit_the_longest_unused_conversations_are_forgotten(tm
 
 async def test_while_a_request_is_under_way_its_conversation_is_not_forgotten():
     conversations = Conversations(max_bytes=0)
-    new_session = ContextPipeline([]).new_session
+    pipeline = ContextPipeline([])
+
+    def open_session(session_id: str) -> Conversation:
+        return conversation_of(pipeline.new_session(session_id))
 
     def question(text: str) -> Question:
         raw = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
@@ -47,8 +52,8 @@ async def test_while_a_request_is_under_way_its_conversation_is_not_forgotten():
         assert body is not None
         return Question(Messages(), body)
 
-    under_way = await conversations.find("a", question("one"), new_session)
-    over = await conversations.find("b", question("other"), new_session)
+    under_way = await conversations.find("a", question("one"), open_session)
+    over = await conversations.find("b", question("other"), open_session)
 
     conversations.release(over)
     assert list(conversations) == [under_way]

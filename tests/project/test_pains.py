@@ -1499,7 +1499,8 @@ async def test_r12a_in_a_thousand_turns_each_distinct_text_is_encoded_once(tmp_p
         Compact(Summaries(), storage),
         SmartTruncate(storage),
     ]
-    session = ContextPipeline(cast("Any", stages), counter=counting).session("s")
+    pipeline = ContextPipeline(cast("Any", stages), counter=counting)
+    session = pipeline.session("s")
     history = [user("go")]
     for number in range(1000):
         history += step(
@@ -1510,9 +1511,8 @@ async def test_r12a_in_a_thousand_turns_each_distinct_text_is_encoded_once(tmp_p
     assert len(counting.texts) == len(set(counting.texts))
     assert len(counting.texts) <= 3 * len(history)
     history[2] = user(tool_result("t0", "edited in place, and longer by some words"))
-    assert await session._runner.counter.count(history) == await TokenCounter(Counting()).count(
-        history
-    )
+    anew = await TokenCounter(Counting()).count(history)
+    assert await pipeline.counter.count(history) == anew
 
 
 # R13, R14: awkward text and mixed content ---------------------------------------------------------

@@ -103,11 +103,11 @@ class Talk:
 
     @property
     def loss(self) -> float:
-        return sum(miss.cost(PRICES) for miss in self.session.cache_misses)
+        return sum(miss.cost(PRICES) for miss in self.session.diagnostics.cache_misses)
 
     @property
     def causes(self) -> list[Cause]:
-        return [miss.cause for miss in self.session.cache_misses]
+        return [miss.cause for miss in self.session.diagnostics.cache_misses]
 
 
 @asynccontextmanager
@@ -278,7 +278,7 @@ async def test_a_cause_is_named_and_priced_as_the_bills_differ(scene: Scene) -> 
         await scene(unharmed, False)
 
     assert set(harmed.causes) == {cause}
-    assert harmed.session.cache_misses[0].detail == detail
+    assert harmed.session.diagnostics.cache_misses[0].detail == detail
     assert harmed.loss == pytest.approx(harmed.price - unharmed.price, rel=0.02)
     assert unharmed.causes == []
 
@@ -290,9 +290,9 @@ async def test_a_request_without_a_mark_pays_for_all_before_in_full() -> None:
 
     totals = [bill.total for bill in talking.bills]
     assert talking.causes == [Cause.NO_MARK] * 3
-    assert [miss.tokens for miss in talking.session.cache_misses] == totals[:-1]
+    assert [miss.tokens for miss in talking.session.diagnostics.cache_misses] == totals[:-1]
     assert talking.loss == pytest.approx(sum(totals[:-1]) * (PRICES.input - PRICES.read))
-    assert "billed in full each turn" in str(talking.session.cache_misses[0])
+    assert "billed in full each turn" in str(talking.session.diagnostics.cache_misses[0])
 
 
 async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out() -> None:
@@ -304,7 +304,7 @@ async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out() -> No
     assert set(talking.causes) == {Cause.NO_MARK}
     read = [bill.cache_read_input_tokens for bill in talking.bills]
     missed = [bill.total - read[1] for bill in talking.bills[:-1]]
-    found = [miss.tokens for miss in talking.session.cache_misses]
+    found = [miss.tokens for miss in talking.session.diagnostics.cache_misses]
     assert found == pytest.approx(missed, rel=0.02)
 
 
@@ -332,7 +332,9 @@ async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path) -> None:
             history += step(f"t{number}", result=words(number, 2000))
             await talking.session.create(talking.client, messages=history, **talking.request)
 
-    rewritten = [miss for miss in talking.session.cache_misses if miss.cause is Cause.REWRITE]
+    rewritten = [
+        miss for miss in talking.session.diagnostics.cache_misses if miss.cause is Cause.REWRITE
+    ]
     request = talking.received[rewritten[0].request - 1]
     assert request.prompt is not None
     assert request.usage is not None
@@ -348,8 +350,8 @@ async def test_where_the_cache_hits_nothing_is_claimed() -> None:
         talking.clock.seconds += 290
         await talking.turns(1)
 
-    assert talking.session.cache_misses == ()
-    assert talking.session.cache_tally() == []
+    assert talking.session.diagnostics.cache_misses == ()
+    assert talking.session.diagnostics.cache_tally == []
 
 
 async def test_a_pause_before_a_change_is_what_has_cost_the_cache() -> None:
@@ -367,7 +369,7 @@ async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_b
         await talking.turn(words(8), model=MODEL)
         await talking.turn("More?", model=OTHER_MODEL)
 
-    first, second = talking.session.cache_misses
+    first, second = talking.session.diagnostics.cache_misses
     assert (first.cause, second.cause) == (Cause.MODEL, Cause.MODEL)
     assert second.tokens < first.tokens / 3
 
@@ -381,7 +383,7 @@ async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it() -> No
         await talking.turn("More?")
 
     assert talking.causes == [Cause.MESSAGE]
-    assert "message 0 " in talking.session.cache_misses[0].detail
+    assert "message 0 " in talking.session.diagnostics.cache_misses[0].detail
 
 
 # How it is told -----------------------------------------------------------------------------------
@@ -402,7 +404,7 @@ async def test_each_cause_is_told_once_with_its_price(caplog: pytest.LogCaptureF
     assert " tokens are written again, $" in told
     assert len([line for line in caplog.messages if "prompt cache" in line]) == 1
     assert "12-34" not in caplog.text
-    [tally] = talking.session.cache_tally()
+    [tally] = talking.session.diagnostics.cache_tally
     assert (tally.cause, tally.misses) == (Cause.SYSTEM, 4)
     assert tally.cost == pytest.approx(talking.loss)
 
@@ -423,7 +425,7 @@ async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none
         await talking.turn("More?", system="Be long.")
         result = await talking.session.run([*talking.history, user("And?")])
 
-    [miss] = talking.session.cache_misses
+    [miss] = talking.session.diagnostics.cache_misses
     dollars = miss.tokens * (2.5 - 0.2) / 1e6
     [notice] = result.notices
     assert notice.startswith("prompt cache: the system prompt changed; ")
@@ -438,7 +440,7 @@ async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses() -
         session.observe({"input_tokens": 3000})
         history += [assistant("Yes."), user("More?")]
 
-    assert session.cache_misses == ()
+    assert session.diagnostics.cache_misses == ()
 
 
 # Other ways to send -------------------------------------------------------------------------------
@@ -464,7 +466,7 @@ async def test_a_loop_that_places_its_own_marks_and_observes_is_understood() -> 
         assert talking.causes == []
         await run_and_send(talking, talking.session, "Be long.")
 
-    [miss] = talking.session.cache_misses
+    [miss] = talking.session.diagnostics.cache_misses
     assert miss.cause is Cause.SYSTEM
     assert miss.tokens == pytest.approx(talking.bills[-2].total, rel=0.02)
 
@@ -500,7 +502,7 @@ async def test_the_marks_of_the_middleware_are_known() -> None:
                     model=OTHER_MODEL, max_tokens=9, system=system, messages=history
                 )
                 history += [assistant("Yes."), user(words(len(history)))]
-    misses = pipeline.session("s").cache_misses
+    misses = pipeline.session("s").diagnostics.cache_misses
 
     assert [miss.cause for miss in misses] == [Cause.SYSTEM]
     assert misses[0].detail == "the system prompt changed"
@@ -515,7 +517,7 @@ async def test_a_refused_request_has_not_written_anything() -> None:
         talking.history.pop()
         await talking.turn("More?")
 
-    assert talking.session.cache_misses == ()
+    assert talking.session.diagnostics.cache_misses == ()
 
 
 async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
@@ -530,7 +532,7 @@ async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
             await session.create(talking.client, messages=history, **talking.request)
 
     assert len(talking.server.refused) == 1
-    assert {miss.cause for miss in session.cache_misses} == {Cause.REWRITE}
+    assert {miss.cause for miss in session.diagnostics.cache_misses} == {Cause.REWRITE}
 
 
 async def test_a_context_that_was_made_and_not_sent_is_not_compared() -> None:
@@ -555,4 +557,4 @@ async def test_calls_and_results_are_compared_by_what_they_say() -> None:
             history.append({"role": "assistant", "content": reply.content})
             history.append(user(tool_result(block.id, words(number))))
 
-    assert talking.session.cache_misses == ()
+    assert talking.session.diagnostics.cache_misses == ()

@@ -24,6 +24,7 @@ from ctxpipe import (
     Turn,
     sync,
 )
+from ctxpipe.session.session import conversation_of
 
 
 class Slow:
@@ -41,7 +42,7 @@ STRAYS: dict[str, Callable[[Session], Awaitable[object]]] = {
     "run": lambda session: session.run(chat(3)),
     "history": lambda session: session.history(),
     "compact": lambda session: session.compact(chat(3)),
-    "flush": lambda session: session.flush(),
+    "flush": lambda session: conversation_of(session).flush(),
 }
 
 

@@ -21,6 +21,7 @@ from ctxpipe import ContextPipeline, InvalidHistory, MemoryStorage, Session, Ses
 from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message, as_json, tool_calls, tool_results
 from ctxpipe.messages.identity import says_the_same
+from ctxpipe.session.session import conversation_of
 from ctxpipe.stage import Turn
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
@@ -189,7 +190,7 @@ class Chat:
         gc.collect()
 
     async def flush(self) -> None:
-        await self.session.flush()
+        await conversation_of(self.session).flush()
 
     async def stage(self) -> None:
         self.world.failures.add("stage")
@@ -209,14 +210,14 @@ class Chat:
     async def end(self) -> list[Message]:
         """The history, after a last request with all calls answered."""
         session = self.session
-        history = [*await session.history(), *session.appended]
+        history = [*await session.history(), *conversation_of(session).appended]
         done = {result.tool_use_id for result in tool_results(history)}
         for call in tool_calls(history):
             if call.id not in done:
                 session.append(user(tool_result(call.id)))
         self.say()
         await session.create(self.client, **ASKED)
-        assert not session.appended
+        assert not conversation_of(session).appended
         assert_sent(self.said, self.world.requests[-1:])
         return await session.history()
 

@@ -40,7 +40,9 @@ from ctxpipe import (
     check,
 )
 from ctxpipe.messages import Message, blocks
+from ctxpipe.runner import Record
 from ctxpipe.session.memory import REPLACED
+from ctxpipe.session.session import conversation_of
 from ctxpipe.storage.cleanup import JOURNAL
 from ctxpipe.summarizers import Retry, Summary
 
@@ -67,6 +69,10 @@ def pipeline(storage: LocalStorage, summarize: Counting | None = None) -> Contex
     """Long results go to files, and from 1,200 tokens on there is a summary."""
     stages = DirectOffload(storage), Compact(summarize or Counting(), storage)
     return ContextPipeline(stages, budget=Budget(window=2000, trigger=1200), on_error="raise")
+
+
+def record_of(session: Session) -> Record:
+    return conversation_of(session)._record
 
 
 def new_session(
@@ -366,21 +372,21 @@ async def test_what_bills_have_taught_is_known_again(tmp_path: Path) -> None:
     storage, history = LocalStorage(tmp_path), chat(9, 60)
     session = new_session(storage)
     result = await session.run(history)
-    billed = 2 * session._runner.counter.total(result.messages)
+    billed = 2 * conversation_of(session)._runner.counter.total(result.messages)
     session.observe({"input_tokens": billed}, model="m")
     await session.run([*history, assistant("more")])
 
     again = new_session(storage)
     await again.run([*history, assistant("more")])
 
-    assert again._record.ledger.factor == session._record.ledger.factor == 2
+    assert record_of(again).ledger.factor == record_of(session).ledger.factor == 2
 
 
 async def test_a_bill_alone_is_written_down_without_a_turn(tmp_path: Path) -> None:
     storage, history = LocalStorage(tmp_path), chat(9, 60)
     session = new_session(storage)
     result = await session.run(history)
-    billed = 2 * session._runner.counter.total(result.messages)
+    billed = 2 * conversation_of(session)._runner.counter.total(result.messages)
     session.observe({"input_tokens": billed}, model="m")
     await session.run(history)
 
@@ -388,7 +394,7 @@ async def test_a_bill_alone_is_written_down_without_a_turn(tmp_path: Path) -> No
     await again.run(history)
 
     assert [len(values(line)["turns"]) for line in lines(tmp_path)] == [1, 0]
-    assert again._record.ledger.factor == 2
+    assert record_of(again).ledger.factor == 2
 
 
 async def test_bills_that_teach_nothing_new_write_nothing(tmp_path: Path) -> None:
@@ -396,7 +402,7 @@ async def test_bills_that_teach_nothing_new_write_nothing(tmp_path: Path) -> Non
     session = new_session(storage)
     for _ in range(9):
         result = await session.run(history)
-        billed = 2 * session._runner.counter.total(result.messages)
+        billed = 2 * conversation_of(session)._runner.counter.total(result.messages)
         session.observe({"input_tokens": billed}, model="m")
 
     assert len(lines(tmp_path)) == 2  # the turn, and what the first bill has taught
@@ -413,7 +419,7 @@ async def test_a_window_that_a_refusal_named_is_known_again(tmp_path: Path) -> N
     again = new_session(storage)
     await again.run([*history, assistant("more")], request={"model": "m"})
 
-    assert again._record.windows == session._record.windows == {"m": 1500}
+    assert record_of(again).windows == record_of(session).windows == {"m": 1500}
 
 
 async def test_thinking_with_a_stale_signature_is_known_again(tmp_path: Path) -> None:
@@ -1245,7 +1251,7 @@ async def test_a_session_in_use_with_another_journal_is_refused(tmp_path: Path) 
     with pytest.raises(SettingsError, match="another journal"):
         one.session("s", journal=storage)
 
-    assert one.session("s") is session
+    assert one.session("s") == session
     assert session.journal is None
 
 

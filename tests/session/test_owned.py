@@ -31,6 +31,7 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message
+from ctxpipe.session.session import conversation_of
 from ctxpipe.summarizers import Summary
 from ctxpipe.testing import MessagesServer, RequestBody, Script, answer
 from ctxpipe.testing import tool_use as called
@@ -452,7 +453,7 @@ async def test_a_request_that_would_wait_for_itself_is_an_error(way: str) -> Non
             async with session.stream(client, **ASKED):
                 await (asyncio.create_task(again()) if way == "in a task" else again())
 
-    assert "on" in spoken([*await session.history(), *session.appended])
+    assert "on" in spoken([*await session.history(), *conversation_of(session).appended])
 
 
 async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask() -> None:
@@ -490,9 +491,9 @@ async def test_requests_with_messages_of_their_own_do_not_wait() -> None:
 async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Path) -> None:
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     session.append(user("go"))
-    await session.flush()
+    await conversation_of(session).flush()
     session.append(user("on"))
-    await session.flush()
+    await conversation_of(session).flush()
 
     fresh = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     assert await fresh.history() == [user("go"), user("on")]
@@ -509,7 +510,7 @@ async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
         session.append(user("go"))
         await session.create(client, **ASKED)
         session.append(user("stop"))
-        await session.flush()
+        await conversation_of(session).flush()
         session.append(user(tool_result("toolu_1")))
         await session.create(client, **ASKED)
 

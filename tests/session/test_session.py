@@ -54,6 +54,7 @@ from ctxpipe.messages import Message, blocks, cache_marks
 from ctxpipe.messages.identity import digest, without_marks
 from ctxpipe.reports import Compacted, Outcome
 from ctxpipe.session import Session
+from ctxpipe.session.session import conversation_of
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
 LONG = "a long line of output\n" * 200
@@ -393,7 +394,7 @@ async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
         async with anyio.create_task_group() as group:
             for number in range(many):
                 group.start_soon(turn, number, stop)
-    assert all(pipeline.session(f"s{number}") is session for number, session in enumerate(sessions))
+    assert all(pipeline.session(f"s{number}") == session for number, session in enumerate(sessions))
 
 
 def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
@@ -893,10 +894,10 @@ async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_wi
         idle = pipeline.session("idle")
         for name in ("a", "b", "c"):
             pipeline.session(name)
-        assert pipeline.session("running") is running
+        assert pipeline.session("running") == running
         summarize.opened.set()
 
-    assert pipeline.session("idle") is not idle
+    assert pipeline.session("idle") != idle
 
 
 async def test_a_session_is_its_own_context_manager() -> None:
@@ -1011,6 +1012,6 @@ def check_marks(session: Session, history: list[Message], context: list[Message]
     """The marks of *context* are those of *history*, where there is still a message for them."""
     assert sum(sum(1 for _ in cache_marks(message)) for message in context) <= 4
     for index, message in enumerate(history):
-        place = session._memory.timeline._position(index)
+        place = conversation_of(session)._memory.timeline._position(index)
         if place is not None:
             assert list(cache_marks(context[place])) == list(cache_marks(message))

@@ -26,6 +26,7 @@ from ctxpipe import (
     SettingsError,
 )
 from ctxpipe.messages import Message
+from ctxpipe.session.session import conversation_of
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 
 LONG = "a long line of output\n" * 200
@@ -54,7 +55,7 @@ async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(
         assert not result.notices
 
 
-async def test_it_is_the_same_object_as_long_as_it_is_in_memory_or_in_use(tmp_path: Path) -> None:
+async def test_it_is_the_same_session_as_long_as_it_is_in_memory_or_in_use(tmp_path: Path) -> None:
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session = sessions.get("s")
     await session.run(chat(3))
@@ -62,7 +63,7 @@ async def test_it_is_the_same_object_as_long_as_it_is_in_memory_or_in_use(tmp_pa
         await sessions.get(f"other {number}").run(chat(3))
 
     assert len(sessions) == 1
-    assert sessions.get("s") is session
+    assert sessions.get("s") == session
 
 
 async def test_one_with_a_turn_running_is_never_let_go(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ async def test_a_pipeline_keeps_what_is_appended_to_a_session_that_was_let_go() 
     pipeline.session("b")
     session.append(user("go"))
 
-    assert pipeline.session("a") is session
+    assert pipeline.session("a") == session
 
 
 async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path: Pat
         for number in range(4):
             group.start_soon(anyio.to_thread.run_sync, append, number)
 
-    await sessions.get("a").flush()
+    await conversation_of(sessions.get("a")).flush()
     history = await sessions.get("a").history()
     assert sorted(str(message["content"]) for message in history) == sorted(
         f"{number} {turn}" for number in range(4) for turn in range(50)
@@ -211,7 +212,7 @@ async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path: Path) -> None
     sessions.get("a").compact_next()
     await fill(sessions, "c", "d", "e")
 
-    assert sessions.get("a").is_compaction_due
+    assert conversation_of(sessions.get("a")).is_compaction_due
 
 
 async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_notice(
@@ -236,8 +237,10 @@ async def test_histories_without_a_journal_have_a_bound_and_a_notice(
         pipeline.session("another")
 
     given_up = [record.message for record in caplog.records if "let go" in record.message]
-    assert pipeline.session("s11").appended == [user("go")]
-    kept = [number for number in range(12) if pipeline.session(f"s{number}").appended]
+    assert conversation_of(pipeline.session("s11")).appended == [user("go")]
+    kept = [
+        number for number in range(12) if conversation_of(pipeline.session(f"s{number}")).appended
+    ]
     assert len(given_up) == 3  # of thirteen
     assert len(kept) >= 9
 
@@ -248,7 +251,7 @@ async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_pa
     for number in range(5):
         pipeline.session(f"s{number}", journal=storage)
 
-    assert pipeline.session("a", journal=storage).appended == [user("go")]
+    assert conversation_of(pipeline.session("a", journal=storage)).appended == [user("go")]
 
 
 # However many there are -------------------------------------------------------------------------

@@ -56,8 +56,9 @@ async def test_calls_that_name_the_file_of_a_step_are_counted() -> None:
         step("d", "bash", {"command": "cat /ctxpipe/other/s1.md src/s1.md notes1.md s.md"}),
     )
 
-    assert watched.signals.steps_read_back == 3
-    assert watched.signals.calls == 5  # the reply of the turn in which it collapsed, and these
+    assert watched.diagnostics.signals.steps_read_back == 3
+    # The reply of the turn in which it collapsed, and these.
+    assert watched.diagnostics.signals.calls == 5
 
 
 async def test_before_anything_has_collapsed_nothing_counts_as_read_back_or_imitated() -> None:
@@ -65,7 +66,7 @@ async def test_before_anything_has_collapsed_nothing_counts_as_read_back_or_imit
 
     await played(watched, step("a", "bash", {"command": "cat s1.md"}, say="1 bash ls → 3 chars"))
 
-    assert watched.signals == Signals(tool_calls_before=1)
+    assert watched.diagnostics.signals == Signals(tool_calls_before=1)
 
 
 async def test_repeated_calls_are_counted_before_and_after_the_first_rewrite() -> None:
@@ -73,7 +74,7 @@ async def test_repeated_calls_are_counted_before_and_after_the_first_rewrite() -
 
     await played(watched, bash(0), bash(1, "make 0"), *BEGINNING[2:], bash(4, "make 2"), bash(5))
 
-    signals = watched.signals
+    signals = watched.diagnostics.signals
     assert (signals.repeated_before, signals.repeated_after) == (1, 1)
     assert signals.tool_calls_before + signals.tool_calls_after == 6
     assert signals.repeat_share_before == 1 / signals.tool_calls_before
@@ -89,7 +90,7 @@ async def test_the_same_tool_with_another_input_repeats_nothing() -> None:
         step("c", "view", {"path": "a.py", "offset": 0}),
     )
 
-    assert watched.signals.repeated_before == 0
+    assert watched.diagnostics.signals.repeated_before == 0
 
 
 async def test_too_many_steps_read_back_are_said_once() -> None:
@@ -99,7 +100,7 @@ async def test_too_many_steps_read_back_are_said_once() -> None:
     notices = await played(watched, *BEGINNING, *reads)
 
     assert [READ_BACK in notice for notice in notices].count(True) == 1
-    assert watched.signals.read_back_rate > 15
+    assert watched.diagnostics.signals.read_back_rate > 15
 
 
 async def test_too_many_repeated_calls_are_said_once() -> None:
@@ -146,7 +147,7 @@ async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path: Any) -
     again = session(journal=storage)
 
     await again.run([*history, *step("a", "bash", {"command": "make 0"})])
-    assert again.signals == Signals(
+    assert again.diagnostics.signals == Signals(
         calls=1, tool_calls_before=4, tool_calls_after=1, repeated_after=1
     )
 
@@ -155,18 +156,18 @@ async def test_going_back_repeats_nothing() -> None:
     watched = session()
     history = conversation(user("Go."), *BEGINNING)
     await watched.run(history)
-    before = watched.signals
+    before = watched.diagnostics.signals
 
     await watched.run([user("Go!"), *history[1:]])
 
-    assert watched.signals == before
+    assert watched.diagnostics.signals == before
 
 
 async def test_without_collapse_nothing_is_counted() -> None:
     plain = ContextPipeline([]).session("job")
     await plain.run(conversation(user("Go."), *BEGINNING))
 
-    assert plain.signals == Signals()
+    assert plain.diagnostics.signals == Signals()
 
 
 def test_shares_of_nothing_are_nothing() -> None:

@@ -38,6 +38,7 @@ from ctxpipe import (
 )
 from ctxpipe.names import session_folder
 from ctxpipe.session.memory import DELETED
+from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import Generation, delete_sessions, waiting
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
@@ -271,7 +272,7 @@ async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows() -> 
     with pytest.raises(SessionDeleted):
         await session.run([*talk(), user("go on")])
 
-    assert list(session.known) == []
+    assert list(conversation_of(session).known) == []
     assert (await session.run(conversation(user("hello again")))).notices == (DELETED,)
 
 

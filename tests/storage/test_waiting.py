@@ -18,6 +18,7 @@ import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
+from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
 from ctxpipe.storage.cleanup import JOURNAL
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -252,7 +253,7 @@ class Journal(MemoryStorage):
 
 async def appended(session: Session) -> None:
     session.append(*FIRST)
-    await session.flush()
+    await conversation_of(session).flush()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
     assert not reading.is_held
     assert writing.tries
     assert time.monotonic() - began < 1.5 * LONG
-    assert session._memory.has_unwritten
+    assert conversation_of(session)._memory.has_unwritten
 
 
 async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own() -> None:
@@ -291,9 +292,9 @@ async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_o
         tasks.start_soon(release, writing, 0.7 * SECONDS)
         assert (await second.run(FIRST)).notices == ()
 
-    assert first._memory.has_unwritten
+    assert conversation_of(first)._memory.has_unwritten
     await first.run(SECOND)
-    assert not first._memory.has_unwritten
+    assert not conversation_of(first)._memory.has_unwritten
 
 
 FORKED = """

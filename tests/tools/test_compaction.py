@@ -28,6 +28,7 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message, pending_calls
 from ctxpipe.session import Session
+from ctxpipe.session.session import conversation_of
 from ctxpipe.summarizers import PromptSummarizer, Summary
 from ctxpipe.tools import ToolInputError
 from ctxpipe.tools.offloaded import LEAST_TURNS
@@ -169,7 +170,7 @@ async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_tol
 
     assert result["is_error"]
     assert "the context is not compacted: it fills 1% of its budget" in str(result["content"])
-    assert not session.is_compaction_due
+    assert not conversation_of(session).is_compaction_due
 
 
 @pytest.mark.parametrize("arguments", [{}, {"focus": 3}, {"focus": "x" * 2001}])
@@ -196,7 +197,7 @@ async def test_where_the_summary_fails_the_turn_goes_on_and_a_notice_says_why(
     assert result.messages == history
     [notice] = result.notices
     assert notice.startswith("the compaction that was asked for changed nothing: ")
-    assert not session.is_compaction_due
+    assert not conversation_of(session).is_compaction_due
 
 
 async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ async def loop_by_hand(session: Session, history: list[Message]) -> None:
         ),
     )
     session.observe(reply.usage, model=reply.model)
+    for tally in session.diagnostics.cache_tally:
+        assert_type(tally.cost, float | None)
 
 
 async def print_stream(session: Session, client: anthropic.AsyncAnthropic) -> str:

@@ -46,6 +46,7 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.folding.folder import Folder
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.reports import Outcome
+from ctxpipe.session.session import conversation_of
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
@@ -731,7 +732,7 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) ->
 
     session.observe(usage)
 
-    assert session._record.ledger.factor == pytest.approx(1.5, abs=0.01)
+    assert conversation_of(session)._record.ledger.factor == pytest.approx(1.5, abs=0.01)
 
 
 @pytest.mark.parametrize(

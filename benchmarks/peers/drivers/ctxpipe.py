@@ -26,6 +26,7 @@ from ctxpipe import (
     presets,
 )
 from ctxpipe.lab.workbench import SeenFiles
+from ctxpipe.session.session import Session, conversation_of
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 from ctxpipe.wire.openai_chat import ChatCodec
@@ -147,7 +148,11 @@ class Peer:
     def sibling(self) -> Peer:
         """A sub-agent: another conversation of the same session."""
         other = copy(self)
-        other.history, other.options, other.session = [], {}, self.session.sibling()
+        other.history, other.options, other.session = (
+            [],
+            {},
+            Session(conversation_of(self.session).sibling()),
+        )
         return other
 
     def convert(self, new: list[dict[str, Any]]) -> list[Any]:

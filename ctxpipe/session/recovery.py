@@ -1,0 +1,54 @@
+"""Refusals of a context as too long: whether one can be true, and the window that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..refusals import LEAST_SHARE
+from ..tokens.ledger import is_possible
+
+if TYPE_CHECKING:
+    from ..refusals import Refusal
+    from ..runner import Record
+    from ..tokens import Budget
+
+__all__ = ["can_be_about", "last_bill", "learn_window"]
+
+
+def can_be_about(refusal: Refusal, record: Record, raw: int, model: str | None) -> bool:
+    """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
+
+    Our count may be far too low, as for pictures, until a bill has shown that it is not. A prompt
+    that was billed has fitted into the window.
+    """
+    if refusal.window is not None and refusal.window < last_bill(record, model):
+        return False
+    if refusal.tokens is None:
+        return True
+    if refusal.tokens < LEAST_SHARE * raw:
+        return False
+    return not record.ledger.samples or is_possible(raw, refusal.tokens)
+
+
+def last_bill(record: Record, model: str | None) -> int:
+    """What the last request to *model* was billed, 0 before its first usage."""
+    samples = record.ledger.samples
+    return max((sample[2] for sample in samples if sample[0] == model), default=0)
+
+
+def learn_window(refusal: Refusal, record: Record, budget: Budget, model: str | None) -> str:
+    """Have *record* remember the window that *refusal* names for *model*, if it is smaller than
+    known; the notice of that, else "".
+    """
+    if refusal.window is None:
+        return ""
+    known = record.windows.get(model, budget.window)
+    reserved = budget.reserve_output or 0  # the budget keeps it free in any window
+    window = refusal.window - max(0, refusal.answer_tokens - reserved)
+    if window >= known:
+        return ""
+    record.windows[model] = window
+    return (
+        f"the window of {model or 'the model'} is {window:,} tokens, not {known:,}: "
+        "the budget of this session is lowered"
+    )
