@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounts import CALLS, Factors, bodies, offloading, placeholders, result, rounds
+from adapter_contract import AdapterContract, Done
+from mounts import offloading, placeholders, result
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage
+from ctxpipe.storage import JournalStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
+from ctxpipe.testing import MessagesServer, OpenAIServer, Script, answer, tool_use
 
 pytest.importorskip("deepagents", reason="deepagents is not installed")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
@@ -27,7 +29,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 from ctxpipe.adapters.langchain import ctxpipe_middleware
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-every_api = pytest.mark.parametrize("api", ["chat", "anthropic"])
 THREAD: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 200}
 GO: Any = {"messages": [HumanMessage("go")]}
 
@@ -49,7 +50,7 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
             yield server, ChatAnthropic(**given)
         return
     async with OpenAIServer(script, **settings) as other:
-        yield other, ChatOpenAI(base_url=other.base_url, **given)
+        yield other, ChatOpenAI(stream_usage=True, base_url=other.base_url, **given)
 
 
 def agent(model: Any, pipeline: ContextPipeline, *, journal: Any = None, **options: Any) -> Any:
@@ -57,65 +58,36 @@ def agent(model: Any, pipeline: ContextPipeline, *, journal: Any = None, **optio
     return create_deep_agent(model, [look], middleware=[shaping], **options)
 
 
-@every_api
-async def test_five_rounds_with_parallel_calls_send_placeholders(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        state = await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
+class TestContract(AdapterContract):
+    """A deep agent, whose own prompt and tools take 8,000 tokens."""
 
-    assert not server.refused
-    assert placeholders(server.requests[-1]) == CALLS
-    assert "Done." in str(state["messages"][-1].content)
+    apis = streams = ("chat", "anthropic")
+    too_many_rounds = 10
+    window = 14_000
+    serve = staticmethod(serve)  # type: ignore[assignment]
 
+    def compacting(self, folder: Path) -> ContextPipeline:
+        return ContextPipeline([Compact(ExtractiveSummarizer(), LocalStorage(folder))])
 
-@every_api
-async def test_the_store_keeps_every_original(tmp_path: Path, api: str):
-    store = InMemorySaver()
-    async with serve(api, rounds()) as (_, model):
-        looking = agent(model, offloading(tmp_path), checkpointer=store)
-        await looking.ainvoke(GO, THREAD)
+    async def run(
+        self,
+        api: str,
+        reached: Any,
+        pipeline: ContextPipeline,
+        *,
+        history: Any = None,
+        journal: JournalStorage | None = None,
+        stream: bool = False,
+    ) -> Done:
+        looking = agent(reached, pipeline, journal=journal, checkpointer=InMemorySaver())
+        given: Any = GO if history is None else {"messages": history}
+        if stream:
+            assert [part async for part in looking.astream(given, THREAD, stream_mode="messages")]
+        else:
+            await looking.ainvoke(given, THREAD)
         kept = (await looking.aget_state(THREAD)).values["messages"]
-
-    results = [message for message in kept if isinstance(message, ToolMessage)]
-    assert sorted(str(message.content) for message in results) == sorted(map(result, range(CALLS)))
-
-
-async def test_signatures_are_unchanged(tmp_path: Path):
-    async with serve("anthropic", rounds()) as (server, model):
-        await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
-
-    assert str(bodies(server.requests)[-1]).count("'signature': '") >= CALLS / 2
-    assert not server.refused
-
-
-@every_api
-async def test_usage_is_learned(api: str):
-    factors = Factors()
-    async with serve(api, rounds(), model=Model(billing_factor=3)) as (_, model):
-        await agent(model, ContextPipeline([factors])).ainvoke(GO, THREAD)
-
-    assert factors.noted[-1] > 2
-
-
-@every_api
-async def test_an_overflow_is_survived(tmp_path: Path, api: str):
-    window = Model(window=14_000, thinking="signed")  # its own prompt and tools take 8,000
-    pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))])
-    async with serve(api, rounds(10), model=window) as (server, model):
-        state = await agent(model, pipeline).ainvoke(GO, THREAD)
-
-    assert "Done." in str(state["messages"][-1].content)
-    assert server.refused
-
-
-@every_api
-async def test_a_stream_is_shaped(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        looking = agent(model, offloading(tmp_path))
-        parts = [part async for part in looking.astream(GO, THREAD, stream_mode="messages")]
-
-    assert parts
-    assert any(body.get("stream") for body in bodies(server.requests))
-    assert placeholders(server.requests[-1]) == CALLS
+        results = [str(message.content) for message in kept if isinstance(message, ToolMessage)]
+        return Done(str(kept[-1].text), results, kept[:-1])
 
 
 async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
@@ -145,15 +117,3 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
 
     assert not server.refused
     assert [placeholders(request) for request in server.requests] == [0, 1, 0, 1, 2, 3, 1, 2]
-
-
-@every_api
-async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: str):
-    storage = LocalStorage(tmp_path)
-    async with serve(api, [*rounds(), "Again."]) as (server, model):
-        state = await agent(model, offloading(tmp_path), journal=storage).ainvoke(GO, THREAD)
-        resumed = agent(model, offloading(tmp_path), journal=storage)
-        await resumed.ainvoke({"messages": state["messages"][:-1]}, THREAD)
-
-    before, after = server.requests[-2:]
-    assert before.raw == after.raw

@@ -9,20 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
-from mounts import (
-    CALLS,
-    LINES,
-    Factors,
-    bodies,
-    compacting,
-    offloading,
-    placeholders,
-    result,
-    rounds,
-)
+from adapter_contract import AdapterContract, Done
+from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe import ContextPipeline
+from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
 
 pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not installed")
@@ -65,6 +57,7 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
         return
     async with OpenAIServer(script, **settings) as server:
         given = {"base_url": server.base_url, "api_key": "k", "max_retries": 0}
+        given["stream_usage"] = True
         yield server, ChatOpenAI(model="m", use_responses_api=api == "responses", **given)
 
 
@@ -77,80 +70,33 @@ def agent(model: Any, pipeline: ContextPipeline, **options: Any) -> Any:
     return create_agent(model, [look], middleware=[shaping], **options)
 
 
-# The table ----------------------------------------------------------------------------------------
+class TestContract(AdapterContract):
+    """LangChain's agent, with each of its models."""
+
+    serve = staticmethod(serve)  # type: ignore[assignment]
+
+    async def run(
+        self,
+        api: str,
+        reached: Any,
+        pipeline: ContextPipeline,
+        *,
+        history: Any = None,
+        journal: JournalStorage | None = None,
+        stream: bool = False,
+    ) -> Done:
+        looking = agent(reached, pipeline, journal=journal, checkpointer=InMemorySaver())
+        given: Any = GO if history is None else {"messages": history}
+        if stream:
+            assert [part async for part in looking.astream(given, THREAD, stream_mode="messages")]
+        else:
+            await looking.ainvoke(given, THREAD)
+        return done_of((await looking.aget_state(THREAD)).values["messages"])
 
 
-@every_api
-async def test_five_rounds_with_parallel_calls_and_no_request_is_refused(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        state = await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
-
-    assert not server.refused
-    assert "Done." in str(state["messages"][-1].content)
-
-
-@every_api
-async def test_the_store_keeps_every_original(tmp_path: Path, api: str):
-    store = InMemorySaver()
-    async with serve(api, rounds()) as (_, model):
-        looking = agent(model, offloading(tmp_path), checkpointer=store)
-        await looking.ainvoke(GO, THREAD)
-        kept = (await looking.aget_state(THREAD)).values["messages"]
-
-    results = [message for message in kept if isinstance(message, ToolMessage)]
-    assert sorted(str(message.content) for message in results) == sorted(map(result, range(CALLS)))
-
-
-@every_api
-async def test_placeholders_are_what_is_sent(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
-
-    assert placeholders(server.requests[-1]) == CALLS
-    assert (tmp_path / "t" / "c0.md").read_text() == result(0)
-
-
-@pytest.mark.parametrize("api", ["responses", "anthropic"])
-async def test_signatures_are_unchanged(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
-
-    sent = str(bodies(server.requests)[-1])
-    proof = "encrypted_content" if api == "responses" else "'signature': '"
-    assert sent.count(proof) >= CALLS / 2
-    assert not server.refused
-
-
-@every_api
-async def test_usage_is_learned(api: str):
-    factors = Factors()
-    async with serve(api, rounds(), model=Model(billing_factor=3)) as (_, model):
-        await agent(model, ContextPipeline([factors])).ainvoke(GO, THREAD)
-
-    assert factors.noted[-1] > 2
-
-
-@every_api
-async def test_an_overflow_is_survived(tmp_path: Path, api: str):
-    window = Model(window=4000, thinking="signed")
-    async with serve(api, rounds(8), model=window) as (server, model):
-        state = await agent(model, compacting(tmp_path)).ainvoke(GO, THREAD)
-
-    assert "Done." in str(state["messages"][-1].content)
-    assert server.refused
-    assert all("long" in r.problems[0] or "context" in r.problems[0] for r in server.refused)
-
-
-@every_api
-async def test_a_stream_is_shaped(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        looking = agent(model, offloading(tmp_path))
-        parts = [part async for part in looking.astream(GO, THREAD, stream_mode="messages")]
-
-    assert any(body.get("stream") for body in bodies(server.requests))
-    assert placeholders(server.requests[-1]) == CALLS
-    assert parts
-    assert not server.refused
+def done_of(kept: list[Any]) -> Done:
+    results = [str(message.content) for message in kept if isinstance(message, ToolMessage)]
+    return Done(str(kept[-1].text), results, kept[:-1])
 
 
 async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
@@ -178,18 +124,6 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
 
     assert not server.refused
     assert [placeholders(request) for request in server.requests] == [0, 1, 0, 1, 2, 3, 1, 2]
-
-
-@every_api
-async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: str):
-    storage = LocalStorage(tmp_path)
-    async with serve(api, [*rounds(), "Again."]) as (server, model):
-        state = await agent(model, offloading(tmp_path), journal=storage).ainvoke(GO, THREAD)
-        resumed = agent(model, offloading(tmp_path), journal=storage)
-        await resumed.ainvoke({"messages": state["messages"][:-1]}, THREAD)
-
-    before, after = server.requests[-2:]
-    assert before.raw == after.raw
 
 
 # Beside it ----------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
-from mounts import CALLS, Factors, bodies, compacting, offloading, placeholders, result, rounds
+from adapter_contract import AdapterContract, Done
+from mounts import CALLS, Factors, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script
+from ctxpipe import ContextPipeline
+from ctxpipe.storage import JournalStorage
+from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 litellm: Any = pytest.importorskip(
@@ -94,18 +96,18 @@ def results(api: str, said: list[Any]) -> list[Any]:
     return [{"role": "user", "content": answers}] if answers else []
 
 
-async def work(api: str, given: Any, *, retries: int = 0, **options: Any) -> list[Any]:
-    """An agent's loop; its whole history."""
-    history: list[Any] = [{"role": "user", "content": "go"}]
+async def work(
+    api: str, given: Any, history: list[Any] | None = None, *, pause: float = 0, **options: Any
+) -> list[Any]:
+    """An agent's loop, from its task or from a *history*; its whole history."""
+    history = [*(history or [{"role": "user", "content": "go"}])]
     while True:
-        for attempt in range(retries + 1):
-            try:
-                said = await ask(api, history, given, **options)
-                break
-            except Exception:
-                if attempt == retries:
-                    raise
-                await anyio.sleep(0.5)
+        try:
+            said = await ask(api, history, given, **options)
+        except litellm.BadRequestError:
+            await anyio.sleep(0.5)  # LiteLLM tells its callbacks later what has failed
+            said = await ask(api, history, given, **options)
+        await anyio.sleep(pause)  # or what was billed
         history += said
         answers = results(api, said)
         if not answers:
@@ -113,81 +115,49 @@ async def work(api: str, given: Any, *, retries: int = 0, **options: Any) -> lis
         history += answers
 
 
-# The table ----------------------------------------------------------------------------------------
+class TestContract(AdapterContract):
+    """A loop of LiteLLM's calls, whose caller asks again after an overflow."""
+
+    streams = ("chat",)
+    serve = staticmethod(serve)  # type: ignore[assignment]
+
+    async def run(
+        self,
+        api: str,
+        reached: Any,
+        pipeline: ContextPipeline,
+        *,
+        history: Any = None,
+        journal: JournalStorage | None = None,
+        stream: bool = False,
+    ) -> Done:
+        async with mounted(pipeline, journal=journal):
+            usage = {"include_usage": True}
+            options: Any = {"stream": True, "stream_options": usage} if stream else {}
+            pause = 0.5 if any(isinstance(s, Factors) for s in pipeline.stages) else 0
+            kept = await work(api, reached, history, pause=pause, **options)
+        return Done(*told(kept), kept[:-1])
+
+    def sent(self, received: Received) -> Any:
+        return received.body
 
 
-@every_api
-async def test_five_rounds_with_parallel_calls_and_no_request_is_refused(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, given), mounted(offloading(tmp_path)):
-        history = await work(api, given)
-
-    assert not server.refused
-    assert "Done." in str(history[-1])
-
-
-@every_api
-async def test_the_store_keeps_every_original(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (_, given), mounted(offloading(tmp_path)):
-        history = await work(api, given)
-
-    assert "offloaded" not in str(history)
-    assert all(f"result {number}\\n" in str(history) for number in range(CALLS))
+def told(history: list[Any]) -> tuple[str, list[str]]:
+    """The last word of *history*, in any API's form, and the results in it."""
+    [last] = texts(history[-1].get("content"))
+    results: list[str] = []
+    for item in history:
+        if item.get("role") == "tool" or item.get("type") == "function_call_output":
+            results.append(item.get("content") or item["output"])
+        elif item.get("role") == "user" and isinstance(item["content"], list):
+            results += [block["content"] for block in item["content"]]
+    return last, results
 
 
-@every_api
-async def test_placeholders_are_what_is_sent(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, given), mounted(offloading(tmp_path)):
-        await work(api, given)
-
-    assert placeholders(server.requests[-1]) == CALLS
-    assert (tmp_path / "t" / "c0.md").read_text() == result(0)
-
-
-@pytest.mark.parametrize("api", ["responses", "anthropic"])
-async def test_signatures_are_unchanged(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, given), mounted(offloading(tmp_path)):
-        await work(api, given)
-
-    sent = str(bodies(server.requests)[-1])
-    proof = "encrypted_content" if api == "responses" else "'signature': '"
-    assert sent.count(proof) >= CALLS / 2
-    assert not server.refused
-
-
-@every_api
-async def test_usage_is_learned(api: str):
-    factors = Factors()
-    async with (
-        serve(api, rounds(), model=Model(billing_factor=3)) as (_, given),
-        mounted(ContextPipeline([factors])),
-    ):
-        history: list[Any] = [{"role": "user", "content": "go"}]
-        for _ in range(5):
-            said = await ask(api, history, given)
-            history += [*said, *results(api, said)]
-            await anyio.sleep(0.5)  # LiteLLM tells later what was billed
-
-    assert factors.noted[-1] > 2
-
-
-@every_api
-async def test_an_overflow_is_survived_by_the_next_attempt(tmp_path: Path, api: str):
-    async with (
-        serve(api, rounds(8), model=Model(window=4000, thinking="signed")) as (server, given),
-        mounted(compacting(tmp_path)),
-    ):
-        history = await work(api, given, retries=2)
-
-    assert "Done." in str(history[-1])
-    assert server.refused
-
-
-async def test_a_stream_is_shaped(tmp_path: Path):
-    async with serve("chat", rounds()) as (server, given), mounted(offloading(tmp_path)):
-        await work("chat", given, stream=True)
-
-    assert all(body.get("stream") for body in bodies(server.requests))
-    assert placeholders(server.requests[-1]) == CALLS
+def texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [block["text"] for block in content if "text" in block]
 
 
 async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
@@ -204,19 +174,6 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
                 history += [*said, *results("chat", said)]
 
     assert [placeholders(request) for request in server.requests] == [0, 0, 2, 2, 4, 4]
-
-
-@every_api
-async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: str):
-    storage = LocalStorage(tmp_path)
-    async with serve(api, [*rounds(), "Again."]) as (server, given):
-        async with mounted(offloading(tmp_path), journal=storage):
-            history = await work(api, given)
-        async with mounted(offloading(tmp_path), journal=storage):
-            await ask(api, history[:-1], given)
-
-    before, after = bodies(server.requests)[-2:]
-    assert before == after
 
 
 # The row of the README --------------------------------------------------------------------------

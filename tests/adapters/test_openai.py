@@ -5,7 +5,6 @@ What the server receives, and what comes back.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,15 +17,15 @@ import anyio
 import httpx2
 import openai
 import pytest
+from adapter_contract import AdapterContract, Done
 from in_memory import in_memory
-from mounts import placeholders
+from mounts import placeholders, result
 from readme import run_row
 
 from ctxpipe import (
     BatchOffload,
     Breaker,
     Budget,
-    Change,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -37,6 +36,7 @@ from ctxpipe import (
 )
 from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
 from ctxpipe.errors import SettingsError
+from ctxpipe.storage import JournalStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import (
     Failure,
@@ -97,33 +97,58 @@ async def ask(
 
 async def ask_chat(client: openai.AsyncOpenAI, items: Any, stream: bool, options: Any) -> Any:
     if not stream:
-        reply = await client.chat.completions.create(model="m", messages=items, **options)
-    else:
-        async with client.chat.completions.stream(
-            model="m", messages=items, stream_options={"include_usage": True}, **options
-        ) as events:
-            reply = await events.get_final_completion()
-    return [reply.choices[0].message.model_dump(exclude_none=True, exclude={"parsed"})]
+        return said_in_chat(
+            await client.chat.completions.create(model="m", messages=items, **options)
+        )
+    options = {"stream_options": {"include_usage": True}, **options}
+    async with client.chat.completions.stream(model="m", messages=items, **options) as events:
+        return said_in_chat(await events.get_final_completion())
 
 
 async def ask_response(client: openai.AsyncOpenAI, items: Any, stream: bool, options: Any) -> Any:
     if not stream:
-        reply = await client.responses.create(model="m", input=items, **options)
-    else:
-        async with client.responses.stream(model="m", input=items, **options) as events:
-            reply = await events.get_final_response()
+        return said_in_response(await client.responses.create(model="m", input=items, **options))
+    async with client.responses.stream(model="m", input=items, **options) as events:
+        return said_in_response(await events.get_final_response())
+
+
+def ask_in_thread(client: openai.OpenAI, api: str, items: Any, stream: bool) -> list[Any]:
+    """As `ask`, by a synchronous client."""
+    chat, responses = client.chat.completions, client.responses
+    if api == "chat" and not stream:
+        return said_in_chat(chat.create(model="m", messages=items))
+    if api == "chat":
+        usage: Any = {"include_usage": True}
+        with chat.stream(model="m", messages=items, stream_options=usage) as chunks:
+            return said_in_chat(chunks.get_final_completion())
+    if not stream:
+        return said_in_response(responses.create(model="m", input=items))
+    with responses.stream(model="m", input=items) as events:
+        return said_in_response(events.get_final_response())
+
+
+def said_in_chat(reply: Any) -> list[Any]:
+    return [reply.choices[0].message.model_dump(exclude_none=True, exclude={"parsed"})]
+
+
+def said_in_response(reply: Any) -> list[Any]:
     unknown = {"parsed_arguments", "parsed"}
     return [item.model_dump(exclude_none=True, exclude=unknown) for item in reply.output]
 
 
-def results(api: str, said: list[Any], text: str) -> list[Any]:
-    """The results of all calls in *said*."""
+def results(api: str, said: list[Any], text: Callable[[str], str]) -> list[Any]:
+    """The results of all calls in *said*, each the *text* for its name."""
     if api == "chat":
         calls = [call["id"] for item in said for call in item.get("tool_calls", [])]
-        return [{"role": "tool", "tool_call_id": call, "content": text} for call in calls]
+        return [{"role": "tool", "tool_call_id": call, "content": text(call)} for call in calls]
     calls = [item["call_id"] for item in said if item["type"] == "function_call"]
     kind = "function_call_output"
-    return [{"type": kind, "call_id": call, "output": text} for call in calls]
+    return [{"type": kind, "call_id": call, "output": text(call)} for call in calls]
+
+
+def named(call: str) -> str:
+    """A long result of a *call* that is like no other."""
+    return f"{call}\n{LONG}"
 
 
 async def work(
@@ -131,9 +156,9 @@ async def work(
 ) -> list[Any]:
     """An agent's loop of so many rounds; its whole history."""
     history: list[Any] = [{"role": "user", "content": "go"}]
-    for number in range(rounds):
+    for _ in range(rounds):
         said = await ask(client, api, history, stream=stream, **options)
-        history += [*said, *results(api, said, f"{number}\n{LONG}")]
+        history += [*said, *results(api, said, named)]
     return history
 
 
@@ -170,6 +195,61 @@ def full(folder: Path, trigger: int = 3000) -> ContextPipeline:
         SmartTruncate(storage, max_tokens=1500),
     )
     return ContextPipeline(stages, budget=Budget(window=4000, trigger=trigger))
+
+
+class TestContract(AdapterContract):
+    """A loop of the SDK's clients: the asynchronous one in memory, the other one on a socket."""
+
+    apis = streams = ("chat", "responses", "chat-in-threads", "responses-in-threads")
+
+    def form(self, api: str) -> str:
+        return api.partition("-")[0]
+
+    @asynccontextmanager
+    async def serve(self, api: str, script: Script, **settings: Any) -> AsyncIterator[Any]:
+        if not api.endswith("threads"):
+            server = OpenAIServer(script, **settings)
+            async with in_memory(server) as transport:
+                yield server, {"base_url": server.base_url, "transport": transport}
+            assert not any(request.ignored for request in server.requests)
+            return
+        async with OpenAIServer(script, late_refusal=True, **settings) as server:
+            yield server, {"base_url": server.base_url}
+
+    async def run(
+        self,
+        api: str,
+        reached: Any,
+        pipeline: ContextPipeline,
+        *,
+        history: Any = None,
+        journal: JournalStorage | None = None,
+        stream: bool = False,
+    ) -> Done:
+        in_threads = api.endswith("threads")
+        shape: Any = ctxpipe_sync_client if in_threads else ctxpipe_client
+        sdk: Any = openai.OpenAI if in_threads else openai.AsyncOpenAI
+        transport = reached.get("transport")
+        http_client = shape(pipeline, session_id="t", journal=journal, transport=transport)
+        given = {"base_url": reached["base_url"], "api_key": "k", "max_retries": 0}
+        client = sdk(http_client=http_client, **given)
+        items = [*(history or [{"role": "user", "content": "go"}])]
+        kept: list[str] = []
+        answers: list[Any] = []
+        while True:
+            if in_threads:
+                asked = partial(ask_in_thread, client, self.form(api), items, stream)
+                said = await anyio.to_thread.run_sync(asked)
+            else:
+                said = await ask(client, api, items, stream=stream)
+            answers = results(self.form(api), said, lambda call: result(int(call[1:])))
+            items += [*said, *answers]
+            kept += [item.get("content") or item["output"] for item in answers]
+            if not answers:
+                break
+        await (anyio.to_thread.run_sync(client.close) if in_threads else client.close())
+        last = said[-1]["content"]
+        return Done(last if isinstance(last, str) else last[0]["text"], kept, items[: -len(said)])
 
 
 # Nothing to do ------------------------------------------------------------------------------------
@@ -210,24 +290,6 @@ async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, api: str, s
 
 
 # Something to do ----------------------------------------------------------------------------------
-
-
-@every_api
-@every_way
-async def test_long_results_go_to_files_and_the_callers_history_stays(
-    tmp_path: Path, api: str, stream: bool
-):
-    http_client = shaping(offloading(tmp_path), session_id="s")
-
-    async with talk(call_twice, http_client) as (server, client):
-        history = await work(client, api, 5, stream=stream)
-
-    assert not server.refused
-    assert not any(request.ignored for request in server.requests)
-    assert all("offloaded" in text for text in shown(items_of(server.requests[-1])))
-    assert len(shown(items_of(server.requests[-1]))) == 8
-    assert all(LONG in text for text in shown(history))
-    assert (tmp_path / "s" / "c1_0.md").read_text() == f"0\n{LONG}"
 
 
 @every_api
@@ -296,31 +358,6 @@ async def test_other_requests_pass(tmp_path: Path):
 # The bill -----------------------------------------------------------------------------------------
 
 
-class Factors:
-    """A stage that does nothing but note what a token is believed to cost."""
-
-    def __init__(self) -> None:
-        self.noted: list[float] = []
-
-    async def __call__(self, turn: Turn) -> Change | Skip:
-        await turn.ledger.total(turn.messages)
-        self.noted.append(turn.ledger.factor)
-        return Skip("it only looks")
-
-
-@every_api
-@every_way
-async def test_a_session_learns_what_its_tokens_are_billed(api: str, stream: bool):
-    factors = Factors()
-    http_client = shaping(ContextPipeline([factors]), session_id="s")
-
-    async with talk(call_twice, http_client, model=Model(billing_factor=3)) as (_, client):
-        await work(client, api, 4, stream=stream)
-
-    assert factors.noted[0] <= 1.5
-    assert 2 < factors.noted[-1] < 4
-
-
 async def test_a_body_without_usage_teaches_nothing(caplog: pytest.LogCaptureFixture):
     http_client = ctxpipe_client(
         ContextPipeline(),
@@ -355,21 +392,6 @@ def history_of(api: str, rounds: int) -> list[Any]:
 def compacting(folder: Path) -> ContextPipeline:
     storage = LocalStorage(folder)
     return ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(20_000))
-
-
-@every_api
-@every_way
-async def test_after_too_long_a_shorter_request_is_sent_once(
-    tmp_path: Path, api: str, stream: bool
-):
-    http_client = shaping(compacting(tmp_path), session_id="s")
-
-    async with talk(["ok"], http_client, model=Model(window=6000)) as (server, client):
-        said = await ask(client, api, history_of(api, 20), stream=stream)
-
-    assert "ok" in json.dumps(said)
-    assert [bool(request.problems) for request in server.requests] == [True, False]
-    assert server.requests[1].tokens < 6000
 
 
 async def test_a_refusal_within_a_stream_is_recovered_too(tmp_path: Path):
@@ -492,10 +514,10 @@ async def test_sub_agents_under_one_name_do_not_disturb_each_other(tmp_path: Pat
         alone = await work(client, "chat", 12)
         sub: list[Any] = [{"role": "user", "content": "a side question"}]
         mixed = [{"role": "user", "content": "go"}]
-        for number in range(12):
+        for _ in range(12):
             for history in (mixed, sub):
                 said = await ask(client, "chat", history)
-                history += [*said, *results("chat", said, f"{number}\n{LONG}")]
+                history += [*said, *results("chat", said, named)]
 
     assert not server.refused
     assert mixed == alone
@@ -514,66 +536,6 @@ async def test_two_requests_of_a_conversation_at_once_are_both_answered(tmp_path
     sent = sorted(len(items_of(request)) for request in server.requests)
     assert sent == [3, 5, 7]
     assert all("offloaded" in shown(items_of(request))[-1] for request in server.requests)
-
-
-async def test_another_process_goes_on_with_the_same_bytes(tmp_path: Path):
-    storage = LocalStorage(tmp_path)
-    raws = []
-    for _ in range(2):
-        http_client = shaping(offloading(tmp_path), session_id="s", journal=storage)
-        async with talk(["ok"], http_client) as (server, client):
-            await ask(client, "responses", history_of("responses", 6))
-        raws.append(server.requests[0].raw)
-
-    assert raws[0] == raws[1]
-
-
-# Synchronous --------------------------------------------------------------------------------------
-
-
-@every_way
-async def test_a_synchronous_client_is_shaped_as_well(tmp_path: Path, stream: bool):
-    factors = Factors()
-    storage = LocalStorage(tmp_path)
-    pipeline = ContextPipeline([DirectOffload(storage, min_chars=500), factors])
-    http_client = ctxpipe_sync_client(pipeline, session_id="s")
-
-    def talk_in_a_thread(url: str) -> None:
-        with openai.OpenAI(base_url=url, api_key="k", http_client=http_client) as client:
-            for rounds in (1, 2):
-                items: Any = history_of("responses", rounds)
-                if stream:
-                    with client.responses.stream(model="m", input=items) as events:
-                        assert events.get_final_response().output_text == "ok"
-                else:
-                    assert client.responses.create(model="m", input=items).output_text == "ok"
-
-    async with OpenAIServer(lambda _: "ok", model=Model(billing_factor=3)) as server:
-        await anyio.to_thread.run_sync(talk_in_a_thread, server.base_url)
-
-    assert not server.refused
-    assert all("offloaded" in text for text in shown(items_of(server.requests[-1])))
-    assert factors.noted[-1] > 2
-
-
-@every_way
-async def test_a_synchronous_client_recovers_as_well(tmp_path: Path, stream: bool):
-    http_client = ctxpipe_sync_client(compacting(tmp_path), session_id="s")
-
-    def talk_in_a_thread(url: str) -> str:
-        items: Any = history_of("responses", 20)
-        with openai.OpenAI(base_url=url, api_key="k", http_client=http_client) as client:
-            if not stream:
-                return client.responses.create(model="m", input=items).output_text
-            with client.responses.stream(model="m", input=items) as events:
-                return events.get_final_response().output_text
-
-    settings: Any = {"model": Model(window=6000), "late_refusal": stream}
-    async with OpenAIServer(["ok"], **settings) as server:
-        said = await anyio.to_thread.run_sync(talk_in_a_thread, server.base_url)
-
-    assert said == "ok"
-    assert len(server.requests) == 2
 
 
 # Settings -----------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from mounts import CALLS, Factors, bodies, compacting, offloading, placeholders, result, rounds
+from adapter_contract import AdapterContract, Done
+from mounts import CALLS, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
+from ctxpipe import ContextPipeline
+from ctxpipe.storage import JournalStorage
+from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer, tool_use
 
 pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
 
@@ -78,78 +80,34 @@ def returned(messages: list[Any]) -> list[Any]:
     return [part for part in parts if isinstance(part, ToolReturnPart)]
 
 
-# The table ----------------------------------------------------------------------------------------
+class TestContract(AdapterContract):
+    """pydantic-ai's agent, with each of its models."""
 
+    serve = staticmethod(serve)  # type: ignore[assignment]
 
-@every_api
-async def test_five_rounds_with_parallel_calls_and_no_request_is_refused(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        done = await agent(model, offloading(tmp_path)).run("go", **LIMITS)
+    async def run(
+        self,
+        api: str,
+        reached: Any,
+        pipeline: ContextPipeline,
+        *,
+        history: Any = None,
+        journal: JournalStorage | None = None,
+        stream: bool = False,
+    ) -> Done:
+        looking = agent(reached, pipeline, journal=journal)
+        given: Any = {"message_history": history, "conversation_id": "t"}
+        task = "go" if history is None else None
+        if stream:
+            async with looking.run_stream(task, **given) as streamed:
+                said, messages = await streamed.get_output(), streamed.all_messages()
+        else:
+            done = await looking.run(task, **given)
+            said, messages = done.output, done.all_messages()
+        return Done(said, [part.content for part in returned(messages)], messages[:-1])
 
-    assert not server.refused
-    assert done.output == "Done."
-
-
-@every_api
-async def test_the_store_keeps_every_original(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (_, model):
-        done = await agent(model, offloading(tmp_path)).run("go", **LIMITS)
-
-    kept = sorted(part.content for part in returned(done.all_messages()))
-    assert kept == sorted(map(result, range(CALLS)))
-
-
-@every_api
-async def test_placeholders_are_what_is_sent(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        await agent(model, offloading(tmp_path)).run("go", **LIMITS)
-
-    assert placeholders(server.requests[-1]) == CALLS
-    assert (tmp_path / "t" / "c0.md").read_text() == result(0)
-
-
-@pytest.mark.parametrize("api", ["responses", "anthropic"])
-async def test_signatures_are_unchanged(tmp_path: Path, api: str):
-    async with serve(api, rounds()) as (server, model):
-        await agent(model, offloading(tmp_path)).run("go", **LIMITS)
-
-    sent = str(bodies(server.requests)[-1])
-    proof = "encrypted_content" if api == "responses" else "'signature': '"
-    assert sent.count(proof) >= CALLS / 2
-    assert not server.refused
-
-
-@every_api
-async def test_usage_is_learned(api: str):
-    factors = Factors()
-    async with serve(api, rounds(), model=Model(billing_factor=3)) as (_, model):
-        await agent(model, ContextPipeline([factors])).run("go", **LIMITS)
-
-    assert factors.noted[-1] > 2
-
-
-@every_api
-async def test_an_overflow_is_survived(tmp_path: Path, api: str):
-    window = Model(window=4000, thinking="signed")
-    async with serve(api, rounds(8), model=window) as (server, model):
-        done = await agent(model, compacting(tmp_path)).run("go", **LIMITS)
-
-    assert done.output == "Done."
-    assert server.refused
-    assert all("long" in r.problems[0] or "context" in r.problems[0] for r in server.refused)
-
-
-@every_api
-async def test_a_stream_is_shaped(tmp_path: Path, api: str):
-    async with (
-        serve(api, rounds()) as (server, model),
-        agent(model, offloading(tmp_path)).run_stream("go", **LIMITS) as stream,
-    ):
-        said = await stream.get_output()
-
-    assert said == "Done."
-    assert placeholders(server.requests[-1]) == CALLS
-    assert not server.refused
+    def sent(self, received: Received) -> Any:
+        return received.body
 
 
 async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
@@ -183,18 +141,6 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
 def look(number: int) -> str:
     """Looks."""
     return result(number)
-
-
-@every_api
-async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: str):
-    storage = LocalStorage(tmp_path)
-    async with serve(api, [*rounds(), "Again."]) as (server, model):
-        first = await agent(model, offloading(tmp_path), journal=storage).run("go", **LIMITS)
-        resumed = agent(model, offloading(tmp_path), journal=storage)
-        await resumed.run(message_history=first.all_messages()[:-1], **LIMITS)
-
-    before, after = bodies(server.requests)[-2:]
-    assert before == after
 
 
 # Beside it ----------------------------------------------------------------------------------------
