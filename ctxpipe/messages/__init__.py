@@ -55,7 +55,6 @@ from .vocabulary import (
     texts,
     tool_calls,
     tool_results,
-    user_texts,
 )
 
 __all__ = [
@@ -106,7 +105,6 @@ __all__ = [
     "texts",
     "tool_calls",
     "tool_results",
-    "user_texts",
     "wire_value",
     "without_surrogates",
 ]

@@ -50,7 +50,6 @@ __all__ = [
     "texts",
     "tool_calls",
     "tool_results",
-    "user_texts",
 ]
 
 Block: TypeAlias = object
@@ -160,16 +159,6 @@ def texts(message: Message) -> Iterator[str]:
     for block in blocks(message):
         if kind(block) == "text":
             yield field(block, "text") or ""
-
-
-def user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
-    """What the user wrote, with the index of the message: never the text of a tool result."""
-    for index, message in enumerate(messages):
-        if message["role"] != "user":
-            continue
-        for text in texts(message):
-            if text and not text.isspace():
-                yield index, text
 
 
 def tool_calls(

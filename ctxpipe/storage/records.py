@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,10 +17,8 @@ from ..workers.pieces import pieces
 __all__ = [
     "Record",
     "Redact",
-    "encode_line",
     "encode_record",
     "message_redactor_of",
-    "parse_line",
     "record_stamp",
     "redact_except_folder",
     "redact_message",
@@ -108,52 +105,6 @@ def storable(text: str) -> str:
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
     encoded = (piece.encode("utf-8", "backslashreplace").decode() for piece in pieces(text))
     return "".join(encoded)
-
-
-# Lines of a record that grows ---------------------------------------------------------------------
-
-
-def encode_line(entry: Mapping[str, object], redact: Redact | None = None) -> str:
-    """*entry*, of plain JSON values, as a line with its check sum, the line break first.
-
-    *redact* is applied to the messages in it, wherever they are; everything else is bookkeeping.
-    The line break comes first because a line that a crash has torn must not swallow the next one.
-    Raises StorageError when *redact* fails.
-    """
-    plain: object = entry
-    if redact:
-        plain = _redact_messages(entry, redact)
-    body = as_json(plain)  # ASCII: a lone surrogate is escaped
-    return f"\n{_check_sum(body)} {body}"
-
-
-def parse_line(line: str) -> dict[str, Any] | None:
-    """The entry in *line*; None when the line is torn, damaged or no entry."""
-    check_sum, _, body = line.partition(" ")
-    try:
-        if check_sum != _check_sum(body):  # a lone surrogate is a ValueError
-            return None
-        entry = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict):
-        return None
-    return entry
-
-
-def _check_sum(body: str) -> str:
-    digest = hashlib.sha256(body.encode())
-    return digest.hexdigest()[:16]
-
-
-def _redact_messages(value: object, redact: Redact) -> object:
-    if isinstance(value, Mapping):
-        if "role" in value and "content" in value:
-            return _redact_block(value, redact)
-        return {key: _redact_messages(item, redact) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redact_messages(item, redact) for item in value]
-    return value
 
 
 # Redacting ----------------------------------------------------------------------------------------

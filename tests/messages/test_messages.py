@@ -43,7 +43,6 @@ from ctxpipe.messages import (
     texts,
     tool_calls,
     tool_results,
-    user_texts,
 )
 
 SURROGATE = "half a pair \ud83d"
@@ -95,14 +94,6 @@ def test_the_texts_of_a_message_leave_out_calls_results_and_thinking() -> None:
 
 def test_a_text_block_without_a_text_says_nothing() -> None:
     assert list(texts(user({"type": "text"}, {"type": "text", "text": None}))) == ["", ""]
-
-
-def test_what_the_user_wrote_has_neither_tool_results_nor_blanks_nor_the_assistants_words() -> None:
-    history = conversation(
-        user("go"), assistant("ok"), user(tool_result("t1", "x"), text(" "), text("more"))
-    )
-
-    assert list(user_texts(history)) == [(0, "go"), (2, "more")]
 
 
 def test_tool_calls_come_in_order_with_their_places() -> None:

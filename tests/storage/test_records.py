@@ -43,7 +43,7 @@ from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.storage.cleanup import JOURNAL as NAME
-from ctxpipe.storage.records import encode_record, parse_line, redact_text
+from ctxpipe.storage.records import encode_record, redact_text
 from ctxpipe.summarizers import Summary
 
 ODD = {
@@ -288,13 +288,6 @@ async def test_a_journal_is_trusted_whatever_redact_does(
 
     assert await session.history() == [user(redact("sent " + "e" * 64))]
     assert not any("damaged" in notice for notice in (await session.run(history)).notices)
-
-
-@pytest.mark.parametrize(
-    "line", ["", " ", "x", "0123456789abcdef {}", "[" * 100_000, "\ud83d {}", "5 5", "é é"]
-)
-def test_a_line_that_is_none_gives_no_entry(line: str) -> None:
-    assert parse_line(line) is None
 
 
 # A session that is resumed ------------------------------------------------------------------------
