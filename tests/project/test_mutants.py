@@ -24,11 +24,8 @@ def test_each_fault_changes_exactly_one_place(fault: Fault):
     compile(mutant.source, str(mutant.path), "exec")
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_tests_that_ought_to_find_it_exist(fault: Fault):
-    for test in fault.tests:
-        path, _, name = test.partition("::")
-        assert f"def {name}" in (ROOT / path).read_text("utf-8")
+def test_the_tests_that_ought_to_find_them_exist():
+    assert not [test for fault in FAULTS for test in fault.tests if not (ROOT / test).is_file()]
 
 
 def test_there_are_sixty_of_them_and_one_for_each_promise():
