@@ -73,7 +73,7 @@ from .storage.generations import ids_below
 from .storage.local import LocalStorage
 from .storage.ownership import StorageRoot
 from .tokens import TokenCounter
-from .words import as_number, as_percent, count_phrase, one_line
+from .words import as_number, as_percent, count_phrase
 
 __all__ = ["app", "main"]
 
@@ -443,23 +443,26 @@ def _print_each(
 
 
 def _print_contents(name: str, filling: Contents) -> None:
-    _print_shares(f"{name}: {filling}", list(filling.kinds.items()))
+    total = filling.kinds.total()
+    kinds = filling.kinds.most_common()
+    shares = [(kind, as_number(n), as_percent(n / total) if total else "") for kind, n in kinds]
+    print_table(f"{name}: {filling}", ("what", "tokens", "share"), shares)
     if filling.tools:
-        tool_rows = []
-        for tool, calls, tokens in filling.tools:
-            tool_rows.append((tool, as_number(calls), as_number(tokens)))
-        print_table("by tool", ("tool", "calls", "tokens"), tool_rows)
-    headings = ["message", "what", "tokens", "begins"]
-    block_rows = []
-    for block in filling.largest:
-        tokens_text = as_number(block.tokens)
-        row = [f"{block.message}", block.what, tokens_text, one_line(block.begins)]
-        block_rows.append(row)
-    if not filling.format:  # of several files
-        headings.insert(0, "file")
-        for row, block in zip(block_rows, filling.largest, strict=True):
-            row.insert(0, _display_name(block.file))
-    print_table("largest blocks", headings, block_rows)
+        tools = [(tool, as_number(calls), as_number(n)) for tool, calls, n in filling.by_tool]
+        print_table("by tool", ("tool", "calls", "tokens"), tools)
+    blocks = [
+        (
+            _display_name(block.file),
+            f"{block.message}",
+            block.what,
+            as_number(block.tokens),
+            block.begins,
+        )
+        for block in filling.largest
+    ]
+    headings = ("file", "message", "what", "tokens", "begins")
+    first = 1 if filling.format else 0  # several conversations have no format in common
+    print_table("largest blocks", headings[first:], [block[first:] for block in blocks])
 
 
 def _print_cache(name: str, report: CacheReport) -> None:
@@ -706,15 +709,6 @@ app.command(context_settings={"ignore_unknown_options": True})(
 
 
 # Output and errors --------------------------------------------------------------------------------
-
-
-def _print_shares(title: str, amounts: Sequence[tuple[str, int]]) -> None:
-    total = sum(tokens for _, tokens in amounts)
-    rows = []
-    for name, tokens in amounts:
-        share = as_percent(tokens / total) if total else ""
-        rows.append((name, as_number(tokens), share))
-    print_table(title, ("what", "tokens", "share"), rows)
 
 
 @contextmanager

@@ -323,7 +323,7 @@ def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(
 
 def test_inspect_tells_what_fills_the_context(sound: Path):
     told = json.loads(run("inspect", sound, "--json", "--most", 1).stdout)["files"][str(sound)]
-    assert told["kinds"]["tool result"] == max(told["kinds"].values())
+    assert told["kinds"]["tool results"] == max(told["kinds"].values())
     assert told["tools"][0][:2] == ["bash", 4]
     assert len(told["largest"]) == 1
     assert "largest blocks" in run("inspect", sound).stdout
@@ -474,7 +474,7 @@ def test_inspect_shows_several_files_and_all_together(recordings: Path):
     for title in ("one.jsonl: ", "two.jsonl: ", "all 2 conversations: "):
         assert title in printed
     total = printed.partition("all 2 conversations: ")[2]
-    assert re.search(r"^(one|two)\.jsonl +2 +tool result of bash", total, re.MULTILINE)
+    assert re.search(r"^(one|two)\.jsonl +2 +result of bash", total, re.MULTILINE)
 
 
 def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path: Path):

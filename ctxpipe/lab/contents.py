@@ -3,74 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from heapq import nlargest
+from operator import attrgetter
 from typing import Any
 
-from ..edits.offload import is_placeholder
-from ..messages import Message, blocks, field, kind, result_text, tool_calls, tool_results
+from ..messages import THINKING
 from ..tokens import TokenCounter
+from ..tokens.spent import KINDS, Piece, Pieces
 from ..words import count_phrase, one_line
 from .transcripts import Transcript
 
-__all__ = [
-    "Block",
-    "Contents",
-    "contents",
-    "largest_blocks",
-    "tokens_by_kind",
-    "tokens_by_tool",
-    "total_contents",
-]
+__all__ = ["Block", "Contents", "contents", "total_contents"]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a context: where it is, what it is, its tokens and how it begins.
-
-    *file* is the name of the conversation, where that is known.
-    """
+    """A block of the conversation *file*: where it is, what it is, its tokens and how it begins."""
 
     message: int
     what: str
     tokens: int
     begins: str
-    file: str = ""
+    file: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Contents:
     """What fills one conversation, or several together.
 
-    *kinds* are the raw tokens by the kind of block, *tools* each tool's name, calls and tokens, the
-    largest first. *format* is "" for several.
+    *kinds* are the raw tokens by the kind of block, *tools* those by tool, of which *tool_calls*
+    counts the calls. *format* is "" for several.
     """
 
-    format: str
-    messages: int
-    calls: int
-    repaired: int
-    kinds: dict[str, int]
-    tools: list[tuple[str, int, int]]
-    largest: list[Block]
+    format: str = ""
+    messages: int = 0
+    calls: int = 0
+    repaired: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    tools: Counter[str] = field(default_factory=Counter)
+    tool_calls: Counter[str] = field(default_factory=Counter)
+    largest: list[Block] = field(default_factory=list)
 
     @property
-    def tokens(self) -> int:
-        """All of its raw tokens."""
-        return sum(self.kinds.values())
+    def by_tool(self) -> list[tuple[str, int, int]]:
+        """Each tool's name, calls and tokens, the largest first."""
+        return [(name, self.tool_calls[name], n) for name, n in self.tools.most_common()]
 
     def as_json(self) -> dict[str, Any]:
-        """The same by name; a block begins with one line of its text."""
-        blocks = [{**asdict(block), "begins": one_line(block.begins)} for block in self.largest]
-        return {**asdict(self), "tokens": self.tokens, "largest": blocks}
+        """The same by name."""
+        kinds = dict(self.kinds.most_common())
+        own = {**asdict(self), "kinds": kinds, "tools": self.by_tool, "tokens": self.kinds.total()}
+        del own["tool_calls"]
+        return own
 
     def __str__(self) -> str:
         parts = [
             self.format,
             count_phrase(self.messages, "message"),
             count_phrase(self.calls, "call"),
-            count_phrase(self.tokens, "token"),
+            count_phrase(self.kinds.total(), "token"),
         ]
         if self.repaired:
             parts.append(f"{count_phrase(self.repaired, 'fault')} repaired")
@@ -80,129 +73,36 @@ class Contents:
 def contents(transcript: Transcript, counter: TokenCounter, most: int) -> Contents:
     """What fills *transcript*, with its *most* largest blocks."""
     messages = transcript.messages
-    kinds = tokens_by_kind(messages, counter)
-    return Contents(
-        format=transcript.format,
-        messages=len(messages),
-        calls=transcript.calls,
-        repaired=len(transcript.repaired),
-        kinds=dict(kinds.most_common()),
-        tools=tokens_by_tool(messages, counter),
-        largest=[
-            replace(block, file=transcript.name)
-            for block in largest_blocks(messages, counter, most)
-        ],
-    )
+    found = Contents(transcript.format, len(messages), transcript.calls, len(transcript.repaired))
+    pieces = Pieces(counter)
+    blocks = []
+    for index, message in enumerate(messages):
+        pieces.learn(message)
+        for piece in pieces.of(message):
+            what = _what(piece)
+            found.kinds[what] += piece.tokens
+            if piece.tool:
+                what = piece.name
+                found.tools[piece.tool] += piece.tokens
+                found.tool_calls[piece.tool] += piece.key[0] == "call"
+            begins = one_line(piece.text)
+            blocks.append(Block(index, what, piece.tokens, begins, transcript.name))
+    found.largest = nlargest(most, blocks, key=attrgetter("tokens"))
+    return found
+
+
+def _what(piece: Piece) -> str:
+    """The kind of *piece*; what is neither text nor of a tool is called as the API calls it."""
+    name = piece.key[0]
+    is_of_kind = name in {"text", "call", "result", *THINKING}
+    return KINDS[piece.kind] if is_of_kind else name
 
 
 def total_contents(all_contents: Iterable[Contents], most: int) -> Contents:
     """*all_contents* together, with the *most* largest blocks of all."""
-    known = list(all_contents)
-    kinds: Counter[str] = Counter()
-    tools: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    blocks: list[Block] = []
-    for one in known:
-        kinds.update(one.kinds)
-        for name, count, tokens in one.tools:
-            calls[name] += count
-            tools[name] += tokens
-        blocks += one.largest
-    return Contents(
-        format="",
-        messages=sum(one.messages for one in known),
-        calls=sum(one.calls for one in known),
-        repaired=sum(one.repaired for one in known),
-        kinds=dict(kinds.most_common()),
-        tools=[(name, calls[name], tokens) for name, tokens in tools.most_common()],
-        largest=_largest(blocks, most),
-    )
-
-
-def tokens_by_kind(messages: Sequence[Message], counter: TokenCounter) -> Counter[str]:
-    """Raw tokens by the kind of block that holds them."""
-    tokens: Counter[str] = Counter()
-    for message in messages:
-        if isinstance(message["content"], str):
-            tokens[f"{message['role']} text"] += counter.message(message)
-        for block in blocks(message):
-            tokens[_what(message, block)] += counter.block(block)
-    return tokens
-
-
-def _what(message: Message, block: object) -> str:
-    name = kind(block)
-    if name == "tool_result" and is_placeholder(field(block, "content")):
-        return "placeholder"
-    if name == "text":
-        return f"{message['role']} text"
-    return name.replace("_", " ")
-
-
-def tokens_by_tool(
-    messages: Sequence[Message],
-    counter: TokenCounter,
-) -> list[tuple[str, int, int]]:
-    """For each tool its name, its calls, and the raw tokens of their inputs and results.
-
-    The largest first.
-    """
-    names = _tool_names(messages)
-    calls: Counter[str] = Counter(names.values())
-    tokens: Counter[str] = Counter()
-    for message in messages:
-        for block in blocks(message):
-            if kind(block) == "tool_use":
-                name = str(field(block, "name"))
-                tokens[name] += counter.block(block)
-            elif kind(block) == "tool_result":
-                name = names.get(str(field(block, "tool_use_id")), "?")
-                tokens[name] += counter.block(block)
-    return [(name, calls[name], amount) for name, amount in tokens.most_common()]
-
-
-def _tool_names(messages: Sequence[Message]) -> dict[str, str]:
-    return {call.id: call.name for call in tool_calls(messages)}
-
-
-def largest_blocks(
-    messages: Sequence[Message],
-    counter: TokenCounter,
-    most: int,
-) -> list[Block]:
-    """The *most* largest blocks, by raw tokens."""
-    names = _tool_names(messages)
-    tools = {}
-    for result in tool_results(messages):
-        tools[result.place] = names.get(result.tool_use_id, "?")
-    found = []
-    for index, message in enumerate(messages):
-        content = message["content"]
-        if isinstance(content, str):
-            what = f"{message['role']} text"
-            tokens = counter.message(message)
-            found.append(Block(index, what, tokens, content))
-        for place, block in enumerate(blocks(message)):
-            tool = tools.get((index, place))
-            if kind(block) == "tool_use":
-                tool = field(block, "name")
-            what = _what(message, block)
-            if tool:
-                what = f"{what} of {tool}"
-            tokens = counter.block(block)
-            found.append(Block(index, what, tokens, _beginning(block)))
-    return _largest(found, most)
-
-
-def _largest(blocks: Iterable[Block], most: int) -> list[Block]:
-    return nlargest(most, blocks, key=lambda block: block.tokens)
-
-
-def _beginning(block: object) -> str:
-    if kind(block) == "tool_result":
-        return result_text(block)
-    for name in ("text", "thinking", "input"):
-        value = field(block, name)
-        if value:
-            return str(value)
-    return ""
+    total = Contents()
+    for one in all_contents:
+        for name in ("messages", "calls", "repaired", "kinds", "tools", "tool_calls", "largest"):
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+    total.largest = nlargest(most, total.largest, key=attrgetter("tokens"))
+    return total

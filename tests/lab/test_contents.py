@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from histories import assistant, conversation, step, tool_result, tool_use, user, view
 
-from ctxpipe.lab.contents import (
-    contents,
-    largest_blocks,
-    tokens_by_kind,
-    tokens_by_tool,
-    total_contents,
-)
+from ctxpipe.lab.contents import Contents, contents, total_contents
 from ctxpipe.lab.transcripts import parse_transcript
 from ctxpipe.markers.placeholders import BATCH, placeholder
-from ctxpipe.messages import compact_json
+from ctxpipe.messages import Message, compact_json
 from ctxpipe.tokens import TokenCounter
 
 HISTORY = conversation(
@@ -24,33 +18,42 @@ HISTORY = conversation(
 )
 
 
+def found(history: list[Message], most: int = 1) -> Contents:
+    return contents(parse_transcript(compact_json(history), "one"), TokenCounter(), most)
+
+
 def test_the_kinds_hold_every_token_of_the_blocks():
-    counter = TokenCounter()
-    kinds = tokens_by_kind(HISTORY, counter)
-    assert set(kinds) == {"user text", "assistant text", "tool use", "tool result"}
-    assert kinds["tool result"] > kinds["tool use"] > 0
+    kinds = found(HISTORY).kinds
+
+    assert set(kinds) == {"user text", "assistant text", "tool calls", "tool results"}
+    assert kinds["tool results"] > kinds["tool calls"] > 0
+    assert kinds.total() == TokenCounter().total(HISTORY)
 
 
-def test_a_placeholder_is_a_kind_of_its_own():
+def test_a_placeholder_and_a_picture_are_kinds_of_their_own():
     text = placeholder(BATCH, "/store/s/a.md")
-    kinds = tokens_by_kind([assistant(tool_use("a")), user(tool_result("a", text))], TokenCounter())
-    assert kinds["placeholder"]
-    assert not kinds["tool result"]
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    picture = user({"type": "image", "source": source})
+    history = [picture, assistant(tool_use("a")), user(tool_result("a", text)), assistant("Done.")]
+
+    assert set(found(history).kinds) == {"image", "tool calls", "placeholders", "assistant text"}
 
 
 def test_a_tool_is_told_with_its_calls_and_the_tokens_of_inputs_and_results():
-    (first, calls, tokens), second = tokens_by_tool(HISTORY, TokenCounter())
+    (first, calls, tokens), second = found(HISTORY).by_tool
+
     assert (first, calls) == ("read_file", 1)
     assert second[0] == "bash"
     assert tokens > second[2]
 
 
 def test_the_largest_blocks_come_first_and_no_more_than_wanted():
-    largest, *others = largest_blocks(HISTORY, TokenCounter(), 2)
-    assert (largest.message, largest.what) == (2, "tool result of read_file")
+    largest, *others = found(HISTORY, 2).largest
+
+    assert (largest.message, largest.what) == (2, "result of read_file: src/a.py")
     assert largest.begins.startswith("def f():")
     assert len(others) == 1
-    assert largest_blocks(HISTORY, TokenCounter(), 0) == []
+    assert found(HISTORY, 0).largest == []
 
 
 def test_several_conversations_are_added_and_the_largest_blocks_are_those_of_all():
@@ -61,9 +64,9 @@ def test_several_conversations_are_added_and_the_largest_blocks_are_those_of_all
 
     both = total_contents([one, other], 1)
 
-    assert both.tokens == one.tokens + other.tokens
+    assert both.kinds.total() == one.kinds.total() + other.kinds.total()
     assert both.kinds["user text"] == one.kinds["user text"] + other.kinds["user text"]
-    assert both.tools == one.tools
+    assert both.by_tool == one.by_tool
     assert both.largest == other.largest
     assert [block.file for block in both.largest] == ["other"]
     assert (both.messages, both.calls) == (len(HISTORY) + 2, one.calls + 1)
@@ -71,7 +74,6 @@ def test_several_conversations_are_added_and_the_largest_blocks_are_those_of_all
 
 def test_a_heading_says_what_was_read_and_repaired():
     torn = conversation(user("Go."), assistant(tool_use("t1", "bash")), user("?"), assistant("Ok."))
-    found = contents(parse_transcript(compact_json(torn)), TokenCounter(), 1)
 
-    assert str(found).startswith("Anthropic messages, ")
-    assert str(found).endswith("1 fault repaired")
+    assert str(found(torn)).startswith("Anthropic messages, ")
+    assert str(found(torn)).endswith("1 fault repaired")
