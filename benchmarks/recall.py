@@ -60,7 +60,7 @@ class Scored:
 class Recall:
     """Means over *cuts*: shares visible, one reading call away, and with views repeated.
 
-    And the tokens kept and fetched.
+    And the tokens kept.
     """
 
     cuts: int
@@ -68,7 +68,6 @@ class Recall:
     one_hop: float
     with_reread: float
     tokens: float
-    fetch_tokens: float
 
 
 class Cut:
@@ -168,7 +167,7 @@ async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
     result = await pipeline.run(list(cut.history), session_id=cut.name)
     context = Context(cut.index, cut.name)
     context.update(result.messages)
-    store = Store(cut.index, cut.counter)
+    store = Store(cut.index)
     store.learn(bench.storage.texts)
     use, _ = use_of(cut.future, cut.past, context, store)
     return Scored(await cut.counter.count(result.messages), use)
@@ -183,10 +182,7 @@ def score_context(cut: Cut, messages: Sequence[Message]) -> Scored:
 
 
 def mean_recall(scored: Iterable[Scored]) -> Recall:
-    """The means over *scored*, each context with the same weight.
-
-    Of the tokens fetched the mean is over the contexts with pointers.
-    """
+    """The means over *scored*, each context with the same weight."""
     contexts = list(scored)
     uses = [one.use for one in contexts]
     return Recall(
@@ -195,7 +191,6 @@ def mean_recall(scored: Iterable[Scored]) -> Recall:
         one_hop=_mean(use.one_hop for use in uses),
         with_reread=_mean(use.with_reread for use in uses),
         tokens=_mean(one.tokens for one in contexts),
-        fetch_tokens=_mean(use.fetch_tokens for use in uses if use.pointer),
     )
 
 

@@ -47,11 +47,6 @@ class CacheRules:
     mark_behind: bool = False
     by_settings: bool = False
 
-    @classmethod
-    def with_marks(cls, count: int) -> CacheRules:
-        """The rules for requests with *count* marks, 2 to 4: first the change, then behind it."""
-        return cls(mark_changes=count > 2, mark_behind=count > 3)
-
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:

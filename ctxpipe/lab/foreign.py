@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,15 @@ from ..wire.usage import openai_usage
 from ..wire.values import text_block
 from .records import Entry, Format, Recording, seconds
 
-__all__ = ["Items", "ensure_types", "request_of", "response_of"]
+__all__ = ["TEXT_OR_LIST", "Items", "request_of", "valid_object"]
 
-KINDS: Mapping[type, str] = {str: "text", list: "a list", Mapping: "an object"}
+TEXT_OR_LIST = (str, list)
+KINDS: Mapping[Any, str] = {
+    str: "text",
+    list: "a list",
+    Mapping: "an object",
+    TEXT_OR_LIST: "text or a list",
+}
 
 
 @dataclass(slots=True)
@@ -116,30 +122,22 @@ def _system(instructions: object, units: Units) -> object:
 # Requests and responses ---------------------------------------------------------------------------
 
 
-def request_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request in *value*, or *value* itself, which may be one."""
-    request = value.get("request", value)
+def request_of(value: Mapping[str, Any], name: str = "request") -> Mapping[str, Any]:
+    """The request in *value*, or what else has the *name*; or *value* itself, which may be one."""
+    request = value.get(name, value)
     return request if isinstance(request, Mapping) else {}
 
 
-def response_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The response in *value*, or *value* itself, which may be one."""
-    response = value.get("response", value)
-    return response if isinstance(response, Mapping) else {}
+def valid_object(value: object, place: str, what: str = "", /, **types: Any) -> Mapping[str, Any]:
+    """*value*, which is an object; it has nothing under the names of *types*, or what these say.
 
-
-def ensure_types(
-    item: Mapping[str, Any],
-    names: Iterable[str],
-    wanted: type,
-    place: str,
-) -> None:
-    """Raise InvalidHistory, naming the *place*, where *item* has no *wanted* under one of *names*.
-
-    It may have nothing there.
+    Raises InvalidHistory, naming the *place* and *what* it is there, otherwise.
     """
-    for name in names:
-        value = item.get(name)
-        if value is not None and not isinstance(value, wanted):
-            found = type(value).__name__
-            raise InvalidHistory(f"{place}: {found} as {name}, not {KINDS[wanted]}")
+    if not isinstance(value, Mapping):
+        beginning = f"{what} is " if what else ""
+        raise InvalidHistory(f"{place}: {beginning}{type(value).__name__}, not an object")
+    for name, wanted in types.items():
+        found = value.get(name)
+        if found is not None and not isinstance(found, wanted):
+            raise InvalidHistory(f"{place}: {type(found).__name__} as {name}, not {KINDS[wanted]}")
+    return value

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ChatCodec
-from .foreign import Items, ensure_types, request_of, response_of
+from .foreign import TEXT_OR_LIST, Items, request_of, valid_object
 from .records import Record, Recording
 
 __all__ = ["is_chat_record", "read"]
@@ -26,7 +26,7 @@ def is_chat_record(value: Mapping[str, Any]) -> bool:
     messages = request_of(value).get("messages")
     if isinstance(messages, list) and any(map(_is_chat_message, messages)):
         return True
-    return _is_chat_message(value) or isinstance(response_of(value).get("choices"), list)
+    return _is_chat_message(value) or isinstance(request_of(value, "response").get("choices"), list)
 
 
 def _is_chat_message(value: object) -> bool:
@@ -69,7 +69,7 @@ def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
     for index, message in enumerate(messages):
         place = f"message {index}" if is_only else f"{record.place}, message {index}"
         _add_message(items, message, place)
-    response = response_of(record.fields)
+    response = request_of(record.fields, "response")
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         return
@@ -78,39 +78,25 @@ def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
     items.bill(start, response.get("usage"), response.get("model"))
 
 
-def _add_message(
-    items: Items,
-    message: object,
-    place: str,
-    time: object = None,
-) -> None:
+def _add_message(items: Items, message: object, place: str, time: object = None) -> None:
     """Add *message*. Raises InvalidHistory, naming the *place*, where it is none."""
-    if not isinstance(message, Mapping):
-        raise InvalidHistory(f"{place}: {type(message).__name__} instead of an object")
-    role = message.get("role")
+    fields = valid_object(
+        message,
+        place,
+        content=TEXT_OR_LIST,
+        **dict.fromkeys(("id", "name", "tool_call_id"), str),
+        tool_calls=list,
+        function_call=Mapping,
+    )
+    role = fields.get("role")
     if role not in ROLES:
         raise InvalidHistory(f"{place}: the role {role!r}, not one of {sorted(ROLES)}")
-    _ensure_content(message.get("content"), place)
-    ensure_types(message, ("id", "name", "tool_call_id"), str, place)
-    ensure_types(message, ("tool_calls",), list, place)
-    ensure_types(message, ("function_call",), Mapping, place)
-    for call in message.get("tool_calls") or ():
-        if not isinstance(call, Mapping):
-            raise InvalidHistory(f"{place}: a tool call is {type(call).__name__}, not an object")
-        ensure_types(call, ("id",), str, place)
-    ensure_types(message.get("function_call") or {}, ("name",), str, place)
+    if not isinstance(fields.get("content"), str):
+        for part in fields.get("content") or ():
+            valid_object(part, place, "a part of the content")
+    for call in fields.get("tool_calls") or ():
+        valid_object(call, place, "a tool call", id=str)
+    valid_object(fields.get("function_call") or {}, place, name=str)
     if role == "assistant":
-        items.bill(len(items.items), message.get("usage"), message.get("model"))
-    items.add(message, time or message.get("timestamp"))
-
-
-def _ensure_content(content: object, place: str) -> None:
-    if content is None or isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        name = type(content).__name__
-        raise InvalidHistory(f"{place}: {name} as content, neither text nor a list of parts")
-    for part in content:
-        if not isinstance(part, Mapping):
-            name = type(part).__name__
-            raise InvalidHistory(f"{place}: a part of the content is {name}, not an object")
+        items.bill(len(items.items), fields.get("usage"), fields.get("model"))
+    items.add(fields, time or fields.get("timestamp"))

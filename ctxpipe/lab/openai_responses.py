@@ -10,7 +10,7 @@ from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ResponsesCodec
 from ..wire.openai_responses import ANSWERED, OUTPUT
-from .foreign import Items, ensure_types, request_of, response_of
+from .foreign import TEXT_OR_LIST, Items, request_of, valid_object
 from .records import Record, Recording
 
 __all__ = ["is_response_record", "read", "valid_item"]
@@ -23,7 +23,7 @@ STORED = ("previous_response_id", "conversation")
 
 def is_response_record(value: Mapping[str, Any]) -> bool:
     """Whether *value* is an item, a request or a response in the form of this API."""
-    if _is_item(value) or response_of(value).get("object") == "response":
+    if _is_item(value) or request_of(value, "response").get("object") == "response":
         return True
     request = request_of(value)
     return "input" in request and "messages" not in request
@@ -60,12 +60,9 @@ def _add_exchange(items: Items, record: Record) -> None:
         items.begin(new, place)
     for item in new:
         items.add(valid_item(item, place))
-    response = response_of(record.fields)
-    output = response.get("output") or []
-    if not isinstance(output, list):
-        raise InvalidHistory(f"{place}: {type(output).__name__} as output, not a list of items")
+    response = valid_object(request_of(record.fields, "response"), place, output=list)
     start = len(items.items)
-    for item in output:
+    for item in response.get("output") or ():
         items.add(valid_item(item, place), response.get("created_at"))
     items.bill(start, response.get("usage"), response.get("model"))
 
@@ -76,14 +73,8 @@ def _input(request: Mapping[str, Any], place: str) -> list[Any]:
             f"{place}: a response without the request that it answers; record both, as "
             '{"request": {"input": …}, "response": {"output": …}}'
         )
-    given = request["input"]
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if isinstance(given, list):
-        return given
-    raise InvalidHistory(
-        f"{place}: {type(given).__name__} as input, neither text nor a list of items"
-    )
+    given = valid_object(request, place, input=TEXT_OR_LIST)["input"]
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given or []
 
 
 def _is_item(value: Mapping[str, Any]) -> bool:
@@ -97,11 +88,10 @@ def _is_item(value: Mapping[str, Any]) -> bool:
 
 def valid_item(item: object, place: str) -> Mapping[str, Any]:
     """*item*, if it can be read. Raises InvalidHistory, naming the *place*, otherwise."""
-    if not isinstance(item, Mapping):
-        raise InvalidHistory(f"{place}: an item is {type(item).__name__}, not an object")
-    if "type" not in item and "role" not in item:
+    types = dict.fromkeys(("type", "role", "id", "call_id"), str)
+    fields = valid_object(item, place, "an item", **types)
+    if "type" not in fields and "role" not in fields:
         raise InvalidHistory(f"{place}: an item has neither a type nor a role")
-    ensure_types(item, ("type", "role", "id", "call_id"), str, place)
-    if kind(item) == "reasoning":
-        ensure_types(item, ("summary", "content"), list, place)
-    return item
+    if kind(fields) == "reasoning":
+        valid_object(fields, place, summary=list, content=list)
+    return fields

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from ..errors import InvalidHistory
 from ..messages import Message
 from ..wire.values import image_block, opaque_block, says, text_block
+from .foreign import valid_object
 from .records import Entry, Record, Recording, second_conversation, seconds
 
 __all__ = ["is_export", "read"]
@@ -40,11 +40,9 @@ def read(records: Sequence[Record]) -> Recording:
     dropped: Counter[str] = Counter()
     for index, message in enumerate(records[0].fields["messages"]):
         place = f"message {index}"
-        info = _mapping(message.get("info"), "info", place)
-        parts = message["parts"]
-        if not isinstance(parts, list):
-            raise InvalidHistory(f"{place}: {type(parts).__name__} as parts, not a list")
-        parts = [_mapping(part, "a part", place) for part in parts]
+        info = valid_object(message.get("info"), place, "info")
+        parts = valid_object(message, place, parts=list)["parts"] or ()
+        parts = [valid_object(part, place, "a part") for part in parts]
         if info.get("summary") is True:
             dropped["summary of a compaction"] += 1
         elif info.get("role") == "assistant":
@@ -54,12 +52,6 @@ def read(records: Sequence[Record]) -> Recording:
             blocks = [block for part in parts for block in _blocks(part, dropped)]
             found += _entry("user", blocks, _time(info, "created"))
     return Recording("opencode export", found, dropped=dropped)
-
-
-def _mapping(value: object, name: str, place: str) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    raise InvalidHistory(f"{place}: {name} is {type(value).__name__}, not an object")
 
 
 def _steps(parts: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:

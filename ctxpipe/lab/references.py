@@ -19,7 +19,6 @@ from ..markers.notes import note_of
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
-from ..tokens import TokenCounter
 
 __all__ = [
     "Context",
@@ -52,27 +51,18 @@ class Use:
     """Weights of what was used, by where it was.
 
     *visible* in the context; in a file whose path is visible (*pointer*); in a file view that can
-    be repeated, since its path is visible (*reread*); or *lost*. *fetch* is the pointers' weight
-    times the tokens of the smallest file that holds each. *doubtful* is the part of *visible* that
-    a stricter yardstick does not count.
+    be repeated, since its path is visible (*reread*); or *lost*. *doubtful* is the part of
+    *visible* that a stricter yardstick does not count.
     """
 
     visible: float = 0.0
     pointer: float = 0.0
     reread: float = 0.0
     lost: float = 0.0
-    fetch: float = 0.0
     doubtful: float = 0.0
 
     def __add__(self, other: Use) -> Use:
-        return Use(
-            self.visible + other.visible,
-            self.pointer + other.pointer,
-            self.reread + other.reread,
-            self.lost + other.lost,
-            self.fetch + other.fetch,
-            self.doubtful + other.doubtful,
-        )
+        return Use(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     @property
     def total(self) -> float:
@@ -103,17 +93,7 @@ class Use:
         return self._share(self.total - self.lost)
 
     def _share(self, amount: float) -> float:
-        total = self.total
-        if not total:
-            return 1.0
-        return amount / total
-
-    @property
-    def fetch_tokens(self) -> float:
-        """The mean number of tokens to read for what only a pointer leads to."""
-        if not self.pointer:
-            return 0.0
-        return self.fetch / self.pointer
+        return amount / self.total if self.total else 1.0
 
 
 class Past:
@@ -130,29 +110,15 @@ class Past:
         """Take in the next message."""
         for call in tool_calls([message]):
             path = viewed_path(call, COMMON_READING_TOOLS, True)
-            view = None
-            if path:
-                view = path_atom(path)
-            self._views[call.id] = view
+            self._views[call.id] = path_atom(path) if path else None
         parts = blocks(message) or [message]
         texts = message_texts(message)
         for text, block in zip(texts, parts, strict=True):
             call_id = _call_id(block)
-            view = None
-            if kind(block) == "tool_result":
-                view = self._views.get(call_id)
-            place = len(self.sources)
+            view = self._views.get(call_id) if kind(block) == "tool_result" else None
             for atom in self._index.text(text):
-                holders = self._holders.setdefault(atom, [])
-                holders.append(place)
-            source = Source(
-                self._length,
-                message["role"],
-                text,
-                call_id,
-                view,
-            )
-            self.sources.append(source)
+                self._holders.setdefault(atom, []).append(len(self.sources))
+            self.sources.append(Source(self._length, message["role"], text, call_id, view))
         self._length += 1
 
     def __contains__(self, atom: Atom) -> bool:
@@ -161,21 +127,16 @@ class Past:
     def uses_of(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
         atoms = self._index.message(reply)
-        said_before = [atom for atom in atoms if atom in self._holders]
-        return sorted(said_before)
+        return sorted(atom for atom in atoms if atom in self._holders)
 
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""
-        indices = self._holders.get(atom, ())
-        return [self.sources[index] for index in indices]
+        return [self.sources[index] for index in self._holders.get(atom, ())]
 
 
 def _call_id(block: object) -> str:
     """The id of the call that *block* is part of, "" where it is of none."""
-    call_id = field(block, "tool_use_id")
-    if not call_id:
-        call_id = field(block, "id")
-    return str(call_id or "")
+    return str(field(block, "tool_use_id") or field(block, "id") or "")
 
 
 class Context:
@@ -204,9 +165,7 @@ class Context:
 
         Such lines are chosen by their atoms. So atoms alone would say that they are enough.
         """
-        messages = self._counts.get(atom, 0)
-        doubted = self._doubted.get(atom, 0)
-        return 0 < messages <= doubted
+        return 0 < self._counts.get(atom, 0) <= self._doubted.get(atom, 0)
 
     def update(self, messages: list[Message]) -> None:
         """The context is *messages* now; only what differs from before is read."""
@@ -214,21 +173,21 @@ class Context:
         before = {id(message) for message in self._messages}
         for message in self._messages:
             if id(message) not in now:
-                self._remove(message)
+                self._count(message, -1)
         for message in messages:
             if id(message) not in before:
-                self._add(message)
+                self._count(message, 1)
         self._messages = messages
 
-    def _remove(self, message: Message) -> None:
-        self._counts.subtract(self._index.message(message))
-        self._doubted.subtract(self._atoms_of_note(message))
-        self._keys.subtract(self._keys_in(message))
-
-    def _add(self, message: Message) -> None:
-        self._counts.update(self._index.message(message))
-        self._doubted.update(self._atoms_of_note(message))
-        self._keys.update(self._keys_in(message))
+    def _count(self, message: Message, sign: int) -> None:
+        """Add the atoms and keys of *message*, or with a *sign* of -1 take them away."""
+        for counts, found in (
+            (self._counts, self._index.message(message)),
+            (self._doubted, self._atoms_of_note(message)),
+            (self._keys, self._keys_in(message)),
+        ):
+            for each in found:
+                counts[each] += sign
 
     def _atoms_of_note(self, message: Message) -> AbstractSet[Atom]:
         """The atoms of *message* where it is a note, whose lines a stage has chosen."""
@@ -250,9 +209,8 @@ class Context:
 class Store:
     """The atoms of the files that the pipeline has written."""
 
-    def __init__(self, index: AtomIndex, counter: TokenCounter) -> None:
+    def __init__(self, index: AtomIndex) -> None:
         self._index = index
-        self._counter = counter
         self._holders: dict[Atom, list[str]] = {}
         self._texts: dict[str, str] = {}
 
@@ -266,8 +224,7 @@ class Store:
                 self._forget(before, key)
             self._texts[key] = text
             for atom in self._atoms(text, key):
-                holders = self._holders.setdefault(atom, [])
-                holders.append(key)
+                self._holders.setdefault(atom, []).append(key)
 
     def _forget(self, text: str, key: str) -> None:
         for atom in self._atoms(text, key):
@@ -280,82 +237,41 @@ class Store:
         atoms = [self._index.message(message) for message in messages]
         return frozenset().union(*atoms)
 
-    def smallest(
-        self,
-        atom: Atom,
-        visible: AbstractSet[str],
-    ) -> int | None:
-        """The tokens of the smallest *visible* file that holds *atom*, None when none does."""
-        sizes = []
-        for key in self._holders.get(atom, ()):
-            if key in visible:
-                text = self._texts[key]
-                tokens = self._counter.text(text)
-                sizes.append(tokens)
-        return min(sizes, default=None)
+    def has(self, atom: Atom, keys: AbstractSet[str]) -> bool:
+        """Whether one of the files *keys* holds *atom*."""
+        return any(key in keys for key in self._holders.get(atom, ()))
 
 
 def use_of(
-    used: Iterable[Atom],
-    past: Past,
-    context: Context,
-    store: Store,
-    doubtful: AbstractSet[Atom] = frozenset(),
+    used: Iterable[Atom], past: Past, context: Context, store: Store, *, strict: bool = False
 ) -> tuple[Use, dict[Atom, float]]:
     """Where what is *used* is now; and what of it is not visible, with its weight.
 
-    What is *doubtful* is visible all the same.
+    With *strict* that is also what is visible only in doubt.
     """
-    visible = 0.0
-    pointer = 0.0
-    reread = 0.0
-    lost = 0.0
-    fetch = 0.0
+    weights = dict.fromkeys(("visible", "pointer", "reread", "lost", "doubtful"), 0.0)
     missing: dict[Atom, float] = {}
-    keys: AbstractSet[str] | None = None
+    keys = context.keys
     for atom in used:
         worth = weight(atom)
         if atom in context:
-            visible += worth
+            weights["visible"] += worth
+            if context.is_doubtful(atom):
+                weights["doubtful"] += worth
+                if strict:
+                    missing[atom] = worth
             continue
         missing[atom] = worth
-        if keys is None:
-            keys = context.keys
-        tokens = store.smallest(atom, keys)
-        if tokens is not None:
-            pointer += worth
-            fetch += worth * tokens
-        elif _can_reread(atom, past, context):
-            reread += worth
+        if store.has(atom, keys):
+            weights["pointer"] += worth
+        elif any(source.view and source.view in context for source in past.holders(atom)):
+            weights["reread"] += worth
         else:
-            lost += worth
-    use = Use(
-        visible,
-        pointer,
-        reread,
-        lost,
-        fetch,
-        doubtful=sum(map(weight, doubtful)),
-    )
-    return use, missing
+            weights["lost"] += worth
+    return Use(**weights), missing
 
 
-def _can_reread(
-    atom: Atom,
-    past: Past,
-    context: Context,
-) -> bool:
-    for source in past.holders(atom):
-        view = source.view
-        if view is not None and view in context:
-            return True
-    return False
-
-
-def sources_to_fetch(
-    missing: Iterable[Atom],
-    past: Past,
-) -> list[Source]:
+def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
     """The blocks to fetch for what is missing, oldest first.
 
     For each atom the newest one that no model wrote.
@@ -364,11 +280,6 @@ def sources_to_fetch(
     for atom in missing:
         holders = past.holders(atom)
         given = [source for source in holders if source.role == "user"]
-        candidates = given or holders
-        newest = candidates[-1]
+        newest = (given or holders)[-1]
         found[id(newest)] = newest
-    return sorted(found.values(), key=_message_index)
-
-
-def _message_index(source: Source) -> int:
-    return source.message
+    return sorted(found.values(), key=lambda source: source.message)

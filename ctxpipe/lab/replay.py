@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
-from ..atoms import Atom, AtomIndex, weight
+from ..atoms import Atom, AtomIndex
 from ..markers.placeholders import any_reference
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
 from ..messages import field as value_of
@@ -23,7 +22,6 @@ from .workbench import Workbench
 
 __all__ = [
     "LAPSES_EVERY",
-    "Judge",
     "Moment",
     "PipelineMaker",
     "Replay",
@@ -35,18 +33,11 @@ __all__ = [
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
 
-Judge: TypeAlias = Callable[
-    [Message, Sequence[Message], AbstractSet[Atom]],
-    AbstractSet[Atom],
-]
-"""Which atoms of those that a reply uses the context shows, by a judgement of your own.
-
-It is given the reply, the context it was made from, and the atoms that the context says somewhere
-(`ctxpipe.atoms`), and returns those of them that an agent could have read there.
-"""
-
 LAPSES_EVERY = 33
 """In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
+
+REFETCH_WEIGHT = 1.0
+"""What is missing is read back as soon as it weighs so much."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000
@@ -58,23 +49,20 @@ class Settings:
     """How a conversation is replayed.
 
     With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
-    request, and the whole block again in the context, as soon as what is missing weighs
-    *refetch_weight*. *tokens_per_raw* is what the API bills for a token of the pipeline's counter.
-    Where a transcript has no times, the cache never expires, or before every *rest_every*-th call:
-    `LAPSES_EVERY` is what real sessions show.
+    request, and the whole block again in the context. *tokens_per_raw* is what the API bills for a
+    token of the pipeline's counter. Where a transcript has no times, the cache never expires, or
+    before every *rest_every*-th call: `LAPSES_EVERY` is what real sessions show.
 
     Lines that a stage has chosen to keep are chosen by what the measure looks for. So a second
-    yardstick takes none of them for seen, or only what *judge* accepts; with *strict* the agent
-    also reads back what that yardstick does not count.
+    yardstick takes none of them for seen; with *strict* the agent also reads back what that
+    yardstick does not count.
     """
 
     refetch: bool = True
-    refetch_weight: float = 1.0
     tokens_per_raw: float = 1.25
     rest_every: int = 0
     cache: CacheRules = field(default_factory=CacheRules)
     strict: bool = False
-    judge: Judge | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -175,7 +163,7 @@ class _Run:
         self.marked_cache = PromptCache(rules)
         self.past = Past(index)
         self.visible = Context(index, transcript.name)
-        self.store = Store(index, pipeline.counter)
+        self.store = Store(index)
         self.context: list[Message] = []
         self.is_controlled = False  # the context holds stale thinking
         self.position = 0
@@ -190,7 +178,7 @@ class _Run:
         self._expire_cache(call)
         moments = [await self._run_pipeline(call)]
         use, missing = self._use(reply)
-        if self.settings.refetch and sum(missing.values()) >= self.settings.refetch_weight:
+        if self.settings.refetch and sum(missing.values()) >= REFETCH_WEIGHT:
             ask, answer = self._refetch(sources_to_fetch(missing, self.past))
             await self._send(moments[0], "refetch", ask)
             self.context = [*self.context, ask, answer]
@@ -288,19 +276,7 @@ class _Run:
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.texts)
         used = self.past.uses_of(reply)
-        doubtful = self._doubtful(reply, used)
-        use, missing = use_of(used, self.past, self.visible, self.store, doubtful)
-        if self.settings.strict:
-            missing |= {atom: weight(atom) for atom in doubtful}
-        return use, missing
-
-    def _doubtful(self, reply: Message, used: Sequence[Atom]) -> AbstractSet[Atom]:
-        """What of *used* the context shows, but not by the second yardstick."""
-        judge = self.settings.judge
-        if judge is None:
-            return frozenset(filter(self.visible.is_doubtful, used))
-        visible = frozenset(atom for atom in used if atom in self.visible)
-        return visible - judge(reply, self.context, visible)
+        return use_of(used, self.past, self.visible, self.store, strict=self.settings.strict)
 
     async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""

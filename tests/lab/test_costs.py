@@ -113,17 +113,6 @@ def test_the_next_change_finds_what_was_written_behind_the_last_one(
     assert sent(cache, twice).read == read
 
 
-@pytest.mark.parametrize(
-    ("count", "marked"), [(2, (False, False)), (3, (True, False)), (4, (True, True))]
-)
-def test_a_third_mark_goes_before_a_change_and_a_fourth_behind_it(
-    count: int, marked: tuple[bool, bool]
-) -> None:
-    rules = CacheRules.with_marks(count)
-
-    assert (rules.mark_changes, rules.mark_behind) == marked
-
-
 @pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 0)])
 def test_an_entry_is_looked_for_in_twenty_blocks(calls: int, read: int) -> None:
     cache = PromptCache()

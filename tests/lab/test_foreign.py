@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ctxpipe.errors import InvalidHistory
-from ctxpipe.lab.foreign import Items, ensure_types
+from ctxpipe.lab.foreign import Items, valid_object
 from ctxpipe.wire import ChatCodec
 
 ASKED: dict[str, Any] = {"role": "user", "content": "Go."}
@@ -62,6 +62,8 @@ def test_the_instructions_come_before_what_leading_items_say() -> None:
 
 
 def test_a_field_of_another_type_is_refused_with_its_place() -> None:
-    ensure_types({"id": None}, ("id", "name"), str, "line 1")
+    assert valid_object({"id": None}, "line 1", id=str, name=str) == {"id": None}
     with pytest.raises(InvalidHistory, match="line 1: int as name, not text"):
-        ensure_types({"name": 7}, ("id", "name"), str, "line 1")
+        valid_object({"name": 7}, "line 1", id=str, name=str)
+    with pytest.raises(InvalidHistory, match="line 1: an item is int, not an object"):
+        valid_object(7, "line 1", "an item")

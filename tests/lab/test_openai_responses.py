@@ -162,8 +162,8 @@ def test_a_response_without_its_request_is_refused_and_the_way_out_is_told() -> 
     ("recorded", "told"),
     [
         (request(QUESTION, 7), "line 1: an item is int, not an object"),
-        (request() | {"input": 7}, "line 1: int as input, neither text nor a list of items"),
-        (pair(request(QUESTION), {"output": 7}), "line 1: int as output, not a list of items"),
+        (request() | {"input": 7}, "line 1: int as input, not text or a list"),
+        (pair(request(QUESTION), {"output": 7}), "line 1: int as output, not a list"),
     ],
 )
 def test_a_recording_of_another_shape_is_refused_with_its_line(

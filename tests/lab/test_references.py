@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from ctxpipe.atoms import Atom, AtomIndex
 from ctxpipe.lab.references import Context, Past, Store, Use, sources_to_fetch, use_of
 from ctxpipe.messages import Message, compact_json
-from ctxpipe.tokens import TokenCounter
 
 
 class Lab:
@@ -32,7 +31,7 @@ class Lab:
         self.past, self.context, self.store = (
             Past(index),
             Context(index, "s"),
-            Store(index, TokenCounter()),
+            Store(index),
         )
         for message in past:
             self.past.learn(message)
@@ -73,14 +72,6 @@ def test_what_stands_in_a_file_whose_path_is_visible_is_one_hop_away() -> None:
 
     assert Lab(HISTORY, pointing("s/t1.md"), files).use("Iread_this").pointer == 0.5
     assert Lab(HISTORY, HISTORY[:1], files).use("Iread_this").lost == 0.5
-
-
-def test_the_tokens_to_fetch_are_those_of_the_smallest_file() -> None:
-    files = {"s/big.md": RESULT + " and so on" * 100, "s/small.md": RESULT}
-    both = pointing("s/big.md") + pointing("s/small.md")
-
-    assert Lab(HISTORY, both, files).use("Iread_this").fetch_tokens == TokenCounter().text(RESULT)
-    assert Lab(HISTORY, pointing("s/big.md"), files).use("Iread_this").fetch_tokens > 100
 
 
 def test_an_archive_is_a_file_of_messages() -> None:
@@ -143,16 +134,16 @@ def test_what_is_not_in_the_context_is_not_doubtful() -> None:
     assert not lab.context.is_doubtful(f"L{LINE}")
 
 
-def test_what_is_doubtful_is_visible_all_the_same() -> None:
+def test_what_is_doubtful_is_visible_all_the_same_and_strictly_missing() -> None:
     past = conversation(user("Go."), step("t1", result=LINE))
     lab = Lab(past, [user(NOTE)])
-    use, missing = use_of(
-        ["Iread_this"], lab.past, lab.context, lab.store, frozenset({"Iread_this"})
-    )
+    places = lab.past, lab.context, lab.store
+    use, missing = use_of(["Iread_this"], *places)
+    same, missing_strictly = use_of(["Iread_this"], *places, strict=True)
 
-    assert use == Use(visible=0.5, doubtful=0.5)
+    assert use == same == Use(visible=0.5, doubtful=0.5)
     assert (use.recall, use.strict_recall) == (1, 0)
-    assert missing == {}
+    assert (missing, missing_strictly) == ({}, {"Iread_this": 0.5})
 
 
 def test_what_a_visible_file_view_has_shown_can_be_looked_at_again() -> None:
@@ -213,7 +204,7 @@ def test_a_note_names_the_files_of_all_its_steps() -> None:
     lab = Lab(HISTORY, [note], {"s/s2.md": RESULT})
 
     assert lab.context.keys >= {"s/s1.md", "s/s2.md", "s/s3.md"}
-    assert lab.use("Iread_this") == Use(pointer=0.5, fetch=0.5 * TokenCounter().text(RESULT))
+    assert lab.use("Iread_this") == Use(pointer=0.5)
 
 
 def test_paths_of_other_sessions_are_not_ours() -> None:
@@ -247,12 +238,11 @@ def test_a_context_kept_up_is_a_context_made_anew(
 
 
 def test_uses_add_up_and_nothing_used_is_full_recall() -> None:
-    both = Use(visible=3, pointer=1, fetch=50) + Use(reread=2, lost=2)
+    both = Use(visible=3, pointer=1) + Use(reread=2, lost=2)
 
-    assert both == Use(3, 1, 2, 2, 50)
+    assert both == Use(3, 1, 2, 2)
     assert (both.recall, both.one_hop, both.with_reread) == (3 / 8, 4 / 8, 6 / 8)
-    assert both.fetch_tokens == 50
-    assert (Use().recall, Use().one_hop, Use().with_reread, Use().fetch_tokens) == (1, 1, 1, 0)
+    assert (Use().recall, Use().one_hop, Use().with_reread) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("share", [Use(visible=1), Use(pointer=1), Use(reread=1), Use(lost=1)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from ctxpipe import (
     RatioGate,
     Restore,
 )
-from ctxpipe.atoms import Atom
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
@@ -330,53 +328,11 @@ async def test_what_is_still_visible_is_not_read_back() -> None:
     assert {request.purpose for request in found.requests} == {"reply"}
 
 
-def nothing(_reply: Message, _context: Sequence[Message], _atoms: AbstractSet[Atom]) -> set[Atom]:
-    """A judge to whom no context shows anything."""
-    return set()
-
-
-async def test_a_judgement_of_ones_own_is_a_second_yardstick_beside_the_first() -> None:
-    found, _ = await refetching(f"Here it is:\n{FACT}", Settings(judge=nothing), keep_recent=10)
-
-    assert (found.use.recall, found.use.strict_recall) == (1, 0)
-    assert {request.purpose for request in found.requests} == {"reply"}
-
-
-async def test_a_judge_is_asked_of_what_the_context_says_and_the_reply_uses() -> None:
-    asked: list[tuple[Message, list[Message], AbstractSet[Atom]]] = []
-
-    def judge(
-        reply: Message, context: Sequence[Message], found: AbstractSet[Atom]
-    ) -> AbstractSet[Atom]:
-        asked.append((reply, list(context), found))
-        return found
-
-    free = Settings(judge=judge, refetch=False)
-    replayed, seen = await refetching(f"{FACT}\n3 is fine and not_said_before", free)
-
-    reply, context, found = asked[-1]
-    assert reply["content"] == f"{FACT}\n3 is fine and not_said_before"
-    assert context == seen.contexts[-1]
-    assert f"L{FACT}" not in found  # it was offloaded
-    assert "Inot_said_before" not in found
-    assert replayed.use.doubtful == 0
-
-
-async def test_strictly_what_only_the_second_yardstick_misses_is_read_back_as_well() -> None:
-    strict = Settings(judge=nothing, strict=True)
-    found, seen = await refetching(f"Here it is:\n{FACT}", strict, keep_recent=10)
-
-    assert [request.purpose for request in found.requests][-2:] == ["refetch", "reply"]
-    [result] = tool_results(seen.contexts[-1][-1:])
-    assert result.content == f"0 {LOG}"
-
-
 async def test_each_request_tells_what_it_would_use_with_all_four_marks() -> None:
-    few = Settings(cache=CacheRules.with_marks(2), refetch=False)
     transcript = recorded(work(60, long=range(60)))
     two, four = [
-        await replay(transcript, offloading(8), replace(few, cache=CacheRules.with_marks(marks)))
-        for marks in (2, 4)
+        await replay(transcript, offloading(8), Settings(refetch=False, cache=rules))
+        for rules in (CacheRules(mark_changes=False), CacheRules(mark_behind=True))
     ]
 
     assert [request.marked for request in two.requests] == [one.use for one in four.requests]
