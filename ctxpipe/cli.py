@@ -1,4 +1,4 @@
-"""Commands of the laboratory: what a context costs and forgets, on recorded conversations."""
+"""The command ``ctxpipe``: its subcommands, their errors, and ``clean``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial, wraps
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
+from typing import Annotated
 
 import anyio
 
 try:
+    import rich  # noqa: F401
     import typer
-    from rich.console import Console
-    from rich.progress import Progress
 except ImportError as missing:  # pragma: no cover  tests run with the extra installed
     raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
 
@@ -28,35 +27,20 @@ from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import open_journal
-from .lab.batch import FileReplay, Reporter, Workers, cluster, replay_files, workers
-from .lab.cache import HEADINGS, CacheReport, cache_report, rows, total_report
-from .lab.contents import Contents, contents, total_contents
-from .lab.narration import narrate
-from .lab.page import write_page
-from .lab.policies import NONE, POLICIES, Policy, policies
-from .lab.recordings import Recordings, find_recordings
-from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
-from .lab.report import Figures, Report, figures
+from .lab import commands as lab_commands
 from .lab.terminal import (
     LEGEND,
     discard_output,
     escape_unencodable_output,
     print_error,
-    print_figures,
-    print_json,
     print_line,
-    print_notice,
-    print_table,
 )
-from .lab.transcripts import STDIN, Transcript, read_transcript
-from .lab.workbench import Workbench
+from .lab.transcripts import read_transcript
 from .markers.notes import step_names_in
 from .markers.placeholders import quoted_file_names
 from .messages import strings
 from .names import session_folder
-from .prices import Prices, prices_of
-from .reports import Outcome, Result
-from .settings import EXAMPLE_MODEL, excerpt
+from .settings import excerpt
 from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Cleaned,
@@ -72,8 +56,7 @@ from .storage.cleanup import (
 from .storage.generations import ids_below
 from .storage.local import LocalStorage
 from .storage.ownership import StorageRoot
-from .tokens import TokenCounter
-from .words import as_number, as_percent, count_phrase
+from .words import count_phrase
 
 __all__ = ["app", "main"]
 
@@ -88,54 +71,10 @@ app: typer.Typer = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-PRESET = "coding"
 
 # Warnings of the stages are for whoever runs an agent, not for whoever replays a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
-
-Files = Annotated[
-    list[str],
-    typer.Argument(
-        help="Transcripts (JSON, JSONL), patterns, or folders, of which all transcripts in them "
-        "are read; - is standard input.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Config = Annotated[
-    Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")
-]
-Model = Annotated[
-    str,
-    typer.Option(help=f"Whose prices to take, such as {EXAMPLE_MODEL}; default: in input tokens."),
-]
-ReadPrice = Annotated[
-    float | None,
-    typer.Option(
-        "--read",
-        help="The price of a cached token, relative to an input token; default: the model's, "
-        "without --model 0.1.",
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Lines that a stage has chosen to keep count as unseen: what is only there is "
-        "read back.",
-    ),
-]
-Processes = Annotated[
-    int | None, typer.Option(help="How many; default: one for each processor.", min=1)
-]
-Scheduler = Annotated[
-    str,
-    typer.Option(help="The address of a Dask cluster that does the work, such as tcp://host:8786."),
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -156,365 +95,32 @@ def _common(
     """Take the options that belong to no command."""
 
 
-@app.command(epilog=LEGEND.replace("\n", "\n\n"))
-def replay(
-    files: Files,
-    compare: Annotated[
-        str,
-        typer.Option(
-            help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}; "
-            f"default: {NONE},{PRESET}."
-        ),
-    ] = "",
-    config: Config = None,
-    model: Model = "",
-    read: ReadPrice = None,
-    strict: Strict = False,
-    processes: Processes = None,
-    scheduler: Scheduler = "",
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a page: the policies side by side, turn by turn, and what each tool costs. "
-            "All files are on the one page.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Replay conversations turn by turn: what they cost, and what the agent still sees.
-
-    The first policy (none, unless --compare begins otherwise) is the baseline of the others.
-    """
-    with _exit_on_error():
-        prices = _prices(model, read)
-        makers = _makers(compare, config, prices)
-        found = _recordings(files)
-        names = list(makers)
-        baseline = names[0]
-        reporter: Reporter | None = None
-        if html:
-            _check_writable(html)
-            reporter = partial(narrate, prices=prices if model else None)
-        settings = Settings(rest_every=LAPSES_EVERY, strict=strict)
-        with _executor(scheduler, processes, len(found.files)) as executor:
-            replays = _replay_all(found.files, makers, settings, executor, reporter)
-        by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
-        totals = figures([file.replays for file in replays], prices, baseline)
-        unit = "dollars" if model else "input tokens"
-        if as_json:
-            _print_json(replays, by_file, totals, unit, found)
-        else:
-            _print_replays(replays, by_file, totals, unit, model)
-        for file in replays:
-            if file.error:
-                print_error(file.error)
-        reports = [file.report for file in replays if file.report]
-        if html and reports:
-            _write_page(html, reports, totals, unit)
-    if any(file.error for file in replays):
-        raise typer.Exit(FAILED)
-    raise typer.Exit(0)
-
-
-def _makers(compare: str, config: Path | None, prices: Prices) -> dict[str, Policy]:
-    """What to replay through, by name.
-
-    Each is tried once, so that an invalid one is reported before the work begins.
-    """
-    names = [name.strip() for name in compare.split(",") if name.strip()]
-    if not names:
-        names = [NONE] if config else [NONE, PRESET]
-    if config:
-        names.append(str(config))
-    return policies(names, prices)
-
-
-def _recordings(names: Sequence[str]) -> Recordings:
-    """The recordings that *names* stand for; what was skipped is said."""
-    with _progress() as progress:
-        found = find_recordings(names, partial(progress.track, description="looking"))
-    skipped = found.describe_skipped()
-    if skipped:
-        print_notice(skipped)
-    return found
-
-
-def _executor(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
-    if scheduler:
-        return cluster(scheduler)
-    return workers(min(processes or os.cpu_count() or 1, files))
-
-
-def _replay_all(
-    files: Sequence[str],
-    makers: Mapping[str, Policy],
-    settings: Settings,
-    executor: Workers,
-    reporter: Reporter | None,
-) -> list[FileReplay]:
-    with _progress() as progress:
-        task = progress.add_task("replaying", total=len(set(files)))
-        return replay_files(
-            files,
-            makers,
-            settings,
-            executor=executor,
-            reporter=reporter,
-            progress=lambda _file: progress.advance(task),
-        )
-
-
-def _check_writable(html: Path) -> None:
-    """Raise SettingsError now if the page cannot be written: replaying may take minutes."""
-    if html.is_dir():
-        raise SettingsError(f"--html: {html} is a folder; give the name of a file")
-    if not html.parent.is_dir():
-        raise SettingsError(f"--html: {html} cannot be written: there is no folder {html.parent}")
-    target = html if html.exists() else html.parent
-    if not os.access(target, os.W_OK):
-        raise SettingsError(f"--html: {html} cannot be written: permission is denied")
-
-
-def _write_page(
-    html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str
-) -> None:
+@contextmanager
+def _exit_on_error() -> Iterator[None]:
+    """Report a user's error in one sentence, and exit with its code; decorates a command."""
     try:
-        write_page(html, reports, totals, unit)
-    except OSError as error:
-        reason = error.strerror or error
-        raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
-    print_notice(f"page: {html}")
+        yield
+    except SettingsError as error:
+        print_error(str(error))
+        raise typer.Exit(MISUSED) from error
+    except CtxpipeError as error:
+        print_error(str(error))
+        raise typer.Exit(FAILED) from error
+    except KeyboardInterrupt as interrupt:
+        print_error("interrupted")
+        raise typer.Exit(INTERRUPTED) from interrupt
 
 
-def _progress() -> Progress:
-    """A progress bar on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
-def _print_json(
-    replays: Sequence[FileReplay],
-    by_file: Mapping[str, Sequence[Figures]],
-    totals: Sequence[Figures],
-    unit: str,
-    found: Recordings,
-) -> None:
-    read = [file for file in replays if not file.error]
-    print_json(
-        {
-            "unit": unit,
-            "files": {file.path: [row.as_json() for row in by_file[file.path]] for file in read},
-            "read": {file.path: file.as_json() for file in read},
-            "all": [row.as_json() for row in totals],
-            "errors": {file.path: file.error for file in replays if file.error},
-            "skipped": found.unreadable,
-        }
-    )
-
-
-def _print_replays(
-    replays: Sequence[FileReplay],
-    by_file: Mapping[str, Sequence[Figures]],
-    totals: Sequence[Figures],
-    unit: str,
-    model: str,
-) -> None:
-    read = [file for file in replays if not file.error]
-    dollars = bool(model)
-    costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
-    for file in read:
-        faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
-        title = f"{_display_name(file.path)} ({costs}{faults})"
-        print_figures(title, by_file[file.path], dollars=dollars)
-        if file.calibration:
-            print_line(str(file.calibration))
-            print_line("")
-    if len(read) > 1:
-        print_figures(f"all {len(read)} conversations ({costs})", totals, dollars=dollars)
-        billed = [file.calibration for file in read if file.calibration]
-        if billed:
-            print_line(str(sum(billed[1:], billed[0])))
-    for line in LEGEND.splitlines() if read else ():
-        print_line(line)
-
-
-def _display_name(path: str) -> str:
-    return "standard input" if path == STDIN else Path(path).name
+app.command(epilog=LEGEND.replace("\n", "\n\n"))(_exit_on_error()(lab_commands.replay))
+app.command()(_exit_on_error()(lab_commands.inspect))
+app.command()(_exit_on_error()(gateway_commands.gateway))
+app.command(context_settings={"ignore_unknown_options": True})(
+    _exit_on_error()(gateway_commands.wrap)
+)
 
 
 @app.command()
-def inspect(
-    files: Files,
-    most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
-    cache: Annotated[
-        bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
-    ] = False,
-    plan: Annotated[
-        str,
-        typer.Option(
-            help="What this policy, or the pipeline of a TOML file, would change at the end."
-        ),
-    ] = "",
-    model: Model = "",
-    as_json: AsJson = False,
-) -> None:
-    """What fills the context: by kind, by tool, and the largest blocks.
-
-    Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
-    tokens are billed ones, and the prices those of each reply's model, or of --model. With --plan:
-    what each stage would do at the end of the transcript, without doing it.
-    """
-    with _exit_on_error():
-        if cache and plan:
-            raise SettingsError("give --cache or --plan, not both")
-        prices = prices_of(model) if model else None
-        [make] = policies([plan]).values() if plan else [None]
-        found = _recordings(files)
-        counter = TokenCounter()
-        if make:
-            plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
-            _print_each(plans, _print_plan, _total_plan, errors, found, as_json=as_json)
-        elif cache:
-            reports, errors = _look_at_each(
-                found.files, lambda transcript: cache_report(transcript, counter, prices)
-            )
-            _print_each(reports, _print_cache, total_report, errors, found, as_json=as_json)
-        else:
-            fillings, errors = _look_at_each(
-                found.files, lambda transcript: contents(transcript, counter, most)
-            )
-            add = partial(total_contents, most=most)
-            _print_each(fillings, _print_contents, add, errors, found, as_json=as_json)
-    if errors:
-        raise typer.Exit(FAILED)
-
-
-class _Shown(Protocol):
-    """What is found in a conversation."""
-
-    def as_json(self) -> dict[str, Any]: ...
-
-
-S = TypeVar("S", bound=_Shown)
-
-
-def _look_at_each(
-    files: Sequence[str],
-    look: Callable[[Transcript], T],
-) -> tuple[dict[str, T], dict[str, str]]:
-    """What *look* finds in each of *files*, and the errors of those that fail, by path."""
-    found: dict[str, T] = {}
-    errors: dict[str, str] = {}
-    with _progress() as progress:
-        for path in progress.track(files, description="reading"):
-            try:
-                found[path] = look(read_transcript(path))
-            except CtxpipeError as error:
-                errors[path] = str(error)
-    return found, errors
-
-
-def _print_each(
-    shown: Mapping[str, S],
-    show: Callable[[str, S], None],
-    add: Callable[[Iterable[S]], S],
-    errors: Mapping[str, str],
-    found: Recordings,
-    *,
-    as_json: bool,
-) -> None:
-    """Print what was found in each file and, of several, what *add* makes of them together."""
-    if as_json:
-        print_json(
-            {
-                "files": {path: one.as_json() for path, one in shown.items()},
-                "all": add(shown.values()).as_json(),
-                "errors": errors,
-                "skipped": found.unreadable,
-            }
-        )
-    else:
-        for path, one in shown.items():
-            show(_display_name(path), one)
-        if len(shown) > 1:
-            show(f"all {len(shown):,} conversations", add(shown.values()))
-    for error in errors.values():
-        print_error(error)
-
-
-def _print_contents(name: str, filling: Contents) -> None:
-    total = filling.kinds.total()
-    kinds = filling.kinds.most_common()
-    shares = [(kind, as_number(n), as_percent(n / total) if total else "") for kind, n in kinds]
-    print_table(f"{name}: {filling}", ("what", "tokens", "share"), shares)
-    if filling.tools:
-        tools = [(tool, as_number(calls), as_number(n)) for tool, calls, n in filling.by_tool]
-        print_table("by tool", ("tool", "calls", "tokens"), tools)
-    blocks = [
-        (
-            _display_name(block.file),
-            f"{block.message}",
-            block.what,
-            as_number(block.tokens),
-            block.begins,
-        )
-        for block in filling.largest
-    ]
-    headings = ("file", "message", "what", "tokens", "begins")
-    first = 1 if filling.format else 0  # several conversations have no format in common
-    print_table("largest blocks", headings[first:], [block[first:] for block in blocks])
-
-
-def _print_cache(name: str, report: CacheReport) -> None:
-    if report.tallies:
-        print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
-    else:
-        print_line(f"{name}: {report}; it missed nothing that it could hold.")
-    if report.shortened:
-        times = count_phrase(report.shortened, "time")
-        print_line(f"{times} the client sent far less than the recorded history: not judged.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What each stage would do (its name, "would act", and what or why), and the tokens *saved*."""
-
-    stages: list[tuple[str, str, str]]
-    saved: int
-
-    def as_json(self) -> dict[str, Any]:
-        names = ("stage", "outcome", "why")
-        stages = [dict(zip(names, stage, strict=True)) for stage in self.stages]
-        return {"stages": stages, "saved": self.saved}
-
-
-def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
-    """What the pipeline that *make* makes would do at the end of *transcript*."""
-    plan = partial(
-        make(Workbench()).plan, session_id="plan", system=transcript.system, tools=transcript.tools
-    )
-    result: Result = anyio.run(plan, transcript.messages)
-    stages = []
-    for report in result.reports:
-        is_planned = report.outcome is Outcome.PLANNED
-        outcome = "would act" if is_planned else report.outcome.value
-        stages.append((report.stage, outcome, report.reason or str(report.detail or "")))
-    return _Plan(stages, result.tokens_saved)
-
-
-def _total_plan(plans: Iterable[_Plan]) -> _Plan:
-    return _Plan([], sum(plan.saved for plan in plans))
-
-
-def _print_plan(name: str, plan: _Plan) -> None:
-    title = f"{name}: {as_number(plan.saved)} tokens would leave"
-    if plan.stages:
-        print_table(title, ("stage", "outcome", "what, why"), plan.stages)
-    else:
-        print_line(title)
-
-
-@app.command()
+@_exit_on_error()
 def clean(
     root: Annotated[
         Path,
@@ -553,46 +159,45 @@ def clean(
     A session whose journal is younger than --max-days stays whole; without --max-days every session
     with a journal does.
     """
-    with _exit_on_error():
-        limits = _clean_limits(max_mb, max_days, live or (), records=records)
-        has_limit = max_mb is not None or max_days is not None
-        is_whole = session is not None or prefix is not None
-        if is_whole and (has_limit or live or records):
-            raise SettingsError(
-                "--session and --prefix delete whole sessions; "
-                "leave out --max-mb, --max-days, --live, --records"
-            )
-        if not (has_limit or is_whole):
-            raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --prefix")
-        if not root.is_dir():
-            raise SettingsError(f"{root} is no folder")
-        folder = StorageRoot(os.path.abspath(root))
-        if os.listdir(folder.path) and not is_owned(folder):
-            raise SettingsError(
-                f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted"
-            )
-        files: Sequence[OwnFile] = []
-        if is_whole:
-            names = _sessions_to_delete(folder, session, prefix, journal)
-            found = (session_files(folder, session_folder(name)) for name in names)
-            files = list(chain.from_iterable(found))
-            delete = partial(_delete_sessions, folder, names, journal)
-        else:
-            if has_limit:
-                files = choose_files(find_files(folder), limits, time.time())
-            delete = partial(delete_files, folder, files)
-        if dry_run:
-            _list_files(folder, files)
-            return
-        if (files or journal) and not yes:
-            _ask_to_delete(root, files)
-        cleaned = delete()
-        drop_empty_folders(folder, time.time() - STALE_SECONDS)
-        print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
-        for path in cleaned.left:
-            print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
-        if cleaned.left:
-            raise CtxpipeError(f"not deleted: {count_phrase(len(cleaned.left), 'item')}")
+    limits = _clean_limits(max_mb, max_days, live or (), records=records)
+    has_limit = max_mb is not None or max_days is not None
+    is_whole = session is not None or prefix is not None
+    if is_whole and (has_limit or live or records):
+        raise SettingsError(
+            "--session and --prefix delete whole sessions; "
+            "leave out --max-mb, --max-days, --live, --records"
+        )
+    if not (has_limit or is_whole):
+        raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --prefix")
+    if not root.is_dir():
+        raise SettingsError(f"{root} is no folder")
+    folder = StorageRoot(os.path.abspath(root))
+    if os.listdir(folder.path) and not is_owned(folder):
+        raise SettingsError(
+            f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted"
+        )
+    files: Sequence[OwnFile] = []
+    if is_whole:
+        names = _sessions_to_delete(folder, session, prefix, journal)
+        found = (session_files(folder, session_folder(name)) for name in names)
+        files = list(chain.from_iterable(found))
+        delete = partial(_delete_sessions, folder, names, journal)
+    else:
+        if has_limit:
+            files = choose_files(find_files(folder), limits, time.time())
+        delete = partial(delete_files, folder, files)
+    if dry_run:
+        _list_files(folder, files)
+        return
+    if (files or journal) and not yes:
+        _ask_to_delete(root, files)
+    cleaned = delete()
+    drop_empty_folders(folder, time.time() - STALE_SECONDS)
+    print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
+    for path in cleaned.left:
+        print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
+    if cleaned.left:
+        raise CtxpipeError(f"not deleted: {count_phrase(len(cleaned.left), 'item')}")
 
 
 def _sessions_to_delete(
@@ -650,7 +255,7 @@ def _clean_limits(
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
     kept: set[str] = set()
-    for path in _recordings(live).files:
+    for path in lab_commands.recordings(live).files:
         transcript = read_transcript(path)
         for message in transcript.messages:
             for text in strings(message):
@@ -686,60 +291,6 @@ def _limit(option: str, given: float | None, unit: int) -> float | None:
     if not (math.isfinite(given) and given >= 0):
         raise SettingsError(f"{option} is {given}; give a number, 0 or more")
     return given * unit
-
-
-# The gateway --------------------------------------------------------------------------------------
-
-
-def _with_exit_code(command: Callable[P, None]) -> Callable[P, None]:
-    """*command*, which ends with the exit code of its error."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        with _exit_on_error():
-            command(*args, **kwargs)
-
-    return run
-
-
-app.command()(_with_exit_code(gateway_commands.gateway))
-app.command(context_settings={"ignore_unknown_options": True})(
-    _with_exit_code(gateway_commands.wrap)
-)
-
-
-# Output and errors --------------------------------------------------------------------------------
-
-
-@contextmanager
-def _exit_on_error() -> Iterator[None]:
-    """Report a user's error in one sentence, and exit with its code."""
-    try:
-        yield
-    except SettingsError as error:
-        print_error(str(error))
-        raise typer.Exit(MISUSED) from error
-    except CtxpipeError as error:
-        print_error(str(error))
-        raise typer.Exit(FAILED) from error
-    except KeyboardInterrupt as interrupt:
-        print_error("interrupted")
-        raise typer.Exit(INTERRUPTED) from interrupt
-
-
-def _prices(model: str, read: float | None) -> Prices:
-    if not model:
-        return Prices.relative() if read is None else Prices.relative(read=read)
-    try:
-        prices = prices_of(model)
-    except SettingsError as error:
-        raise SettingsError(
-            f"no prices are known for the model {model!r}; "
-            "without --model costs are in input tokens"
-        ) from error
-    if read is None:
-        return prices
-    return replace(prices, read=read * prices.input)
 
 
 def main() -> None:

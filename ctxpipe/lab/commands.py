@@ -1,0 +1,457 @@
+"""The commands ``ctxpipe replay`` and ``ctxpipe inspect``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
+
+import anyio
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from ..errors import CtxpipeError, SettingsError
+from ..prices import Prices, prices_of
+from ..reports import Outcome, Result
+from ..settings import EXAMPLE_MODEL
+from ..tokens import TokenCounter
+from ..words import as_number, as_percent, count_phrase
+from .batch import FileReplay, Reporter, Workers, cluster, replay_files, workers
+from .cache import HEADINGS, CacheReport, cache_report, rows, total_report
+from .contents import Contents, contents, total_contents
+from .narration import narrate
+from .page import write_page
+from .policies import NONE, POLICIES, Policy, policies
+from .recordings import Recordings, find_recordings
+from .replay import LAPSES_EVERY, PipelineMaker, Settings
+from .report import Figures, Report, figures
+from .terminal import (
+    LEGEND,
+    print_error,
+    print_figures,
+    print_json,
+    print_line,
+    print_notice,
+    print_table,
+)
+from .transcripts import STDIN, Transcript, read_transcript
+from .workbench import Workbench
+
+__all__ = ["inspect", "recordings", "replay"]
+
+PRESET = "coding"
+
+T = TypeVar("T")
+
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        help="Transcripts (JSON, JSONL), patterns, or folders, of which all transcripts in them "
+        "are read; - is standard input.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Config = Annotated[
+    Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")
+]
+Model = Annotated[
+    str,
+    typer.Option(help=f"Whose prices to take, such as {EXAMPLE_MODEL}; default: in input tokens."),
+]
+ReadPrice = Annotated[
+    float | None,
+    typer.Option(
+        "--read",
+        help="The price of a cached token, relative to an input token; default: the model's, "
+        "without --model 0.1.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Lines that a stage has chosen to keep count as unseen: what is only there is "
+        "read back.",
+    ),
+]
+Processes = Annotated[
+    int | None, typer.Option(help="How many; default: one for each processor.", min=1)
+]
+Scheduler = Annotated[
+    str,
+    typer.Option(help="The address of a Dask cluster that does the work, such as tcp://host:8786."),
+]
+
+
+def replay(
+    files: Files,
+    compare: Annotated[
+        str,
+        typer.Option(
+            help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}; "
+            f"default: {NONE},{PRESET}."
+        ),
+    ] = "",
+    config: Config = None,
+    model: Model = "",
+    read: ReadPrice = None,
+    strict: Strict = False,
+    processes: Processes = None,
+    scheduler: Scheduler = "",
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page: the policies side by side, turn by turn, and what each tool costs. "
+            "All files are on the one page.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay conversations turn by turn: what they cost, and what the agent still sees.
+
+    The first policy (none, unless --compare begins otherwise) is the baseline of the others.
+    """
+    prices = _prices(model, read)
+    makers = _makers(compare, config, prices)
+    found = recordings(files)
+    names = list(makers)
+    baseline = names[0]
+    reporter: Reporter | None = None
+    if html:
+        _check_writable(html)
+        reporter = partial(narrate, prices=prices if model else None)
+    settings = Settings(rest_every=LAPSES_EVERY, strict=strict)
+    with _executor(scheduler, processes, len(found.files)) as executor:
+        replays = _replay_all(found.files, makers, settings, executor, reporter)
+    by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
+    totals = figures([file.replays for file in replays], prices, baseline)
+    unit = "dollars" if model else "input tokens"
+    if as_json:
+        _print_json(replays, by_file, totals, unit, found)
+    else:
+        _print_replays(replays, by_file, totals, unit, model)
+    for file in replays:
+        if file.error:
+            print_error(file.error)
+    reports = [file.report for file in replays if file.report]
+    if html and reports:
+        _write_page(html, reports, totals, unit)
+    if any(file.error for file in replays):
+        raise typer.Exit(1)
+
+
+def _makers(compare: str, config: Path | None, prices: Prices) -> dict[str, Policy]:
+    """What to replay through, by name.
+
+    Each is tried once, so that an invalid one is reported before the work begins.
+    """
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    if not names:
+        names = [NONE] if config else [NONE, PRESET]
+    if config:
+        names.append(str(config))
+    return policies(names, prices)
+
+
+def recordings(names: Sequence[str]) -> Recordings:
+    """The recordings that *names* stand for; what was skipped is said."""
+    with _progress() as progress:
+        found = find_recordings(names, partial(progress.track, description="looking"))
+    skipped = found.describe_skipped()
+    if skipped:
+        print_notice(skipped)
+    return found
+
+
+def _executor(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
+    if scheduler:
+        return cluster(scheduler)
+    return workers(min(processes or os.cpu_count() or 1, files))
+
+
+def _replay_all(
+    files: Sequence[str],
+    makers: Mapping[str, Policy],
+    settings: Settings,
+    executor: Workers,
+    reporter: Reporter | None,
+) -> list[FileReplay]:
+    with _progress() as progress:
+        task = progress.add_task("replaying", total=len(set(files)))
+        return replay_files(
+            files,
+            makers,
+            settings,
+            executor=executor,
+            reporter=reporter,
+            progress=lambda _file: progress.advance(task),
+        )
+
+
+def _check_writable(html: Path) -> None:
+    """Raise SettingsError now if the page cannot be written: replaying may take minutes."""
+    if html.is_dir():
+        raise SettingsError(f"--html: {html} is a folder; give the name of a file")
+    if not html.parent.is_dir():
+        raise SettingsError(f"--html: {html} cannot be written: there is no folder {html.parent}")
+    target = html if html.exists() else html.parent
+    if not os.access(target, os.W_OK):
+        raise SettingsError(f"--html: {html} cannot be written: permission is denied")
+
+
+def _write_page(
+    html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str
+) -> None:
+    try:
+        write_page(html, reports, totals, unit)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
+    print_notice(f"page: {html}")
+
+
+def _progress() -> Progress:
+    """A progress bar on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print_json(
+    replays: Sequence[FileReplay],
+    by_file: Mapping[str, Sequence[Figures]],
+    totals: Sequence[Figures],
+    unit: str,
+    found: Recordings,
+) -> None:
+    read = [file for file in replays if not file.error]
+    print_json(
+        {
+            "unit": unit,
+            "files": {file.path: [row.as_json() for row in by_file[file.path]] for file in read},
+            "read": {file.path: file.as_json() for file in read},
+            "all": [row.as_json() for row in totals],
+            "errors": {file.path: file.error for file in replays if file.error},
+            "skipped": found.unreadable,
+        }
+    )
+
+
+def _print_replays(
+    replays: Sequence[FileReplay],
+    by_file: Mapping[str, Sequence[Figures]],
+    totals: Sequence[Figures],
+    unit: str,
+    model: str,
+) -> None:
+    read = [file for file in replays if not file.error]
+    dollars = bool(model)
+    costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
+    for file in read:
+        faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
+        title = f"{_display_name(file.path)} ({costs}{faults})"
+        print_figures(title, by_file[file.path], dollars=dollars)
+        if file.calibration:
+            print_line(str(file.calibration))
+            print_line("")
+    if len(read) > 1:
+        print_figures(f"all {len(read)} conversations ({costs})", totals, dollars=dollars)
+        billed = [file.calibration for file in read if file.calibration]
+        if billed:
+            print_line(str(sum(billed[1:], billed[0])))
+    for line in LEGEND.splitlines() if read else ():
+        print_line(line)
+
+
+def _display_name(path: str) -> str:
+    return "standard input" if path == STDIN else Path(path).name
+
+
+def inspect(
+    files: Files,
+    most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
+    ] = False,
+    plan: Annotated[
+        str,
+        typer.Option(
+            help="What this policy, or the pipeline of a TOML file, would change at the end."
+        ),
+    ] = "",
+    model: Model = "",
+    as_json: AsJson = False,
+) -> None:
+    """What fills the context: by kind, by tool, and the largest blocks.
+
+    Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
+    tokens are billed ones, and the prices those of each reply's model, or of --model. With --plan:
+    what each stage would do at the end of the transcript, without doing it.
+    """
+    if cache and plan:
+        raise SettingsError("give --cache or --plan, not both")
+    prices = prices_of(model) if model else None
+    [make] = policies([plan]).values() if plan else [None]
+    found = recordings(files)
+    counter = TokenCounter()
+    if make:
+        plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
+        _print_each(plans, _print_plan, _total_plan, errors, found, as_json=as_json)
+    elif cache:
+        reports, errors = _look_at_each(
+            found.files, lambda transcript: cache_report(transcript, counter, prices)
+        )
+        _print_each(reports, _print_cache, total_report, errors, found, as_json=as_json)
+    else:
+        fillings, errors = _look_at_each(
+            found.files, lambda transcript: contents(transcript, counter, most)
+        )
+        add = partial(total_contents, most=most)
+        _print_each(fillings, _print_contents, add, errors, found, as_json=as_json)
+    if errors:
+        raise typer.Exit(1)
+
+
+class _Shown(Protocol):
+    """What is found in a conversation."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+S = TypeVar("S", bound=_Shown)
+
+
+def _look_at_each(
+    files: Sequence[str],
+    look: Callable[[Transcript], T],
+) -> tuple[dict[str, T], dict[str, str]]:
+    """What *look* finds in each of *files*, and the errors of those that fail, by path."""
+    found: dict[str, T] = {}
+    errors: dict[str, str] = {}
+    with _progress() as progress:
+        for path in progress.track(files, description="reading"):
+            try:
+                found[path] = look(read_transcript(path))
+            except CtxpipeError as error:
+                errors[path] = str(error)
+    return found, errors
+
+
+def _print_each(
+    shown: Mapping[str, S],
+    show: Callable[[str, S], None],
+    add: Callable[[Iterable[S]], S],
+    errors: Mapping[str, str],
+    found: Recordings,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was found in each file and, of several, what *add* makes of them together."""
+    if as_json:
+        print_json(
+            {
+                "files": {path: one.as_json() for path, one in shown.items()},
+                "all": add(shown.values()).as_json(),
+                "errors": errors,
+                "skipped": found.unreadable,
+            }
+        )
+    else:
+        for path, one in shown.items():
+            show(_display_name(path), one)
+        if len(shown) > 1:
+            show(f"all {len(shown):,} conversations", add(shown.values()))
+    for error in errors.values():
+        print_error(error)
+
+
+def _print_contents(name: str, filling: Contents) -> None:
+    total = filling.kinds.total()
+    kinds = filling.kinds.most_common()
+    shares = [(kind, as_number(n), as_percent(n / total) if total else "") for kind, n in kinds]
+    print_table(f"{name}: {filling}", ("what", "tokens", "share"), shares)
+    if filling.tools:
+        tools = [(tool, as_number(calls), as_number(n)) for tool, calls, n in filling.by_tool]
+        print_table("by tool", ("tool", "calls", "tokens"), tools)
+    blocks = [
+        (
+            _display_name(block.file),
+            f"{block.message}",
+            block.what,
+            as_number(block.tokens),
+            block.begins,
+        )
+        for block in filling.largest
+    ]
+    headings = ("file", "message", "what", "tokens", "begins")
+    first = 1 if filling.format else 0  # several conversations have no format in common
+    print_table("largest blocks", headings[first:], [block[first:] for block in blocks])
+
+
+def _print_cache(name: str, report: CacheReport) -> None:
+    if report.tallies:
+        print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
+    else:
+        print_line(f"{name}: {report}; it missed nothing that it could hold.")
+    if report.shortened:
+        times = count_phrase(report.shortened, "time")
+        print_line(f"{times} the client sent far less than the recorded history: not judged.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What each stage would do (its name, "would act", and what or why), and the tokens *saved*."""
+
+    stages: list[tuple[str, str, str]]
+    saved: int
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("stage", "outcome", "why")
+        stages = [dict(zip(names, stage, strict=True)) for stage in self.stages]
+        return {"stages": stages, "saved": self.saved}
+
+
+def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
+    """What the pipeline that *make* makes would do at the end of *transcript*."""
+    plan = partial(
+        make(Workbench()).plan, session_id="plan", system=transcript.system, tools=transcript.tools
+    )
+    result: Result = anyio.run(plan, transcript.messages)
+    stages = []
+    for report in result.reports:
+        is_planned = report.outcome is Outcome.PLANNED
+        outcome = "would act" if is_planned else report.outcome.value
+        stages.append((report.stage, outcome, report.reason or str(report.detail or "")))
+    return _Plan(stages, result.tokens_saved)
+
+
+def _total_plan(plans: Iterable[_Plan]) -> _Plan:
+    return _Plan([], sum(plan.saved for plan in plans))
+
+
+def _print_plan(name: str, plan: _Plan) -> None:
+    title = f"{name}: {as_number(plan.saved)} tokens would leave"
+    if plan.stages:
+        print_table(title, ("stage", "outcome", "what, why"), plan.stages)
+    else:
+        print_line(title)
+
+
+def _prices(model: str, read: float | None) -> Prices:
+    if not model:
+        return Prices.relative() if read is None else Prices.relative(read=read)
+    try:
+        prices = prices_of(model)
+    except SettingsError as error:
+        raise SettingsError(
+            f"no prices are known for the model {model!r}; "
+            "without --model costs are in input tokens"
+        ) from error
+    if read is None:
+        return prices
+    return replace(prices, read=read * prices.input)
