@@ -7,6 +7,7 @@ the session in it with the session that asks.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -15,6 +16,7 @@ from .errors import StorageError
 __all__ = ["SCHEME", "is_url", "key_of_url", "key_parts", "possible_keys", "url_of"]
 
 SCHEME = "ctxpipe://"
+_PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalize in it
 
 
 def url_of(key: str) -> str:
@@ -61,6 +63,8 @@ def possible_keys(location: str) -> Iterator[str]:
 
 def key_parts(key: str) -> tuple[str, ...]:
     """The components of a key. Raises StorageError when it is empty or leads out of the storage."""
+    if _PLAIN_KEY.fullmatch(key):
+        return tuple(key.split("/"))
     path = PurePosixPath(key)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in key:
         raise StorageError(errno.EINVAL, f"{key!r} does not name a text of the storage")

@@ -13,6 +13,7 @@ import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from importlib import import_module
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
@@ -234,6 +235,14 @@ MAX_SESSION_ID = 1_000
 SESSION_ID = Wanted(
     _is_session_id, f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters"
 )
+
+
+def check_extra(what: str, module: str, extra: str) -> None:
+    """Raise SettingsError unless the *module* of the *extra* that *what* needs can be imported."""
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise SettingsError(f"{what} needs {module}: pip install 'ctxpipe[{extra}]'") from error
 
 
 def setting(source: Setting[T]) -> Any:

@@ -67,12 +67,7 @@ def is_temporary(name: str) -> bool:
 
 
 @contextmanager
-def temporary_file(
-    folder: int,
-    chunks: Iterable[bytes],
-    *,
-    synced: bool,
-) -> Iterator[str]:
+def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
     """The name of a new file with *chunks* in it; afterwards that name is removed."""
     name = _write_temporary(folder, chunks, synced=synced)
     try:
@@ -98,8 +93,7 @@ def claim(folder: int, temporary: str, name: str) -> bool:
 def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
     """The same with an empty file that reserves the name; a kill in that moment leaves it."""
     try:
-        file = open_file(name, _CREATE, folder=folder)
-        os.close(file)
+        os.close(open_file(name, _CREATE, folder=folder))
     except OSError:
         if exists(folder, name):
             return False
@@ -124,8 +118,7 @@ def sweep(folder: int, before: float) -> None:
         if not is_temporary(name):
             continue
         with suppress(FileNotFoundError):
-            info = file_info(folder, name)
-            if info.st_mtime < before:
+            if file_info(folder, name).st_mtime < before:
                 os.unlink(name, dir_fd=folder)
 
 

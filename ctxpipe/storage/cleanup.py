@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..errors import StorageError
 from .atomic import STALE_SECONDS, is_temporary
-from .folders import file_info, regular_files, translate_errors
+from .folders import file_info, ignore_absent, regular_files, translate_errors
 from .ownership import JOURNAL, SESSION_MARK, Mark, StorageRoot
 
 __all__ = [
@@ -134,11 +134,7 @@ def file_kind(name: str) -> Literal["text", "record", "temporary"]:
 # Choosing -----------------------------------------------------------------------------------------
 
 
-def choose_files(
-    files: Iterable[OwnFile],
-    limits: Limits,
-    now: float,
-) -> list[OwnFile]:
+def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[OwnFile]:
     """The *files* to delete, oldest first, until the rest meets the *limits*."""
     ordered = sorted(files, key=lambda file: file.written)
     remaining_bytes = sum(file.size for file in ordered)
@@ -150,12 +146,7 @@ def choose_files(
     return chosen
 
 
-def _is_deletable(
-    file: OwnFile,
-    limits: Limits,
-    now: float,
-    remaining_bytes: int,
-) -> bool:
+def _is_deletable(file: OwnFile, limits: Limits, now: float, remaining_bytes: int) -> bool:
     if file.kind == "temporary":
         return file.age(now) > STALE_SECONDS
     if limits.keeps(file, now):
@@ -181,16 +172,16 @@ def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
 
 def _delete(root: StorageRoot, file: OwnFile) -> bool:
     path = root.path_of(file.folder, file.name)
-    try:
-        with root.folder(file.folder) as descriptor, translate_errors("cannot remove", path):
-            info = file_info(descriptor, file.name)
-            if info.st_mtime_ns != file.written or not stat.S_ISREG(info.st_mode):
-                return False
+    with (
+        ignore_absent(),
+        root.folder(file.folder) as descriptor,
+        translate_errors("cannot remove", path),
+    ):
+        info = file_info(descriptor, file.name)
+        if info.st_mtime_ns == file.written and stat.S_ISREG(info.st_mode):
             os.unlink(file.name, dir_fd=descriptor)
-    except StorageError as error:
-        _raise_unless_absent(error)
-        return False
-    return True
+            return True
+    return False
 
 
 def drop_empty_folders(root: StorageRoot, before: float) -> None:
@@ -208,15 +199,15 @@ def session_files(root: StorageRoot, folder: str) -> list[OwnFile]:
 
     Raises StorageError for a folder that ctxpipe has not made.
     """
-    try:
-        with root.folder(folder) as descriptor:
-            mark = root.read_mark(folder, descriptor)
-            if mark is None:
-                raise _no_mark_error(root, folder)
-            return list(_own_files(descriptor, folder, mark))
-    except StorageError as error:
-        _raise_unless_absent(error)
-        return []
+    with ignore_absent(), root.folder(folder) as descriptor:
+        mark = root.read_mark(folder, descriptor)
+        if mark is None:
+            reason = (
+                f"{root.path_of(folder)} carries no mark of ctxpipe, so nothing in it is deleted"
+            )
+            raise StorageError(errno.EPERM, reason)
+        return list(_own_files(descriptor, folder, mark))
+    return []
 
 
 def delete_session(root: StorageRoot, folder: str) -> Cleaned:
@@ -227,22 +218,10 @@ def delete_session(root: StorageRoot, folder: str) -> Cleaned:
     left: list[str] = []
     cleaned = Cleaned()
     session_files(root, folder)  # raises for a folder that is not ours
-    try:
-        with root.deletion(folder) as descriptor:
-            cleaned = delete_files(root, session_files(root, folder))
-            left = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
-    except StorageError as error:
-        _raise_unless_absent(error)
-    paths = tuple(root.path_of(folder, name) for name in left)
-    return replace(cleaned, left=paths)
-
-
-def _no_mark_error(root: StorageRoot, folder: str) -> StorageError:
-    path = root.path_of(folder)
-    return StorageError(
-        errno.EPERM,
-        f"{path} carries no mark of ctxpipe, so nothing in it is deleted",
-    )
+    with ignore_absent(), root.deletion(folder) as descriptor:
+        cleaned = delete_files(root, session_files(root, folder))
+        left = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
+    return replace(cleaned, left=tuple(root.path_of(folder, name) for name in left))
 
 
 @contextmanager
@@ -253,8 +232,3 @@ def _skip_unreadable() -> Iterator[None]:
     except StorageError as error:
         if error.errno not in (errno.ENOENT, errno.EACCES):
             raise
-
-
-def _raise_unless_absent(error: StorageError) -> None:
-    if error.errno != errno.ENOENT:
-        raise error

@@ -109,8 +109,7 @@ class LocalFiles:
         return real
 
     def _open(self, real: str, max_bytes: int) -> int:
-        root = os.path.realpath(self.root)
-        path = os.path.relpath(real, root)
+        path = os.path.relpath(real, os.path.realpath(self.root))
         *folders, name = PurePath(path).parts or (".",)
         folder = self._folder.open()
         try:

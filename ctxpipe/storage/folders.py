@@ -17,6 +17,7 @@ __all__ = [
     "check_platform",
     "enter_folder",
     "file_info",
+    "ignore_absent",
     "ignore_unsupported",
     "is_file",
     "is_supported",
@@ -89,6 +90,13 @@ def translate_errors(what: str, where: str) -> Iterator[None]:
         raise StorageError(number, f"{what} {where}: {reason}") from error
 
 
+class ignore_absent(suppress):  # noqa: N801  used as `suppress` is
+    """Ignore that a file or folder is not there."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, OSError) and error.errno == errno.ENOENT
+
+
 @contextmanager
 def ignore_unsupported() -> Iterator[None]:
     """Ignore that this file system has no modes, or cannot sync; real errors are raised."""
@@ -111,8 +119,7 @@ def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
     """
     with suppress(FileNotFoundError):
         # Before it is opened, because opening a device may have effects.
-        info = os.stat(name, dir_fd=folder, follow_symlinks=folder is None)
-        _refuse_special(info)
+        _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
     flags |= _NO_WAIT
     if folder is not None:
         flags |= _NO_LINK
@@ -151,8 +158,7 @@ def file_info(folder: int, name: str) -> os.stat_result:
 def is_file(folder: int, name: str) -> bool:
     """Whether *name* in an open *folder* is a regular file."""
     with suppress(OSError, ValueError):  # a name with a lone surrogate is a ValueError
-        info = file_info(folder, name)
-        return stat.S_ISREG(info.st_mode)
+        return stat.S_ISREG(file_info(folder, name).st_mode)
     return False
 
 
@@ -178,12 +184,7 @@ def _refuse_special(info: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "it is no regular file")
 
 
-def enter_folder(
-    name: str,
-    parent: int,
-    *,
-    create: bool = False,
-) -> tuple[int, bool]:
+def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
     """A descriptor of the folder *name* in *parent*, and whether this call has made it.
 
     A folder that is made is private. Raises OSError, also for a link.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -11,9 +10,8 @@ from itertools import count
 from pathlib import PurePath
 from typing import NamedTuple
 
-from ..errors import StorageError
 from .atomic import exists, sync
-from .folders import file_info, open_file, open_to_append, translate_errors
+from .folders import file_info, ignore_absent, open_file, open_to_append, translate_errors
 from .ownership import StorageRoot
 from .waiting import Locked
 
@@ -61,8 +59,7 @@ class JournalFile:
         """
         with translate_errors("cannot append to the journal", self.where), self._lock() as file:
             now, _ = _read(file, seen, wanted=False)
-            is_replaced = number > 0 and seen.inode not in (0, now.inode)
-            if now.number != number or is_replaced:
+            if now.number != number or (number > 0 and seen.inode not in (0, now.inode)):
                 return False, now
             os.ftruncate(file, now.size)  # remove the torn line of a process that was killed
             try:
@@ -73,53 +70,39 @@ class JournalFile:
                 with suppress(OSError):
                     os.ftruncate(file, now.size)
                 raise
-            size = now.size + len(line) + 1
-            return True, Position(now.inode, size, now.number + 1)
+            return True, Position(now.inode, now.size + len(line) + 1, now.number + 1)
 
     def lines(self, start: int, seen: Position) -> tuple[list[bytes], Position]:
         """The entries from *start* on, none where there is no file, and the position now."""
-        try:
-            with (
-                translate_errors("cannot read the journal", self.where),
-                self._root.folder(self._folder) as folder,
-            ):
-                file = open_file(self._name, os.O_RDONLY, folder=folder)
-                try:
-                    return _read_lines(file, start, seen)
-                finally:
-                    os.close(file)
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return [], Position()
+        with (
+            ignore_absent(),
+            translate_errors("cannot read the journal", self.where),
+            self._root.folder(self._folder) as folder,
+        ):
+            file = open_file(self._name, os.O_RDONLY, folder=folder)
+            try:
+                return _read_lines(file, start, seen)
+            finally:
+                os.close(file)
+        return [], Position()
 
     def set_aside(self, seen: Position) -> str:
         """Rename the file that was *seen*, such as to ``journal-set-aside-1.jsonl``.
 
         Return the new name, which is the next free one, or "" where somebody else was faster.
         """
-        try:
-            return self._set_aside(seen)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return ""  # there is no folder
-
-    def _set_aside(self, seen: Position) -> str:
         with (
+            ignore_absent(),
             translate_errors("cannot set aside the journal", self.where),
             self._root.folder(self._folder) as folder,
         ):
-            with suppress(FileNotFoundError):
-                info = file_info(folder, self._name)
-                if info.st_ino != seen.inode:
-                    return ""
+            if file_info(folder, self._name).st_ino != seen.inode:
+                return ""
             name = self._free_name(folder)
             self._root.list_file(self._folder, folder, name)
-            with suppress(FileNotFoundError):
-                os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
-                return name
-            return ""
+            os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return name
+        return ""
 
     def _free_name(self, folder: int) -> str:
         stem = PurePath(self._name).stem
@@ -148,8 +131,7 @@ class JournalFile:
 
     def _is_current(self, folder: int, file: int) -> bool:
         with suppress(FileNotFoundError):
-            info = file_info(folder, self._name)
-            return info.st_ino == os.fstat(file).st_ino
+            return file_info(folder, self._name).st_ino == os.fstat(file).st_ino
         return False
 
 
@@ -182,8 +164,7 @@ class SessionLock:
         ):
             if not exists(folder, self.NAME):
                 self._root.list_file(self._folder, folder, self.NAME)
-            flags = os.O_RDWR | os.O_CREAT
-            file = open_to_append(self.NAME, flags, folder=folder)
+            file = open_to_append(self.NAME, os.O_RDWR | os.O_CREAT, folder=folder)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -205,27 +186,17 @@ class SessionLock:
                 self._file = None
 
 
-def _read_lines(
-    file: int,
-    start: int,
-    seen: Position,
-) -> tuple[list[bytes], Position]:
+def _read_lines(file: int, start: int, seen: Position) -> tuple[list[bytes], Position]:
     info = os.fstat(file)
     is_known = info.st_ino == seen.inode and info.st_size >= seen.size
     begin = Position(info.st_ino)
     if is_known and start >= seen.number:
         begin = seen
     now, lines = _read(file, begin, wanted=True)
-    skip = max(0, start - begin.number)
-    return lines[skip:], now
+    return lines[max(0, start - begin.number) :], now
 
 
-def _read(
-    file: int,
-    seen: Position,
-    *,
-    wanted: bool,
-) -> tuple[Position, list[bytes]]:
+def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[bytes]]:
     """The position now of the journal in *file*, and the lines after *seen*, if *wanted*.
 
     A torn line does not count.
@@ -240,12 +211,9 @@ def _read(
     while block := os.read(file, _BLOCK):
         content += block
     whole = content[: content.rfind(b"\n") + 1]
-    lines: list[bytes] = []
-    if wanted:
-        lines = bytes(whole).split(b"\n")[:-1]
-    size = seen.size + len(whole)
+    lines = bytes(whole).split(b"\n")[:-1] if wanted else []
     number = seen.number + whole.count(b"\n")
-    return Position(info.st_ino, size, number), lines
+    return Position(info.st_ino, seen.size + len(whole), number), lines
 
 
 def _write_all(file: int, data: bytes) -> None:

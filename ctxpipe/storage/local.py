@@ -17,10 +17,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
 
 from ..errors import SettingsError, StorageError
+from ..locations import key_parts
 from ..markers.notes import step_names_in
 from ..markers.placeholders import quoted_file_names
 from ..messages import ensure_messages, strings
-from ..names import content_hash, safe_name, session_folder, with_suffix
+from ..names import candidate_keys, content_hash, safe_name, session_folder, with_suffix
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -47,23 +48,15 @@ from .cleanup import (
     file_kind,
     find_files,
 )
-from .folders import (
-    RootError,
-    is_file,
-    open_file,
-    regular_files,
-    translate_errors,
-)
+from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
 from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import JournalFile, Position, SessionLock
 from .ownership import StorageRoot
 from .protocol import Page
 from .records import (
     Record,
-    Redact,
     encode_record,
     record_stamp,
-    redact_except_folder,
     redact_text,
 )
 from .references import check_reference
@@ -79,7 +72,6 @@ T = TypeVar("T")
 
 _CHUNK = 1 << 16
 _LEASE_POLL = 0.05  # seconds
-_PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalize in it
 
 # Batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
 # descriptors.
@@ -116,21 +108,9 @@ class LocalStorage:
     on_conflict: Literal["hash", "number", "overwrite"] = "hash"
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
-    _folders: StorageRoot = field(
-        init=False,
-        repr=False,
-        compare=False,
-    )
-    _seen: dict[str, Position] = field(
-        init=False,
-        repr=False,
-        compare=False,
-    )
-    _touched: dict[str, float] = field(
-        init=False,
-        repr=False,
-        compare=False,
-    )
+    _folders: StorageRoot = field(init=False, repr=False, compare=False)
+    _seen: dict[str, Position] = field(init=False, repr=False, compare=False)
+    _touched: dict[str, float] = field(init=False, repr=False, compare=False)
 
     __repr__ = short_repr
 
@@ -150,8 +130,7 @@ class LocalStorage:
         check_reference(self.reference)
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
-        is_marked = self.on_conflict == "hash"
-        folders = StorageRoot(path, marked=is_marked)
+        folders = StorageRoot(path, marked=self.on_conflict == "hash")
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
@@ -161,13 +140,12 @@ class LocalStorage:
 
     def location(self, key: str, /) -> str:
         """The absolute path of *key*. Raises StorageError when the key leads out of the root."""
-        parts = _parts(key)
-        return os.path.join(self.root, *parts)
+        return os.path.join(self.root, *key_parts(key))
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await wait_for_lock(partial(_run_in_thread, self.write_blocking, texts))
+        return await _run_locked(self.write_blocking, texts)
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """What `write` does, in the calling thread: for a program that has no event loop."""
@@ -175,7 +153,7 @@ class LocalStorage:
         folders: dict[str, _Folder] = {}  # each folder is opened once per batch
         with ExitStack() as stack:
             for key, text in texts:
-                *parents, name = _parts(key)
+                *parents, name = key_parts(key)
                 path = "/".join(parents)
                 if path not in folders:
                     descriptor = stack.enter_context(self._folders.folder(path, create=True))
@@ -184,21 +162,12 @@ class LocalStorage:
                 wanted = os.path.join(where, name)
                 with translate_errors("cannot write", wanted):
                     name = self._write_one(folders[path], name, text)
-                location = os.path.join(where, name)
-                locations.append(location)
+                locations.append(os.path.join(where, name))
         return locations
 
-    def _write_one(
-        self,
-        folder: _Folder,
-        name: str,
-        text: str,
-    ) -> str:
+    def _write_one(self, folder: _Folder, name: str, text: str) -> str:
         """Write *text* into *folder*; return the name that it got."""
-        redacted = text
-        if self.redact:
-            redacted = redact_text(text, self.redact)
-        data = _encode(redacted)
+        data = _encode(redact_text(text, self.redact) if self.redact else text)
         if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
         for candidate in self._candidate_names(name, text):
@@ -212,19 +181,11 @@ class LocalStorage:
 
     def _candidate_names(self, name: str, text: str) -> Iterator[str]:
         """*name*, and the names that the text may go to when it is in use."""
-        yield name
         if self.on_conflict == "hash":
-            suffix = content_hash(text)
-            yield with_suffix(name, suffix)
-        for number in count(1):
-            yield with_suffix(name, str(number))
+            return candidate_keys(name, text)
+        return chain([name], (with_suffix(name, str(number)) for number in count(1)))
 
-    def _place(
-        self,
-        folder: _Folder,
-        name: str,
-        data: Sequence[bytes],
-    ) -> bool:
+    def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
         if exists(fd, name):
@@ -233,46 +194,28 @@ class LocalStorage:
                 return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
-            is_ours = claim(fd, temporary, name)
-            if not is_ours:  # another process was faster
+            if not claim(fd, temporary, name):  # another process was faster
                 return bool(holds(fd, name, data))
             if self.fsync:
                 sync(fd)
         return True
 
-    def _overwrite(
-        self,
-        folder: _Folder,
-        name: str,
-        data: Sequence[bytes],
-    ) -> str:
+    def _overwrite(self, folder: _Folder, name: str, data: Sequence[bytes]) -> str:
         fd = folder.descriptor
         if exists(fd, name) and name not in os.listdir(fd):
             # The disk ignores case: the file is that of another id.
-            suffix = content_hash(name)
-            name = with_suffix(name, suffix)
+            name = with_suffix(name, content_hash(name))
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             if not exists(fd, name):
                 self._folders.list_file(folder.name, fd, name)
-            os.replace(
-                temporary,
-                name,
-                src_dir_fd=fd,
-                dst_dir_fd=fd,
-            )
+            os.replace(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
             if self.fsync:
                 sync(fd)
         return name
 
     # Reading --------------------------------------------------------------------------------------
 
-    async def read(
-        self,
-        location: str,
-        /,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> Page:
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
         The location is a key, or any path that was returned. Raises StorageError when no such text
@@ -280,9 +223,7 @@ class LocalStorage:
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
-        end = sys.maxsize
-        if limit is not None:
-            end = offset + limit
+        end = sys.maxsize if limit is None else offset + limit
         # One hop for the whole file: with a hop for each step it would take five times as long.
         return await _run_in_thread(self._read, location, offset, end)
 
@@ -299,15 +240,9 @@ class LocalStorage:
                 opener=self._open,
             ) as file:
                 while chunk := file.read(_CHUNK):
-                    chunk_start = max(0, offset - position)
-                    chunk_end = max(0, end - position)
-                    text.write(chunk[chunk_start:chunk_end])
+                    text.write(chunk[max(0, offset - position) : max(0, end - position)])
                     position += len(chunk)
-        return Page(
-            text.getvalue(),
-            offset=min(offset, position),
-            total=position,
-        )
+        return Page(text.getvalue(), offset=min(offset, position), total=position)
 
     def key(self, location: str) -> str:
         """The key that *location* means.
@@ -331,8 +266,7 @@ class LocalStorage:
 
     def _possible_keys(self, location: str) -> Iterator[str]:
         root = os.fspath(self.root)
-        real = self._folders.real or os.path.realpath(root)
-        for base in (root, real):
+        for base in (root, self._folders.real or os.path.realpath(root)):
             path = os.path.join(base, location)
             yield from _keys(os.path.normpath(path), base)
         yield from _keys(os.path.abspath(location), root)
@@ -340,8 +274,7 @@ class LocalStorage:
         path = location.replace("\\", "/")
         ending = PurePosixPath(path).parts[-2:]
         with suppress(StorageError):
-            parts = _parts("/".join(ending))
-            yield "/".join(parts)
+            yield "/".join(key_parts("/".join(ending)))
 
     def _open(self, key: str, flags: int) -> int:
         folder, name = os.path.split(key)
@@ -356,82 +289,51 @@ class LocalStorage:
         Raises StorageError.
         """
         folder = session_folder(session_id)
-        save = partial(_run_in_thread, self._save, folder, safe_name(stem), record)
-        return await wait_for_lock(save)
+        return await _run_locked(self._save, folder, safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
-        redact: Redact | None = None
-        if self.redact:
-            redact = redact_except_folder(folder, self.redact)
         with (
             self._folders.folder(folder, create=True) as fd,
             translate_errors("cannot save a record below", where),
         ):
             names = _record_names(fd, stem, self.clock())
-            chunks = chain.from_iterable(map(_encode, encode_record(record, redact)))
+            chunks = chain.from_iterable(map(_encode, encode_record(record, self.redact, folder)))
             with temporary_file(fd, chunks, synced=True) as temporary:
                 for name in names:
-                    if self._claim(folder, fd, temporary, name):
+                    self._folders.list_file(folder, fd, name)
+                    if claim(fd, temporary, name):
                         break
                 sync(fd)
         return os.path.join(where, name)
 
-    def _claim(
-        self,
-        folder: str,
-        fd: int,
-        temporary: str,
-        name: str,
-    ) -> bool:
-        self._folders.list_file(folder, fd, name)
-        return claim(fd, temporary, name)
-
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
-        folder = session_folder(session_id)
-        return await _run_in_thread(self._records, folder)
+        return await _run_in_thread(self._records, session_folder(session_id))
 
     def _records(self, folder: str) -> list[str]:
-        try:
-            with self._folders.folder(folder) as fd:
-                files = regular_files(fd, _is_record)
-                oldest_first = sorted((info.st_mtime_ns, name) for name, info in files)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return []
-        return [os.path.join(self.root, folder, name) for _, name in oldest_first]
+        with ignore_absent(), self._folders.folder(folder) as fd:
+            files = regular_files(fd, _is_record)
+            oldest_first = sorted((info.st_mtime_ns, name) for name, info in files)
+            return [os.path.join(self.root, folder, name) for _, name in oldest_first]
+        return []
 
     # Journals ------------------------------------------------------------------------------------
 
-    async def append(
-        self,
-        session_id: str,
-        number: int,
-        entry: str,
-        /,
-    ) -> bool:
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal; False when there is one.
 
         Raises StorageError.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        journal = self._journal(session_id)
-        append = partial(_run_in_thread, self._append, journal, number, entry)
-        return await wait_for_lock(append)
+        return await _run_locked(self._append, self._journal(session_id), number, entry)
 
     def _append(self, journal: JournalFile, number: int, entry: str) -> bool:
         line = entry.encode()
         seen = self._last_position(journal)
-        is_written, now = journal.append(
-            number,
-            line,
-            seen,
-            synced=self.fsync,
-        )
-        self._remember(journal.where, now)
+        is_written, now = journal.append(number, line, seen, synced=self.fsync)
+        remember(self._seen, journal.where, now)
         return is_written
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
@@ -441,9 +343,8 @@ class LocalStorage:
     def _entries(self, session_id: str, start: int) -> list[str]:
         self._folders.check(session_folder(session_id))
         journal = self._journal(session_id)
-        seen = self._last_position(journal)
-        lines, now = journal.lines(start, seen)
-        self._remember(journal.where, now)
+        lines, now = journal.lines(start, self._last_position(journal))
+        remember(self._seen, journal.where, now)
         return [line.decode("utf-8", "replace") for line in lines]
 
     async def set_aside(self, session_id: str, /) -> str:
@@ -452,18 +353,13 @@ class LocalStorage:
         Raises StorageError.
         """
         journal = self._journal(session_id)
-        seen = self._last_position(journal)
-        return await _run_in_thread(journal.set_aside, seen)
+        return await _run_in_thread(journal.set_aside, self._last_position(journal))
 
     def _journal(self, session_id: str) -> JournalFile:
-        folder = session_folder(session_id)
-        return JournalFile(self._folders, folder, JOURNAL)
+        return JournalFile(self._folders, session_folder(session_id), JOURNAL)
 
     def _last_position(self, journal: JournalFile) -> Position:
         return self._seen.get(journal.where, Position())
-
-    def _remember(self, where: str, now: Position) -> None:
-        remember(self._seen, where, now)
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
@@ -473,8 +369,7 @@ class LocalStorage:
         """
         from anyio import sleep
 
-        folder = session_folder(session_id)
-        lock = SessionLock(self._folders, folder)
+        lock = SessionLock(self._folders, session_folder(session_id))
         deadline = time.monotonic() + seconds
         try:
             is_acquired = await _run_in_thread(lock.acquire)
@@ -538,13 +433,7 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await _run_in_thread(
-            self._cleanup,
-            histories,
-            max_bytes,
-            max_age,
-            records,
-        )
+        return await _run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
 
     def _cleanup(
         self,
@@ -559,16 +448,9 @@ class LocalStorage:
                 for text in strings(message):
                     kept.update(quoted_file_names(text))
                     kept.update(step_names_in(text))
-        limits = Limits(
-            max_bytes,
-            max_age,
-            records,
-            kept,
-        )
+        limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
-        files = find_files(self._folders)
-        chosen = choose_files(files, limits, now)
-        cleaned = delete_files(self._folders, chosen)
+        cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
         drop_empty_folders(self._folders, now - STALE_SECONDS)
         return cleaned
 
@@ -580,9 +462,7 @@ class LocalStorage:
         made.
         """
         SESSION_ID.check("session_id", session_id)
-        folder = session_folder(session_id)
-        delete = partial(_run_in_thread, delete_session, self._folders, folder)
-        return await wait_for_lock(delete)
+        return await _run_locked(delete_session, self._folders, session_folder(session_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,10 +480,7 @@ def _encode(text: str) -> list[bytes]:
     return [piece.encode("utf-8", "backslashreplace") for piece in pieces(text)]
 
 
-async def _run_in_thread(
-    function: Callable[[*Arguments], T],
-    *arguments: *Arguments,
-) -> T:
+async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     from anyio import to_thread
 
     return await to_thread.run_sync(
@@ -613,24 +490,16 @@ async def _run_in_thread(
     )
 
 
-def _parts(key: str) -> tuple[str, ...]:
-    """The components of a key. Raises StorageError when it is empty or leads out of the root."""
-    if _PLAIN_KEY.fullmatch(key):
-        return tuple(key.split("/"))
-    path = PurePosixPath(key)
-    is_empty = not path.parts
-    leads_out = path.is_absolute() or ".." in path.parts
-    if is_empty or leads_out or "\0" in key:
-        raise StorageError(errno.EINVAL, f"{key!r} does not name a file below the storage's root")
-    return path.parts
+async def _run_locked(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    """The same, again while another process holds the lock."""
+    return await wait_for_lock(partial(_run_in_thread, function, *arguments))
 
 
 def _keys(path: str, root: str) -> Iterator[str]:
     """The key of *path*; nothing when it is outside *root*."""
     key = os.path.relpath(path, root)
     with suppress(StorageError):
-        parts = _parts(key)
-        yield "/".join(parts)
+        yield "/".join(key_parts(key))
 
 
 def _is_record(name: str) -> bool:
@@ -638,15 +507,10 @@ def _is_record(name: str) -> bool:
     return not name.startswith(".") and file_kind(name) == "record"
 
 
-def _record_names(
-    folder: int,
-    stem: str,
-    seconds: float,
-) -> Iterator[str]:
+def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:
     """The names that the next record may have, after the highest number in *folder*."""
     stamp = record_stamp(seconds)
     pattern = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
     matches = map(pattern.fullmatch, os.listdir(folder))
-    numbers = [int(match[1]) for match in matches if match]
-    last = max(numbers, default=0)
+    last = max([int(match[1]) for match in matches if match], default=0)
     return (f"{stem}-{stamp}-{number}.json" for number in count(last + 1))

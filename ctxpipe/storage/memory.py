@@ -23,7 +23,6 @@ from .records import (
     Redact,
     encode_record,
     record_stamp,
-    redact_except_folder,
     redact_text,
     storable,
 )
@@ -45,36 +44,12 @@ class MemoryStorage:
     redact: Redact | None = None
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
-    texts: dict[str, str] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
-    _records: dict[str, list[str]] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
-    _journals: dict[str, list[str]] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
-    _locks: dict[str, Semaphore] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
-    _ids: dict[str, str] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
-    _tombstones: dict[str, tuple[str, float]] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    texts: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _records: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
+    _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
+    _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
+    _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _tombstones: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
 
     __repr__ = short_repr
 
@@ -93,9 +68,8 @@ class MemoryStorage:
         for key, text in texts:
             parts = key_parts(key)
             self._check(parts[0])
-            normal_key = "/".join(parts)
-            stored_text = self._prepare(text)
-            prepared.append((normal_key, stored_text))
+            hidden = redact_text(text, self.redact) if self.redact else text
+            prepared.append(("/".join(parts), storable(hidden)))
         locations: list[str] = []
         for key, text in prepared:
             name = self._place(key, text)
@@ -108,26 +82,14 @@ class MemoryStorage:
             locations.append(url_of(name))
         return locations
 
-    def _prepare(self, text: str) -> str:
-        if self.redact:
-            text = redact_text(text, self.redact)
-        return storable(text)
-
     def _place(self, key: str, text: str) -> str:
         """Put *text* under *key*, or another name where something else is there; return it."""
         for name in candidate_keys(key, text):
-            present = self.texts.setdefault(name, text)
-            if present == text:
+            if self.texts.setdefault(name, text) == text:
                 return name
         raise AssertionError("there are names without end")
 
-    async def read(
-        self,
-        location: str,
-        /,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> Page:
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.
 
         Raises StorageError when there is no such text, SettingsError for a negative number.
@@ -135,17 +97,8 @@ class MemoryStorage:
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
-            if key not in self.texts:
-                continue
-            text = self.texts[key]
-            end = None
-            if limit is not None:
-                end = offset + limit
-            return Page(
-                text[offset:end],
-                offset=min(offset, len(text)),
-                total=len(text),
-            )
+            if key in self.texts:
+                return Page.of(self.texts[key], offset, limit)
         raise StorageError(errno.ENOENT, f"there is no stored text {location!r}")
 
     # Records --------------------------------------------------------------------------------------
@@ -153,11 +106,7 @@ class MemoryStorage:
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         """Keep the session's next numbered record; return its URL. Raises StorageError."""
         folder = self._enter(session_id)
-        redact: Redact | None = None
-        if self.redact:
-            redact = redact_except_folder(folder, self.redact)
-        encoded = "".join(encode_record(record, redact))
-        text = storable(encoded)
+        text = storable("".join(encode_record(record, self.redact, folder)))
         saved = self._records.setdefault(folder, [])
         number = len(saved) + 1
         stamp = record_stamp(self.clock())
@@ -168,27 +117,19 @@ class MemoryStorage:
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first."""
-        folder = session_folder(session_id)
-        keys = self._records.get(folder, ())
+        keys = self._records.get(session_folder(session_id), ())
         return [url_of(key) for key in keys]
 
     # Journals -------------------------------------------------------------------------------------
 
-    async def append(
-        self,
-        session_id: str,
-        number: int,
-        entry: str,
-        /,
-    ) -> bool:
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the journal; False when there is one, or a gap.
 
         Raises StorageError for an entry of several lines.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        folder = self._enter(session_id)
-        journal = self._journals.setdefault(folder, [])
+        journal = self._journals.setdefault(self._enter(session_id), [])
         if len(journal) != number:
             return False
         journal.append(entry)
@@ -198,8 +139,7 @@ class MemoryStorage:
         """The entries from number *start* on."""
         folder = session_folder(session_id)
         self._check(folder)
-        journal = self._journals.get(folder, [])
-        return journal[start:]
+        return self._journals.get(folder, [])[start:]
 
     async def set_aside(self, session_id: str, /) -> str:
         """Rename the session's journal, and return the new name; "" where there is none."""
@@ -214,8 +154,7 @@ class MemoryStorage:
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
         """Hold the session for yourself; False when somebody else has held it for *seconds*."""
-        folder = session_folder(session_id)
-        lock = self._locks.setdefault(folder, Semaphore(1))
+        lock = self._locks.setdefault(session_folder(session_id), Semaphore(1))
         is_acquired = await _acquire(lock, seconds)
         try:
             yield is_acquired
@@ -263,11 +202,9 @@ class MemoryStorage:
                 del self._tombstones[name]
         self._ids.pop(folder, None)
         prefix = f"{folder}/"
-        keys = [key for key in self.texts if key.startswith(prefix)]
-        for key in keys:
+        for key in [key for key in self.texts if key.startswith(prefix)]:
             del self.texts[key]
-        names = [name for name in self._journals if name.split("/")[0] == folder]
-        for name in names:
+        for name in [name for name in self._journals if name.split("/")[0] == folder]:
             del self._journals[name]
         self._records.pop(folder, None)
         self._locks.pop(folder, None)

@@ -36,7 +36,17 @@ from anyio.lowlevel import RunVar
 from ..errors import SessionDeleted, SettingsError, StorageError
 from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
-from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, SESSION_ID, SIZE, check_settings, excerpt
+from ..settings import (
+    COUNT,
+    FUNCTION,
+    NUMBER,
+    POSITIVE,
+    SESSION_ID,
+    SIZE,
+    check_extra,
+    check_settings,
+    excerpt,
+)
 from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .cleanup import LIVE_SECONDS, Cleaned
@@ -55,7 +65,6 @@ from .records import (
     Redact,
     encode_record,
     record_stamp,
-    redact_except_folder,
     redact_text,
     storable,
 )
@@ -124,18 +133,14 @@ class _Pointer:
         if not self.marks:
             return offset, offset
         step = offset // _STEP
-        first_byte = 0
-        if step:
-            first_byte = self.marks[step - 1]
-        return first_byte, step * _STEP
+        return self.marks[step - 1] if step else 0, step * _STEP
 
     def end(self, offset: int) -> int:
         """A byte at or after the character *offset*."""
         if not self.marks:
             return offset
         step = -(-offset // _STEP)
-        is_marked = 0 < step <= len(self.marks)
-        if is_marked:
+        if 0 < step <= len(self.marks):
             return self.marks[step - 1]
         return self.bytes
 
@@ -162,19 +167,14 @@ class ObjectStorage:
     connections: int = 16
     timeout: float = 30.0
     reference: str = "absolute"
-    _touched: dict[str, float] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _limiter: RunVar[CapacityLimiter] = field(init=False, repr=False)
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_driver()
-        methods = [getattr(self.store, name, None) for name in _METHODS]
-        if not all(map(callable, methods)):
+        check_extra("ObjectStorage", "obstore", "object-store")
+        if not all(map(callable, [getattr(self.store, name, None) for name in _METHODS])):
             given = excerpt(self.store)
             raise SettingsError(f"store is {given}; give one of obstore, such as MemoryStore()")
         check_settings(
@@ -197,8 +197,7 @@ class ObjectStorage:
         """Store each (key, text) and return the URLs, in order. Raises StorageError."""
         by_key: dict[str, list[int]] = {}
         for index, (key, _) in enumerate(texts):
-            normal_key = "/".join(key_parts(key))
-            indexes = by_key.setdefault(normal_key, [])
+            indexes = by_key.setdefault("/".join(key_parts(key)), [])
             indexes.append(index)
         locations = [""] * len(texts)
         made: list[str] = []
@@ -206,8 +205,7 @@ class ObjectStorage:
         async def write(key: str, indexes: Sequence[int]) -> None:
             for index in indexes:  # in order: the first of a batch gets the key
                 _, text = texts[index]
-                name = await self._write(key, text, made)
-                locations[index] = url_of(name)
+                locations[index] = url_of(await self._write(key, text, made))
 
         names = {_session_name(key) for key in by_key}
         for name in names:
@@ -222,8 +220,7 @@ class ObjectStorage:
 
         The objects are added to those *made*.
         """
-        is_long = len(text) > _LONG
-        encoded = await in_thread_if(is_long, self._encode, text)
+        encoded = await in_thread_if(len(text) > _LONG, self._encode, text)
         # The text before the pointer: what can be found is whole.
         text_path = f"{_folder(key)}/texts/{encoded.digest}"
         if await self._create(text_path, encoded.content):
@@ -239,29 +236,19 @@ class ObjectStorage:
         raise AssertionError("there are names without end")
 
     def _encode(self, text: str) -> _Encoded:
-        if self.redact:
-            text = redact_text(text, self.redact)
-        text = storable(text)
+        text = storable(redact_text(text, self.redact) if self.redact else text)
         content = text.encode()
         marks: list[int] = []
         if len(content) != len(text):
             size = 0
             for start in range(0, len(text), _STEP):
-                piece = text[start : start + _STEP]
-                size += len(piece.encode())
+                size += len(text[start : start + _STEP].encode())
                 marks.append(size)
-        digest = hashlib.sha256(content).hexdigest()
-        return _Encoded(digest, content, len(text), marks)
+        return _Encoded(hashlib.sha256(content).hexdigest(), content, len(text), marks)
 
     # Reading --------------------------------------------------------------------------------------
 
-    async def read(
-        self,
-        location: str,
-        /,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> Page:
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.
 
         Raises StorageError when there is no such text, also when something has deleted it, and when
@@ -276,35 +263,23 @@ class ObjectStorage:
             if key.endswith(".json"):
                 content = await self._get(_record_path(key))
                 if content is not None:
-                    return _record_page(content, offset, limit)
+                    return Page.of(content.decode("utf-8", "replace"), offset, limit)
         raise _missing(location)
 
-    async def _page(
-        self,
-        location: str,
-        pointer: _Pointer,
-        offset: int,
-        limit: int | None,
-    ) -> Page:
+    async def _page(self, location: str, pointer: _Pointer, offset: int, limit: int | None) -> Page:
         offset = min(offset, pointer.chars)
-        end = pointer.chars
-        if limit is not None:
-            end = min(offset + limit, pointer.chars)
-        is_whole = (offset, end) == (0, pointer.chars)
-        if is_whole:
+        end = pointer.chars if limit is None else min(offset + limit, pointer.chars)
+        if (offset, end) == (0, pointer.chars):
             content = await self._get(pointer.path)
             if content is None:
                 raise _missing(location)
-            is_long = len(content) > _LONG
-            text = await in_thread_if(is_long, _verify, location, pointer, content)
+            text = await in_thread_if(len(content) > _LONG, _verify, location, pointer, content)
             return Page(text, 0, pointer.chars)
         first_byte, first = pointer.start(offset)
-        last_byte = pointer.end(end)
-        content = await self._get_range(pointer.path, first_byte, last_byte)
+        content = await self._get_range(pointer.path, first_byte, pointer.end(end))
         if content is None:
             raise _missing(location)
-        text = content.decode("utf-8", "replace")
-        page = text[offset - first : end - first]
+        page = content.decode("utf-8", "replace")[offset - first : end - first]
         return Page(page, offset, pointer.chars)
 
     async def missing(self, locations: Sequence[str], /) -> list[str]:
@@ -314,9 +289,7 @@ class ObjectStorage:
         async def ask(location: str) -> None:
             for key in possible_keys(location):
                 pointer = await self._pointer(key)
-                if pointer is None:
-                    continue
-                if await self._head(pointer.path):
+                if pointer is not None and await self._head(pointer.path):
                     return
             gone.append(location)
 
@@ -338,17 +311,9 @@ class ObjectStorage:
             marks = [int(mark) for mark in values["marks"]]
         except (ValueError, TypeError, LookupError) as error:
             raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed") from error
-        is_digest = _SHA256.fullmatch(str(digest)) is not None
-        smallest = min(chars, size, *marks)
-        if not is_digest or smallest < 0:
+        if not _SHA256.fullmatch(str(digest)) or min(chars, size, *marks) < 0:
             raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed")
-        return _Pointer(
-            folder=_folder(key),
-            digest=digest,
-            chars=chars,
-            bytes=size,
-            marks=marks,
-        )
+        return _Pointer(folder=_folder(key), digest=digest, chars=chars, bytes=size, marks=marks)
 
     # Records --------------------------------------------------------------------------------------
 
@@ -358,8 +323,7 @@ class ObjectStorage:
         content = await in_thread_if(True, self._encode_record, folder, record)
         stamp = record_stamp(self.clock())
         prefix = f"{folder}/{safe_name(stem)}-{stamp}"
-        keys = await self._record_keys(folder)
-        last = max(map(_record_number, keys), default=0)
+        last = max(map(_record_number, await self._record_keys(folder)), default=0)
         for number in count(last + 1):
             key = f"{prefix}-{number}.json"
             path = _record_path(key)
@@ -372,25 +336,18 @@ class ObjectStorage:
         raise AssertionError("there are numbers without end")
 
     def _encode_record(self, folder: str, record: Record) -> bytes:
-        redact: Redact | None = None
-        if self.redact:
-            redact = redact_except_folder(folder, self.redact)
-        pieces = map(storable, encode_record(record, redact))
+        pieces = map(storable, encode_record(record, self.redact, folder))
         return b"".join(piece.encode() for piece in pieces)
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first. Raises StorageError."""
-        folder = session_folder(session_id)
-        keys = await self._record_keys(folder)
+        keys = await self._record_keys(session_folder(session_id))
         return [url_of(key) for key in keys]
 
     async def _record_keys(self, folder: str) -> list[str]:
         keys: list[str] = []
-        prefix = f"{_object_folder(folder)}/records/"
-        async for found in self._list(prefix):
-            for item in found:
-                name = item["path"].rsplit("/", 1)[-1]
-                keys.append(f"{folder}/{name}")
+        async for found in self._list(f"{_object_folder(folder)}/records/"):
+            keys += [f"{folder}/{item['path'].rsplit('/', 1)[-1]}" for item in found]
         return sorted(keys, key=lambda key: (_record_number(key), key))
 
     # Retention ------------------------------------------------------------------------------------
@@ -491,19 +448,14 @@ class ObjectStorage:
                 is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
                 if is_tombstone and modified < self.clock() - tombstone_seconds():
                     old_tombstones.append(item["path"])
-                if folder is None:
-                    continue
-                latest = used.get(folder, 0.0)
-                used[folder] = max(modified, latest)
+                if folder is not None:
+                    used[folder] = max(modified, used.get(folder, 0.0))
         await self._delete_objects(old_tombstones)
         paths: list[str] = []
         size = 0
         for folder, last in used.items():
-            if last >= before:
-                continue
             # Asked once more: it may have been used since it was listed.
-            last_now = await self._last_used(folder)
-            if last_now >= before:
+            if last >= before or await self._last_used(folder) >= before:
                 continue
             cleaned = await self._delete(folder)
             paths += cleaned.files
@@ -512,9 +464,7 @@ class ObjectStorage:
 
     async def _last_used(self, folder: str) -> float:
         head = await self._head(f"{folder}/{_USED}")
-        if head is None:
-            return 0.0
-        return float(head["last_modified"].timestamp())
+        return float(head["last_modified"].timestamp()) if head else 0.0
 
     async def _delete(self, folder: str) -> Cleaned:
         paths: list[str] = []
@@ -542,12 +492,7 @@ class ObjectStorage:
         """Write an object; False when there is one."""
         try:
             async with self._request():
-                await self.store.put_async(
-                    path,
-                    content,
-                    mode="create",
-                    use_multipart=False,
-                )
+                await self.store.put_async(path, content, mode="create", use_multipart=False)
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
@@ -556,21 +501,17 @@ class ObjectStorage:
 
     async def _get(self, path: str) -> bytes | None:
         async def get() -> bytes:
-            result = await self.store.get_async(path)
-            content = await result.bytes_async()
-            return bytes(content)
+            return bytes(await (await self.store.get_async(path)).bytes_async())
 
         return await self._find(get)
 
     async def _get_range(self, path: str, start: int, end: int) -> bytes | None:
         """The bytes of an object from *start* to *end*, None where there is none."""
         if start >= end:
-            head = await self._head(path)
-            return b"" if head else None
+            return b"" if (await self._head(path)) else None
 
         async def get() -> bytes:
-            content = await self.store.get_range_async(path, start=start, end=end)
-            return bytes(content)
+            return bytes(await self.store.get_range_async(path, start=start, end=end))
 
         return await self._find(get)
 
@@ -638,14 +579,6 @@ class ObjectStorage:
             raise errors[0]
 
 
-def _check_driver() -> None:
-    try:
-        import obstore  # noqa: F401
-    except ImportError as error:
-        message = "ObjectStorage needs obstore: pip install 'ctxpipe[object-store]'"
-        raise SettingsError(message) from error
-
-
 @contextmanager
 def _translate_errors() -> Iterator[None]:
     """Raise StorageError for what a store raises, without its text, which may name the bucket."""
@@ -666,8 +599,7 @@ def _translate_errors() -> Iterator[None]:
     except (exceptions.BaseError, OSError) as error:
         numbers = (number for kind, number in kinds.items() if isinstance(error, kind))
         number = next(numbers, errno.EIO)
-        reason = f"the object store failed: {type(error).__name__}"
-        raise StorageError(number, reason) from error
+        raise StorageError(number, f"the object store failed: {type(error).__name__}") from error
 
 
 # Names of objects ---------------------------------------------------------------------------------
@@ -692,9 +624,7 @@ def _object_folder(folder: str) -> str:
 
 def _pointer_path(key: str) -> str:
     _, *parts = key_parts(key)
-    name = key
-    if parts:
-        name = "/".join(parts)
+    name = "/".join(parts) or key
     if not _NAME.fullmatch(name):
         name = f"={_digest(name)[:40]}"
     return f"{_folder(key)}/names/{name}"
@@ -707,47 +637,25 @@ def _record_path(key: str) -> str:
 
 def _record_number(key: str) -> int:
     found = _RECORD.fullmatch(key)
-    if found is None:
-        return 0
-    return int(found[1])
+    return int(found[1]) if found else 0
 
 
 def _owner(path: str) -> str | None:
     """The session's prefix of an object that we wrote; None for any other."""
     folder, _, rest = path.partition("/")
     part, _, name = rest.partition("/")
-    if part not in _PARTS:
-        return None
-    has_name = name != ""
-    needs_name = part != _USED
-    if has_name != needs_name:
-        return None
-    return folder
+    return folder if part in _PARTS and (name != "") == (part != _USED) else None
 
 
 def _digest(text: str) -> str:
-    content = text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _verify(location: str, pointer: _Pointer, content: bytes) -> str:
     """The text in *content*. Raises StorageError unless it is what was written."""
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != pointer.digest:
+    if hashlib.sha256(content).hexdigest() != pointer.digest:
         raise StorageError(errno.EILSEQ, f"{location} was changed")
     return content.decode()
-
-
-def _record_page(content: bytes, offset: int, limit: int | None) -> Page:
-    text = content.decode("utf-8", "replace")
-    end = None
-    if limit is not None:
-        end = offset + limit
-    return Page(
-        text[offset:end],
-        offset=min(offset, len(text)),
-        total=len(text),
-    )
 
 
 def _missing(location: str) -> StorageError:

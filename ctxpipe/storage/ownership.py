@@ -34,6 +34,7 @@ from .folders import (
     RootError,
     check_platform,
     enter_folder,
+    ignore_absent,
     open_file,
     regular_files,
     translate_errors,
@@ -90,8 +91,7 @@ def _read_mark(folder: int, name: str, where: str) -> Mark | None:
     Raises RootError when it was written by a newer version.
     """
     try:
-        content = read_bytes(folder, name, _MARK_BYTES) or b""
-        header, *lines = content.split(b"\n")
+        header, *lines = (read_bytes(folder, name, _MARK_BYTES) or b"").split(b"\n")
         form = json.loads(header)["form"]
     except (OSError, *_DAMAGED):
         return None
@@ -122,8 +122,7 @@ def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
     from .. import __version__  # here: the package itself is imported last
 
     header = json.dumps({"form": FORM, "version": __version__})
-    lines = map(_line, sorted(files))
-    _create_file(folder, name, header + "".join(lines))
+    _create_file(folder, name, header + "".join(map(_line, sorted(files))))
 
 
 def _line(value: str | dict[str, object]) -> str:
@@ -223,14 +222,10 @@ class StorageRoot:
                     discard(graves, grave)
 
     def _tombstone(self, name: str) -> str:
-        try:
-            with self.folder(TOMBSTONES) as graves:
-                content = read_bytes(graves, tombstone_name(name), 100) or b""
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return ""
-        return content.decode("ascii", "replace")
+        content = None
+        with ignore_absent(), self.folder(TOMBSTONES) as graves:
+            content = read_bytes(graves, tombstone_name(name), 100)
+        return (content or b"").decode("ascii", "replace")
 
     def _open_shared(self, name: str) -> int:
         """The folder for a writer: for that of a session, until it is deleted."""
@@ -271,19 +266,16 @@ class StorageRoot:
 
         Nothing happens where there is no marked folder. Raises StorageError.
         """
-        try:
-            with (
-                self.folder(name) as folder,
-                translate_errors("cannot touch", self.path_of(name)),
-            ):
-                mark = self.read_mark(name, folder)
-                if mark is not None and mark.has_journal and mark.session_id == session_id:
-                    os.utime(SESSION_MARK, dir_fd=folder, follow_symlinks=False)
-                elif mark is not None:
-                    self._add_line(name, folder, _user(session_id, has_journal=True))
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
+        with (
+            ignore_absent(),
+            self.folder(name) as folder,
+            translate_errors("cannot touch", self.path_of(name)),
+        ):
+            mark = self.read_mark(name, folder)
+            if mark is not None and mark.has_journal and mark.session_id == session_id:
+                os.utime(SESSION_MARK, dir_fd=folder, follow_symlinks=False)
+            elif mark is not None:
+                self._add_line(name, folder, _user(session_id, has_journal=True))
 
     def has_journal_elsewhere(self, name: str) -> bool:
         """Whether the session in the folder *name* has a journal which is not in that folder."""
@@ -308,14 +300,10 @@ class StorageRoot:
 
     def session_folders(self) -> list[str]:
         """The folders directly below the root, links left out; none when there is no root."""
-        try:
-            with self.folder("") as root, os.scandir(root) as entries:
-                folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
-                return sorted(folder.name for folder in folders)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return []
+        with ignore_absent(), self.folder("") as root, os.scandir(root) as entries:
+            folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(folder.name for folder in folders)
+        return []
 
     def read_mark(self, name: str, folder: int) -> Mark | None:
         """The mark in the open *folder*, which has this *name* below the root, itself ""."""
@@ -472,9 +460,7 @@ def _lock(folder: int, lock: int) -> bool:
 
 def _mark_name(folder: str) -> str:
     """The name of the mark in *folder*, which is "" for the root."""
-    if folder:
-        return SESSION_MARK
-    return ROOT_MARK
+    return SESSION_MARK if folder else ROOT_MARK
 
 
 def _is_empty(folder: int) -> bool:

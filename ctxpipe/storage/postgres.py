@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anyio import CapacityLimiter, fail_after, sleep
+from anyio import CapacityLimiter, fail_after
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
-from ..names import session_folder
-from ..settings import COUNT, NUMBER, POSITIVE, TEXT, excerpt
+from ..settings import COUNT, NUMBER, TEXT, check_extra, excerpt
 from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import NewEntry, SharedJournal
+from .shared_journals import NewEntry, ServerJournal
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -31,8 +29,6 @@ T = TypeVar("T")
 
 FORM = 1
 _TABLE_NAME = re.compile(r"(?:[a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
-_RETRY_SECONDS = 0.2
-_LEASE_POLL = 0.05  # seconds
 # What a server says that is about to stop, or has just begun; without a code the line was cut.
 _PASSING = ("08", "57P01", "57P02", "57P03")
 
@@ -124,7 +120,7 @@ class _Connections:
     leased: set[str] = field(default_factory=set)
 
 
-class PostgresJournal(SharedJournal):
+class PostgresJournal(ServerJournal):
     """The journals of sessions in one table of the database at *conninfo*.
 
     *conninfo* is a URL or a connection string of libpq. The *table*, such as "ctxpipe_journal" or
@@ -140,6 +136,8 @@ class PostgresJournal(SharedJournal):
     is missing.
     """
 
+    _server = "database"
+
     def __init__(
         self,
         conninfo: str,
@@ -153,42 +151,20 @@ class PostgresJournal(SharedJournal):
     ) -> None:
         TEXT.check("conninfo", conninfo)
         COUNT.check("connections", connections)
-        NUMBER.check("patience", patience)
-        POSITIVE.check("timeout", timeout)
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise SettingsError(
                 f"table is {excerpt(table)}; give a name in lower case such as 'ctxpipe_journal'"
             )
-        _check_driver()
-        super().__init__(texts, redact)
+        check_extra("PostgresJournal", "psycopg", "postgres")
+        super().__init__(texts, redact, patience, timeout)
         self.table = table
         self._conninfo = conninfo
         self._size = connections
-        self._patience = patience
-        self._timeout = timeout
         self._of_loop: RunVar[_Connections] = RunVar(f"ctxpipe_postgres_{id(self)}")
         self._is_migrated = False
 
     def __repr__(self) -> str:
         return f"<PostgresJournal {self.table!r}>"  # the connection string may hold a password
-
-    @asynccontextmanager
-    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*.
-
-        It ends at the latest with the connection. Raises StorageError.
-        """
-        name = f"{self.table}/{session_folder(session_id)}"
-        deadline = time.monotonic() + seconds
-        is_held = await self._lock(name)
-        while not is_held and time.monotonic() < deadline:
-            await sleep(_LEASE_POLL)
-            is_held = await self._lock(name)
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                await self._unlock(name)
 
     async def cleanup(self, *, max_age: float) -> int:
         """Delete the journals that nobody has written to for *max_age* seconds; how many entries.
@@ -216,11 +192,11 @@ class PostgresJournal(SharedJournal):
     # What a database does -------------------------------------------------------------------------
 
     async def _append(self, new: NewEntry) -> str | None:
-        row = {**asdict(new), "name": json.dumps(new.session_id)}
-        is_first_try = True
+        row = asdict(new)
+        tries = count(1)
 
         async def insert(connection: AsyncConnection[Any]) -> str | None:
-            nonlocal is_first_try
+            is_first_try = next(tries) == 1
             async with connection.pipeline():
                 await connection.execute(_SHARE, [self._deletion_of(new.session)])
                 cursor = await connection.execute(self._sql(_APPEND), row)
@@ -231,30 +207,17 @@ class PostgresJournal(SharedJournal):
                 answer = await cursor.fetchone()
             return answer[0] if answer else None
 
-        async def try_again(connection: AsyncConnection[Any]) -> str | None:
-            nonlocal is_first_try
-            try:
-                return await insert(connection)
-            finally:
-                is_first_try = False
-
-        return await self._run(try_again)
+        return await self._run(insert)
 
     async def _entries(
         self, session: str, start: int, grave: str
     ) -> tuple[str | None, Sequence[str], str | None]:
         row = {"session": session, "start": start, "grave": grave}
 
-        async def read(
-            connection: AsyncConnection[Any],
-        ) -> tuple[str | None, list[str], str | None]:
-            cursor = await connection.execute(self._sql(_ENTRIES), row)
-            rows = await cursor.fetchall()
-            tokens = {number: token for number, _, token in rows if number <= 0}
-            entries = [entry for number, entry, _ in rows if number >= start]
-            return tokens.get(0), entries, tokens.get(-2)
-
-        return await self._run(read)
+        rows = await self._fetch(_ENTRIES, row)
+        tokens = {number: token for number, _, token in rows if number <= 0}
+        entries = [entry for number, entry, _ in rows if number >= start]
+        return tokens.get(0), entries, tokens.get(-2)
 
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:
         row = {"session": session, "seen": seen, "name": name}
@@ -280,52 +243,51 @@ class PostgresJournal(SharedJournal):
         return f"{self.table}/{session}/deletion"
 
     async def _sessions(self) -> Mapping[str, str | None]:
-        async def read(connection: AsyncConnection[Any]) -> list[Any]:
-            cursor = await connection.execute(self._sql(_SESSIONS))
-            return await cursor.fetchall()
+        return dict(await self._fetch(_SESSIONS, {}))
 
-        return {name: json.loads(held) if held else None for name, held in await self._run(read)}
+    async def _fetch(self, statement: str, row: Mapping[str, object]) -> list[Any]:
+        async def read(connection: AsyncConnection[Any]) -> list[Any]:
+            return await (await connection.execute(self._sql(statement), row)).fetchall()
+
+        return await self._run(read)
 
     def _sql(self, statement: str) -> bytes:
         return statement.replace("TABLE", self.table).encode()
 
     # Leases ---------------------------------------------------------------------------------------
 
-    async def _lock(self, name: str) -> bool:
-        """Take the lock; False when somebody has it, also in this process."""
-        connections = self._connections()
-        if name in connections.leased:
+    async def _lock(self, session: str, token: str) -> bool:  # noqa: ARG002  the name is enough
+        leased = self._connections().leased
+        if session in leased:
             return False
-        connections.leased.add(name)  # the server would give it to this connection once more
+        leased.add(session)  # the server would give it to this connection once more
         is_held = False
         try:
-            is_held = await self._run_leasing(_LOCK, name)
+            is_held = await self._run_leasing(_LOCK, session)
         finally:
             if not is_held:
-                connections.leased.discard(name)
+                leased.discard(session)
         return is_held
 
-    async def _unlock(self, name: str) -> None:
-        connections = self._connections()
-        connections.leased.discard(name)
+    async def _unlock(self, session: str, token: str) -> None:  # noqa: ARG002
+        self._connections().leased.discard(session)
         # Where it fails the connection is closed, and the lock gone with it.
         with suppress(StorageError):
-            await self._run_leasing(_UNLOCK, name)
+            await self._run_leasing(_UNLOCK, session)
 
-    async def _run_leasing(self, statement: str, name: str) -> bool:
-        import psycopg
-
+    async def _run_leasing(self, statement: str, session: str) -> bool:
         connections = self._connections()
         try:
             with fail_after(self._timeout):
                 if connections.leasing is None or connections.leasing.closed:
                     connections.leasing = await self._connect()
+                name = f"{self.table}/{session}"
                 cursor = await connections.leasing.execute(statement.encode(), [name])
                 [answer] = await cursor.fetchone() or [False]
-        except (psycopg.Error, TimeoutError) as error:
+        except self._errors() as error:
             if connections.leasing is not None:
                 await connections.leasing.close()
-            raise _as_storage_error(error) from error
+            raise self._as_storage_error(error) from error
         return bool(answer)
 
     # Connections ----------------------------------------------------------------------------------
@@ -338,27 +300,28 @@ class PostgresJournal(SharedJournal):
             self._of_loop.set(connections)
             return connections
 
-    async def _run(self, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
-        """*work* with a connection of its own, again where the server was away.
+    def _errors(self) -> tuple[type[Exception], ...]:
+        from psycopg import Error
 
-        Raises StorageError.
-        """
-        import psycopg
+        return (Error, TimeoutError)
 
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                async with self._connection() as connection:
-                    with fail_after(self._timeout):
-                        await self._migrate(connection)
-                        return await work(connection)
-            except TimeoutError as error:
-                raise _as_storage_error(error) from error
-            except psycopg.Error as error:
-                if not _is_passing(error) or time.monotonic() >= deadline:
-                    raise _as_storage_error(error) from error
-            await self._close_idle()  # after a restart none of them works
-            await sleep(_RETRY_SECONDS)
+    def _is_passing(self, error: Exception) -> bool:
+        from psycopg import OperationalError
+
+        if not isinstance(error, OperationalError):
+            return False
+        return error.sqlstate is None or error.sqlstate.startswith(_PASSING)
+
+    async def _attempt(self, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
+        try:
+            async with self._connection() as connection:
+                with fail_after(self._timeout):
+                    await self._migrate(connection)
+                    return await work(connection)
+        except self._errors() as error:
+            if self._is_passing(error):
+                await self._close_idle()  # after a restart none of them works
+            raise
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -398,30 +361,3 @@ class PostgresJournal(SharedJournal):
             reason = f"the table {self.table} is of another form ({comment}); update ctxpipe"
             raise StorageError(errno.ENOTSUP, reason)
         self._is_migrated = True
-
-
-def _check_driver() -> None:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(
-            "PostgresJournal needs psycopg: pip install 'ctxpipe[postgres]'"
-        ) from error
-
-
-def _is_passing(error: Exception) -> bool:
-    """Whether the same may succeed once the server is there again."""
-    import psycopg
-
-    if not isinstance(error, psycopg.OperationalError):
-        return False
-    return error.sqlstate is None or error.sqlstate.startswith(_PASSING)
-
-
-def _as_storage_error(error: Exception) -> StorageError:
-    if isinstance(error, TimeoutError):
-        return StorageError(errno.ETIMEDOUT, "the journal's database did not answer in time")
-    # Only the kind of the error: its text may hold the statement, and the conversation with it.
-    kind = type(error).__name__
-    code = getattr(error, "sqlstate", None) or "no connection"
-    return StorageError(errno.EIO, f"the journal's database failed: {kind} ({code})")

@@ -52,6 +52,12 @@ class Page:
     offset: int
     total: int
 
+    @classmethod
+    def of(cls, text: str, offset: int, limit: int | None) -> Page:
+        """The page of *text* with *limit* characters (None: all) from *offset* on."""
+        end = None if limit is None else offset + limit
+        return cls(text[offset:end], min(offset, len(text)), len(text))
+
     @property
     def next_offset(self) -> int | None:
         """Where the next page begins, None when this one is the last."""
@@ -88,13 +94,7 @@ class TextWriter(Protocol):
 class TextReader(Protocol):
     """Returns stored texts, a page at a time."""
 
-    async def read(
-        self,
-        location: str,
-        /,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> Page:
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
         The location is a key, one that was returned, or what a placeholder makes of it; see
@@ -106,7 +106,7 @@ class TextReader(Protocol):
 
 @runtime_checkable
 class Archive(Protocol):
-    """Keeps a session's records: numbered ones written once, and ones that grow.
+    """Keeps a session's records: numbered ones, each written once.
 
     Records are given as values, and the storage encodes them: a function that hides secrets must
     see the original strings, not their JSON escapes. `ctxpipe.storage.records` has the encoders.

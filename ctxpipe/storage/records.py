@@ -40,14 +40,17 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
 _ATOMS = int | float | None  # bool is an int
 
 
-def encode_record(record: Record, redact: Redact | None = None) -> Iterator[str]:
+def encode_record(record: Record, redact: Redact | None = None, folder: str = "") -> Iterator[str]:
     """*record* as indented JSON, piece by piece.
 
     No more than one item of a list is in memory as text. *redact* is applied to every string before
     it is encoded, but not to the mapping's own keys, and of messages neither to role, type and ids
-    nor to the names of their fields. SDK objects are written as they would be sent. Raises
-    InvalidHistory for what has no form in JSON, StorageError when *redact* fails.
+    nor to the names of their fields, nor to the session's *folder* in paths. SDK objects are
+    written as they would be sent. Raises InvalidHistory for what has no form in JSON, StorageError
+    when *redact* fails.
     """
+    if redact and folder:
+        redact = redact_except_folder(folder, redact)
     if isinstance(record, Mapping):
         yield from _encode_mapping(record, redact)
     else:
@@ -68,11 +71,7 @@ def _encode_mapping(record: Mapping[str, object], redact: Redact | None) -> Iter
     yield "\n}"
 
 
-def _encode_items(
-    items: Iterable[object],
-    margin: str,
-    redact: Redact | None,
-) -> Iterator[str]:
+def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:
     separator = "["
     for item in items:
         encoded = _encode_value(item, margin + "  ", redact)
@@ -86,7 +85,7 @@ def _encode_items(
 
 def _encode_value(value: object, margin: str, redact: Redact | None) -> str:
     if redact:
-        value = _redact_item(value, redact)
+        value = redact_message(value, redact)
     text = as_json(value, indent=2, ensure_ascii=False)
     if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can escape it
         text = as_json(value, indent=2, ensure_ascii=True)
@@ -103,8 +102,7 @@ def storable(text: str) -> str:
     if is_encodable(text):
         return text
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
-    encoded = (piece.encode("utf-8", "backslashreplace").decode() for piece in pieces(text))
-    return "".join(encoded)
+    return "".join(piece.encode("utf-8", "backslashreplace").decode() for piece in pieces(text))
 
 
 # Redacting ----------------------------------------------------------------------------------------
@@ -126,20 +124,27 @@ def message_redactor_of(storage: object) -> Callable[[Any], Any]:
     """The function that *storage* applies to messages before it writes them."""
     redact = getattr(storage, "redact", None)
     if redact is None:
-        return _identity
-    return partial(_redact_item, redact=redact)
+        return lambda message: message
+    return partial(redact_message, redact=redact)
 
 
-def _identity(message: object) -> object:
-    return message
+def redact_message(message: object, redact: Redact, levels: int = 2) -> object:
+    """*message*, a block, or any other item of a record, with *redact* applied to its texts.
 
-
-def redact_message(message: object, redact: Redact) -> object:
-    """*message*, or a block, with *redact* applied to its texts; role, type and ids stay.
-
-    Raises StorageError.
+    Role, type and ids stay, as do the names of the fields. A message contains blocks, and a result
+    blocks of its own: *levels* of them. What is deeper is no block of the API. Raises StorageError.
     """
-    return _redact_item(message, redact)
+    if not isinstance(message, Mapping) and not hasattr(message, "model_dump"):
+        return _redact_strings(message, redact)
+    plain: dict[str, object] = {}
+    for key, value in as_dict(message).items():
+        if key in _BOOKKEEPING and isinstance(value, str):
+            plain[key] = value
+        elif key == "content" and isinstance(value, list | tuple) and levels:
+            plain[key] = [redact_message(item, redact, levels - 1) for item in value]
+        else:
+            plain[key] = _redact_strings(value, redact)
+    return plain
 
 
 def redact_text(text: str, redact: Redact) -> str:
@@ -167,34 +172,6 @@ def _redact_quoted(quoted: str, redact: Redact) -> str:
     return json.dumps(redacted, ensure_ascii=not is_encodable(redacted))
 
 
-def _redact_item(item: object, redact: Redact, levels: int = 2) -> object:
-    """An item of a record: a message, a block, or any other value."""
-    if isinstance(item, Mapping) or hasattr(item, "model_dump"):
-        return _redact_block(as_dict(item), redact, levels)
-    return _redact_strings(item, redact)
-
-
-def _redact_block(
-    block: Mapping[str, Any],
-    redact: Redact,
-    levels: int = 2,
-) -> dict[str, object]:
-    """A message or a content block with its texts redacted.
-
-    Role, type and ids stay, as do the names of the fields. A message contains blocks, and a result
-    blocks of its own: *levels* of them. What is deeper is no block of the API.
-    """
-    plain: dict[str, object] = {}
-    for key, value in block.items():
-        if key in _BOOKKEEPING and isinstance(value, str):
-            plain[key] = value
-        elif key == "content" and isinstance(value, list | tuple) and levels:
-            plain[key] = [_redact_item(item, redact, levels - 1) for item in value]
-        else:
-            plain[key] = _redact_strings(value, redact)
-    return plain
-
-
 def _redact_strings(value: object, redact: Redact) -> object:
     """*value* with every string in it redacted, keys included.
 
@@ -220,21 +197,13 @@ def _redact_strings(value: object, redact: Redact) -> object:
                 fields[name] = None  # in their order
                 pending.append((item, fields, name))
         else:  # such as a date: what JSON makes of it may be a text, too
-            plain = json.loads(as_json(current))
-            pending.append((plain, parent, place))
+            pending.append((json.loads(as_json(current)), parent, place))
     return result[0]
 
 
-def _redact_key(
-    key: object,
-    redact: Redact,
-    fields: Mapping[object, object],
-) -> object:
+def _redact_key(key: object, redact: Redact, fields: Mapping[object, object]) -> object:
     """*key* redacted, with a number when that is already the name of one of *fields*."""
-    redacted = key
-    if isinstance(key, str):
-        redacted = redact_text(key, redact)
-    name = redacted
+    name = redacted = redact_text(key, redact) if isinstance(key, str) else key
     number = 2
     while name in fields:
         name = f"{redacted} {number}"
@@ -254,8 +223,7 @@ def redact_except_folder(folder: str, redact: Redact) -> Redact:
         if part not in text or redact(part) == part:
             return redact(text)
         # In one piece: a rule may match what is on both sides.
-        redacted = redact(text.replace(part, _FOLDER))
-        return redacted.replace(_FOLDER, part)
+        return redact(text.replace(part, _FOLDER)).replace(_FOLDER, part)
 
     return redact_around
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import json
 import re
-import secrets
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import fail_after, sleep
 from anyio.lowlevel import RunVar
 
-from ..errors import SettingsError, StorageError
-from ..names import session_folder
-from ..settings import NUMBER, POSITIVE, TEXT
+from ..errors import StorageError
+from ..settings import POSITIVE, TEXT, check_extra
 from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import NewEntry, SharedJournal
+from .shared_journals import NewEntry, ServerJournal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -30,8 +25,6 @@ __all__ = ["RedisJournal"]
 
 T = TypeVar("T")
 
-_RETRY_SECONDS = 0.2
-_LEASE_POLL = 0.05  # seconds
 _LEASE_SECONDS = 15.0  # after a kill the session is free again
 
 # A journal is a list: its name, which is the token of its first entry, then "<token> <entry>".
@@ -83,7 +76,7 @@ end
 """
 
 
-class RedisJournal(SharedJournal):
+class RedisJournal(ServerJournal):
     """The journals of sessions in the Redis at *url*, each a list.
 
     Redis must keep them: with ``appendonly yes`` and ``maxmemory-policy noeviction``. With
@@ -97,6 +90,8 @@ class RedisJournal(SharedJournal):
     Needs the extra ``ctxpipe[redis]``. Raises SettingsError for invalid settings, and where it is
     missing.
     """
+
+    _server = "Redis"
 
     def __init__(
         self,
@@ -112,42 +107,16 @@ class RedisJournal(SharedJournal):
         TEXT.check("url", url)
         TEXT.check("prefix", prefix)
         POSITIVE.optional.check("max_age", max_age)
-        NUMBER.check("patience", patience)
-        POSITIVE.check("timeout", timeout)
-        _check_driver()
-        super().__init__(texts, redact)
+        check_extra("RedisJournal", "redis", "redis")
+        super().__init__(texts, redact, patience, timeout)
+        self._renewals: dict[str, asyncio.Task[None]] = {}
         self.prefix = prefix
         self._url = url
         self._max_age = max_age
-        self._patience = patience
-        self._timeout = timeout
         self._of_loop: RunVar[Redis] = RunVar(f"ctxpipe_redis_{id(self)}")
 
     def __repr__(self) -> str:
         return f"<RedisJournal {self.prefix!r}>"  # the URL may hold a password
-
-    @asynccontextmanager
-    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*.
-
-        It ends some seconds after its process at the latest. Raises StorageError.
-        """
-        key, token = self._key(session_folder(session_id), "lease"), secrets.token_hex(8)
-        deadline = time.monotonic() + seconds
-        is_held = await self._lock(key, token)
-        while not is_held and time.monotonic() < deadline:
-            await sleep(_LEASE_POLL)
-            is_held = await self._lock(key, token)
-        if not is_held:
-            yield False
-            return
-        renewing = asyncio.create_task(self._renew(key, token))
-        try:
-            yield True
-        finally:
-            renewing.cancel()
-            with suppress(StorageError):  # it expires
-                await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
@@ -160,8 +129,7 @@ class RedisJournal(SharedJournal):
         journal, name = self._key(new.session, "journal"), self._key(new.session, "id")
         milliseconds = int((self._max_age or 0) * 1000)
         values = (
-            *(new.number, new.entry, new.token, new.seen or "", milliseconds),
-            json.dumps(new.session_id),
+            *(new.number, new.entry, new.token, new.seen or "", milliseconds, new.name),
             "-" if new.tombstone is None else new.tombstone,
         )
         keys = (journal, name, self._grave(new.grave))
@@ -207,13 +175,12 @@ class RedisJournal(SharedJournal):
 
     async def _sessions(self) -> Mapping[str, str | None]:
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
-        named: dict[str, str | None] = {}
+        named: dict[str, Any] = {}
 
         async def read(redis: Redis) -> None:
             async for key in redis.scan_iter(match=f"{prefix}:{{*}}:journal", count=1000):
                 session = key.decode()[len(self.prefix) + 2 : -len("}:journal")]
-                name = await redis.get(self._key(session, "id"))
-                named[session] = json.loads(name) if name else None
+                named[session] = await redis.get(self._key(session, "id"))
 
         await self._run(read)
         return named
@@ -226,12 +193,20 @@ class RedisJournal(SharedJournal):
 
     # Leases ---------------------------------------------------------------------------------------
 
-    async def _lock(self, key: str, token: str) -> bool:
-        milliseconds = int(_LEASE_SECONDS * 1000)
-        return bool(await self._run(lambda redis: redis.set(key, token, nx=True, px=milliseconds)))
+    async def _lock(self, session: str, token: str) -> bool:
+        key, milliseconds = self._key(session, "lease"), int(_LEASE_SECONDS * 1000)
+        if not await self._run(lambda redis: redis.set(key, token, nx=True, px=milliseconds)):
+            return False
+        self._renewals[token] = asyncio.create_task(self._renew(key, token, milliseconds))
+        return True
 
-    async def _renew(self, key: str, token: str) -> None:
-        milliseconds = int(_LEASE_SECONDS * 1000)
+    async def _unlock(self, session: str, token: str) -> None:
+        self._renewals.pop(token).cancel()
+        key = self._key(session, "lease")
+        with suppress(StorageError):  # it expires
+            await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
+
+    async def _renew(self, key: str, token: str, milliseconds: int) -> None:
         while True:
             await sleep(_LEASE_SECONDS / 3)
             with suppress(StorageError):
@@ -261,35 +236,22 @@ class RedisJournal(SharedJournal):
             **_driver_version(),
         )
 
-    async def _run(self, work: Callable[[Redis], Awaitable[Any]]) -> Any:
-        """*work*, again where the server was away. Raises StorageError."""
+    def _errors(self) -> tuple[type[Exception], ...]:
+        from redis.exceptions import RedisError
+
+        return (RedisError, OSError)
+
+    def _is_passing(self, error: Exception) -> bool:
         from redis import exceptions
 
-        passing = (
-            exceptions.ConnectionError,
-            exceptions.BusyLoadingError,
-            exceptions.TimeoutError,
-            OSError,
-        )
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                with fail_after(self._timeout):
-                    return await work(self._client())
-            except passing as error:
-                is_refused = isinstance(error, exceptions.AuthenticationError)
-                if is_refused or time.monotonic() >= deadline:
-                    raise _as_storage_error(error) from error
-            except exceptions.RedisError as error:
-                raise _as_storage_error(error) from error
-            await sleep(_RETRY_SECONDS)
+        if isinstance(error, exceptions.AuthenticationError):
+            return False
+        away = (exceptions.ConnectionError, exceptions.BusyLoadingError, exceptions.TimeoutError)
+        return isinstance(error, (*away, OSError))
 
-
-def _check_driver() -> None:
-    try:
-        import redis.asyncio  # noqa: F401
-    except ImportError as error:
-        raise SettingsError("RedisJournal needs redis: pip install 'ctxpipe[redis]'") from error
+    async def _attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T:
+        with fail_after(self._timeout):
+            return await work(self._client())
 
 
 def _driver_version() -> dict[str, Any]:
@@ -301,10 +263,3 @@ def _driver_version() -> dict[str, Any]:
     except ImportError:
         return {"lib_version": redis.__version__}
     return {"driver_info": DriverInfo(lib_version=redis.__version__)}
-
-
-def _as_storage_error(error: Exception) -> StorageError:
-    # Only the kind of the error: its text may hold an address with a password.
-    kind = type(error).__name__
-    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
-    return StorageError(number, f"the journal's Redis failed: {kind}")

@@ -49,8 +49,7 @@ def visible_path(reference: str, folder: str, location: str) -> str:
     that is in no file keeps its URL, unless there is a template.
     """
     name = PurePath(location).name
-    is_word = reference in _REFERENCES
-    if reference == "absolute" or (is_word and is_url(location)):
+    if reference == "absolute" or (reference in _REFERENCES and is_url(location)):
         return location
     if reference == "storage":
         return f"./{folder}/{name}"

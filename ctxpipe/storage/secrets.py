@@ -138,8 +138,7 @@ def is_secret(path: str) -> bool:
     if len(path) > _MOST_PATH:
         return True  # no file has such a name, and matching it would take long
     path = _normalize(path)
-    pieces = path.split("/")
-    parts = [piece for piece in pieces if piece not in ("", ".")]
+    parts = [piece for piece in path.split("/") if piece not in ("", ".")]
     if any(len(part) > _MOST_NAME for part in parts):
         return True
     root = "/" if path.startswith("/") else ""
@@ -173,8 +172,7 @@ def _spellings(parts: list[str]) -> Iterator[list[str]]:
 
 def _trim(part: str) -> str:
     """*part* without a stream's name and trailing dots, which Windows ignores."""
-    without_stream = re.sub(r"(?<=..):.*$", "", part)
-    return without_stream.rstrip(" .") or part
+    return re.sub(r"(?<=..):.*$", "", part).rstrip(" .") or part
 
 
 def _without_backup(name: str) -> str:

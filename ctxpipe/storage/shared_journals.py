@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from anyio import sleep
 
 from ..errors import StorageError
 from ..names import session_folder
-from ..settings import FUNCTION, SESSION_ID, instance_of
+from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, instance_of
 from .generations import ids_below, new_tombstone, remember, running_generation, tombstone_name
 from .protocol import TextReader
 from .records import Redact
@@ -20,8 +25,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["NewEntry", "SharedJournal"]
+__all__ = ["NewEntry", "ServerJournal", "SharedJournal"]
 
+T = TypeVar("T")
+
+_RETRY_SECONDS = 0.2
+_LEASE_POLL = 0.05  # seconds
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
 
 
@@ -29,15 +38,15 @@ _TEXTS = instance_of(TextReader, "the storage that the stages write to").optiona
 class NewEntry:
     """An entry to be written, if its *number* is the next one, of the journal *seen* if given.
 
-    *tombstone* is the one that the writer has known from the first, and None where he looks at
-    none: with a newer one at *grave* nothing is written.
+    *name* is what the session is called, as JSON. *tombstone* is the one that the writer has known
+    from the first, and None where he looks at none: with a newer one at *grave* nothing is written.
     """
 
     session: str
     number: int
     entry: str
     token: str
-    session_id: str
+    name: str
     grave: str
     seen: str | None = None
     tombstone: str | None = None
@@ -74,7 +83,7 @@ class SharedJournal(ABC):
             number,
             entry,
             secrets.token_hex(8),
-            session_id,
+            json.dumps(session_id),
             _grave(session),
             seen,
             generation.first_tombstone(self) if generation else None,
@@ -125,12 +134,9 @@ class SharedJournal(ABC):
         """
         ids_below(prefix, ())
         named = await self._sessions()
+        known = {json.loads(name) for name in named.values() if name}
         # A plain name is its own folder.
-        known = {
-            name or session
-            for session, name in named.items()
-            if name or session_folder(session) == session
-        }
+        known |= {one for one, name in named.items() if not name and session_folder(one) == one}
         return ids_below(prefix, known)
 
     async def __aenter__(self) -> Self:
@@ -176,7 +182,85 @@ class SharedJournal(ABC):
 
     @abstractmethod
     async def _sessions(self) -> Mapping[str, str | None]:
-        """What each session is called that has a journal, None where that is not known."""
+        """What each session is called that has a journal, as JSON; None where it is not known."""
+
+
+class ServerJournal(SharedJournal):
+    """A `SharedJournal` on a server, which has leases, and is waited for while it is away.
+
+    A server that cannot be reached is tried again for up to *patience* seconds; one operation may
+    take *timeout* seconds.
+    """
+
+    _server: ClassVar[str]
+
+    def __init__(
+        self, texts: TextReader | None, redact: Redact | None, patience: float, timeout: float
+    ) -> None:
+        NUMBER.check("patience", patience)
+        POSITIVE.check("timeout", timeout)
+        super().__init__(texts, redact)
+        self._patience = patience
+        self._timeout = timeout
+
+    @asynccontextmanager
+    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
+        """Hold the session for yourself; False when somebody else has held it for *seconds*.
+
+        It ends some seconds after its process at the latest. Raises StorageError.
+        """
+        session, token = session_folder(session_id), secrets.token_hex(8)
+        deadline = time.monotonic() + seconds
+        is_held = await self._lock(session, token)
+        while not is_held and time.monotonic() < deadline:
+            await sleep(_LEASE_POLL)
+            is_held = await self._lock(session, token)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                await self._unlock(session, token)
+
+    async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """*work* with a connection, again where the server was away. Raises StorageError."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return await self._attempt(work)
+            except self._errors() as error:
+                if not self._is_passing(error) or time.monotonic() >= deadline:
+                    raise self._as_storage_error(error) from error
+            await sleep(_RETRY_SECONDS)
+
+    def _as_storage_error(self, error: Exception) -> StorageError:
+        # Only the kind of the error: its text may hold the statement, and the conversation with it,
+        # or an address with a password.
+        code = getattr(error, "sqlstate", None)
+        number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
+        reason = f"{type(error).__name__} ({code})" if code else type(error).__name__
+        return StorageError(number, f"the journal's {self._server} failed: {reason}")
+
+    # What a server does ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """What its driver raises."""
+
+    @abstractmethod
+    def _is_passing(self, error: Exception) -> bool:
+        """Whether the same may succeed once the server is there again."""
+
+    @abstractmethod
+    async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """*work* with a connection, once, within the timeout."""
+
+    @abstractmethod
+    async def _lock(self, session: str, token: str) -> bool:
+        """Take the lock of *session* under the name *token*; False when somebody has it."""
+
+    @abstractmethod
+    async def _unlock(self, session: str, token: str) -> None:
+        """Release the lock, or leave that to its end."""
 
 
 def _grave(session: str) -> str:

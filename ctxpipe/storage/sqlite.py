@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sqlite3
 import threading
@@ -27,6 +26,12 @@ __all__ = ["SQLiteJournal"]
 T = TypeVar("T")
 
 FORM = 1
+_ERRNO = {
+    "SQLITE_FULL": errno.ENOSPC,
+    "SQLITE_BUSY": errno.EAGAIN,
+    "SQLITE_LOCKED": errno.EAGAIN,
+    "SQLITE_READONLY": errno.EROFS,
+}
 _AT_ONCE = 4  # threads of an event loop, for all files
 _TABLE = """
 create table if not exists ctxpipe_journal (
@@ -125,7 +130,7 @@ class SQLiteJournal(SharedJournal):
             is_deleted = None not in (new.tombstone, tombstone) and new.tombstone != tombstone
             if count != new.number or is_replaced or is_deleted:
                 return None
-            database.execute(_NAME, (new.session, json.dumps(new.session_id)))
+            database.execute(_NAME, (new.session, new.name))
             database.execute(_INSERT, (new.session, new.number, new.entry, new.token))
             return journal or new.token
 
@@ -160,8 +165,7 @@ class SQLiteJournal(SharedJournal):
         await wait_for_lock(partial(self._in_thread, self._empty_wal))
 
     async def _sessions(self) -> Mapping[str, str | None]:
-        rows = await self._run(lambda database: database.execute(_SESSIONS).fetchall())
-        return {session: None if name is None else json.loads(name) for session, name in rows}
+        return dict(await self._run(lambda database: database.execute(_SESSIONS).fetchall()))
 
     # The connection -------------------------------------------------------------------------------
 
@@ -202,11 +206,8 @@ class SQLiteJournal(SharedJournal):
             raise Locked(f"{self.path}-wal, which still holds what was deleted; delete it again")
 
     def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = self._connect()
-        return self._connection
-
-    def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            return self._connection
         database = _connect(self.path)
         try:
             database.execute("pragma journal_mode = wal")
@@ -220,6 +221,7 @@ class SQLiteJournal(SharedJournal):
         except BaseException:
             database.close()
             raise
+        self._connection = database
         return database
 
     def _check_form(self, form: int) -> None:
@@ -240,14 +242,9 @@ class SQLiteJournal(SharedJournal):
 def _connect(path: str) -> sqlite3.Connection:
     if not os.path.exists(path):
         # Made by us it is private, whatever the umask; SQLite gives its other files the same mode.
-        with open(path, "ab", opener=_open_private):
-            pass
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     # No thread waits for a lock.
     return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _journal(database: sqlite3.Connection, session: str) -> str | None:
@@ -257,10 +254,4 @@ def _journal(database: sqlite3.Connection, session: str) -> str | None:
 
 def _errno(error: sqlite3.Error) -> int:
     code = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])  # the primary one
-    known = {
-        "SQLITE_FULL": errno.ENOSPC,
-        "SQLITE_BUSY": errno.EAGAIN,
-        "SQLITE_LOCKED": errno.EAGAIN,
-        "SQLITE_READONLY": errno.EROFS,
-    }
-    return known.get(code, errno.EIO)
+    return _ERRNO.get(code, errno.EIO)

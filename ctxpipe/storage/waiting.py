@@ -49,8 +49,7 @@ async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
     from anyio import sleep
 
     with lock_deadline():
-        least = time.monotonic() + min(LEAST_SECONDS, LOCK_SECONDS)
-        deadline = max(least, _deadline.get() or 0.0)
+        deadline = max(time.monotonic() + min(LEAST_SECONDS, LOCK_SECONDS), _deadline.get() or 0.0)
     pause = _SHORTEST_PAUSE
     while True:
         try:

@@ -292,7 +292,7 @@ async def test_a_file_once_named_never_changes_its_bytes(
 async def test_a_key_that_leads_out_of_the_root_is_refused(
     storage: LocalStorage, tmp_path: Path, key: str
 ) -> None:
-    with pytest.raises(StorageError, match="does not name a file below"):
+    with pytest.raises(StorageError, match="does not name a text of the storage"):
         storage.location(key)
     with pytest.raises(StorageError):
         await storage.write([(key, "x")])
