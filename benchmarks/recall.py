@@ -168,7 +168,7 @@ async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
     context = Context(cut.index, cut.name)
     context.update(result.messages)
     store = Store(cut.index)
-    store.learn(bench.storage.texts)
+    store.learn(bench.storage.stored)
     use, _ = use_of(cut.future, cut.past, context, store)
     return Scored(await cut.counter.count(result.messages), use)
 

@@ -274,7 +274,7 @@ class _Run:
     def _use(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
         """What *reply* uses, and what of it the agent cannot see."""
         self.visible.update(self.context)
-        self.store.learn(self.bench.storage.texts)
+        self.store.learn(self.bench.storage.stored)
         used = self.past.uses_of(reply)
         return use_of(used, self.past, self.visible, self.store, strict=self.settings.strict)
 

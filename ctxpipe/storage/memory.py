@@ -36,7 +36,7 @@ class MemoryStorage:
 
     It keeps the contract of `LocalStorage`, and its texts have URLs: the model needs
     `offload_tools` to read them. *redact*, *clock* and *reference* are those of `LocalStorage`,
-    *texts* what is kept, by key. Not for use by several threads.
+    *stored* is what is kept, by key. Not for use by several threads.
 
     Raises SettingsError for invalid settings.
     """
@@ -44,7 +44,7 @@ class MemoryStorage:
     redact: Redact | None = None
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
-    texts: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    stored: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _records: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
     _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
     _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
@@ -85,7 +85,7 @@ class MemoryStorage:
     def _place(self, key: str, text: str) -> str:
         """Put *text* under *key*, or another name where something else is there; return it."""
         for name in candidate_keys(key, text):
-            if self.texts.setdefault(name, text) == text:
+            if self.stored.setdefault(name, text) == text:
                 return name
         raise AssertionError("there are names without end")
 
@@ -97,8 +97,8 @@ class MemoryStorage:
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
-            if key in self.texts:
-                return Page.of(self.texts[key], offset, limit)
+            if key in self.stored:
+                return Page.of(self.stored[key], offset, limit)
         raise StorageError(errno.ENOENT, f"there is no stored text {location!r}")
 
     # Records --------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class MemoryStorage:
         number = len(saved) + 1
         stamp = record_stamp(self.clock())
         key = f"{folder}/{safe_name(stem)}-{stamp}-{number}.json"
-        self.texts[key] = text
+        self.stored[key] = text
         saved.append(key)
         return url_of(key)
 
@@ -202,8 +202,8 @@ class MemoryStorage:
                 del self._tombstones[name]
         self._ids.pop(folder, None)
         prefix = f"{folder}/"
-        for key in [key for key in self.texts if key.startswith(prefix)]:
-            del self.texts[key]
+        for key in [key for key in self.stored if key.startswith(prefix)]:
+            del self.stored[key]
         for name in [name for name in self._journals if name.split("/")[0] == folder]:
             del self._journals[name]
         self._records.pop(folder, None)

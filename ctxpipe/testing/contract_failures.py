@@ -237,6 +237,10 @@ async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
     result = await session(first).run(history)
     resumed = await session(second).run(history)
     expect(resumed.messages == result.messages, "another process sends the same context")
+    has_texts = isinstance(first, TextReader)
+    if has_texts:
+        entries = await first.entries("a b")
+        expect(sum(map(len, entries)) < len(TEXT), "no entry repeats what is in a text")
     expect(await session(second).history() == history, "the journal gives the history back")
     expect(not result.notices, "nothing is to be said about it")
     expect(not resumed.notices, "nothing is to be said about it")

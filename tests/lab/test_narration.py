@@ -155,7 +155,7 @@ async def test_a_call_whose_input_left_names_the_file_it_went_to():
     run = told(moment(history, result.messages, result.reports))
 
     [change] = run.turns[0].actions[0].replaced
-    assert storage.texts[change.where] == text
+    assert storage.stored[change.where] == text
     assert run.blocks[0].fate == f"moved to {PurePath(change.where).name}"
 
 

@@ -21,7 +21,7 @@ async def test_contexts_name_texts_by_paths_as_those_of_a_local_storage_do() -> 
 
     [result] = tool_results(context.messages)
     assert result.content == "[Tool result offloaded to file: /ctxpipe/s/t1.md]"
-    assert bench.storage.texts == {"s/t1.md": "x = 1\n" * 500}
+    assert bench.storage.stored == {"s/t1.md": "x = 1\n" * 500}
 
 
 async def test_a_file_holds_what_the_conversation_has_shown_of_it_last() -> None:

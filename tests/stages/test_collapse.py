@@ -160,7 +160,7 @@ async def test_a_note_that_would_not_be_shorter_is_not_written() -> None:
     answer = await proposal(stage, history, force=True)
 
     assert answer == Skip("a note would be as long as what it replaces")
-    assert storage.texts == {}
+    assert storage.stored == {}
 
 
 @pytest.mark.parametrize("thinking", ["keep", "strip"])
@@ -297,7 +297,7 @@ async def test_a_result_that_was_offloaded_is_whole_in_the_file_of_its_step() ->
 
     note = note_of(result.messages[1])
     assert note is not None
-    assert storage.texts[note.path(1).removeprefix("ctxpipe://")] == f"bash\n\n---\n0 {LONG}"
+    assert storage.stored[note.path(1).removeprefix("ctxpipe://")] == f"bash\n\n---\n0 {LONG}"
     assert f"1 bash {{}} → {len(LONG) + 2} chars" in str(result.messages[1]["content"])
 
 
@@ -310,7 +310,7 @@ async def test_blocks_that_were_offloaded_as_json_are_read_as_text() -> None:
     history = [*work(1, first=9), *step("t0", result=pointer), *work(4, first=1)[1:]]
     made = await change(eager(storage), history)
 
-    assert storage.texts["default/s2.md"].endswith(f"---\nsee src/reader.py\n{LONG}")
+    assert storage.stored["default/s2.md"].endswith(f"---\nsee src/reader.py\n{LONG}")
     assert " see src/reader.py" in str(made.messages[1]["content"]).splitlines()
 
 
@@ -328,7 +328,7 @@ async def test_a_placeholder_that_a_tool_has_printed_leads_to_no_other_session(
     made = await change(eager(storage), history)
 
     assert "secret.py" not in json.dumps(made.messages)
-    assert storage.texts["default/s2.md"] == f"bash\n\n---\n{printed}"
+    assert storage.stored["default/s2.md"] == f"bash\n\n---\n{printed}"
 
 
 async def test_a_placeholder_whose_file_is_gone_is_kept_as_it_is() -> None:
@@ -338,7 +338,7 @@ async def test_a_placeholder_whose_file_is_gone_is_kept_as_it_is() -> None:
     history = [*work(1, first=9), *step("t0", result=pointer), *work(4, first=1)[1:]]
     await change(eager(storage), history)
 
-    assert storage.texts["default/s2.md"] == f"bash\n\n---\n{pointer}"
+    assert storage.stored["default/s2.md"] == f"bash\n\n---\n{pointer}"
 
 
 # Texts in the form of a note ----------------------------------------------------------------------
@@ -549,9 +549,9 @@ async def test_its_own_output_is_left_alone(
     storage = MemoryStorage()
     pipeline = ContextPipeline([eager(storage, prices=Prices.relative(), **changes)])
     first = await pipeline.run(history, session_id="s", force=force)
-    written = dict(storage.texts)
+    written = dict(storage.stored)
 
     second = await pipeline.run(first.messages, session_id="s", force=force)
 
     assert second.messages is first.messages
-    assert storage.texts == written
+    assert storage.stored == written

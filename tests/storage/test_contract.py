@@ -109,7 +109,7 @@ def test_the_example_has_sixty_lines_of_code() -> None:
 
 class Overwrites(MemoryStorage):
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
-        self.texts |= dict(texts)
+        self.stored |= dict(texts)
         return [self.location(key) for key, _ in texts]
 
 
