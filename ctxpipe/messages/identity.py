@@ -8,8 +8,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InvalidHistory
-from ..workers.pieces import pieces
-from .values import as_dict, canonical_json, is_equal
+from .values import as_dict, canonical_json, canonical_pieces, is_equal
 from .vocabulary import as_blocks, blocks, field
 
 if TYPE_CHECKING:
@@ -124,8 +123,7 @@ def digest(message: Message) -> bytes:
 def digest_of(message: Message, make: Callable[[], Any]) -> bytes:
     """The digest of the canonical form of *message*, by the hash object that *make* returns."""
     hasher = make()
-    text = canonical_json(_canonical(message))
-    for piece in pieces(text):
+    for piece in canonical_pieces(_canonical(message)):
         hasher.update(piece.encode())
     return cast("bytes", hasher.digest())
 

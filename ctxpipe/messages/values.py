@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, 
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date
-from io import StringIO
 from typing import Any, cast
 
 from ..errors import InvalidHistory
-from ..workers.pieces import pieces
+from ..workers.pieces import join, pieces
 from .bulk import MAPPINGS, is_heavier
 
 __all__ = [
@@ -29,11 +28,13 @@ __all__ = [
     "as_dict",
     "as_json",
     "canonical_json",
+    "canonical_pieces",
     "compact_json",
     "deep_copy",
     "encoding_fault",
     "is_encodable",
     "is_equal",
+    "json_pieces",
     "rebuilt",
     "strings",
     "wire_value",
@@ -46,6 +47,7 @@ MAX_DEPTH = 1_000
 
 # Characters. A longer value is encoded in steps: a single step would hold the interpreter too long.
 _IN_ONE_STEP = 1_000_000
+_CANNOT_BE_SENT = "a value in a message cannot be sent: {}"
 _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _JSON = (str, dict, list, tuple, int, float, type(None))
@@ -123,37 +125,51 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
     return _encode(encoder, value)
 
 
+def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterator[str]:
+    """`as_json` of *value* in pieces: what is hashed or written needs no copy of the whole."""
+    encoder = _ASCII if ensure_ascii else _COMPACT
+    if is_heavier((value,), _IN_ONE_STEP):
+        yield from _encode_in_steps(encoder, value)
+    else:
+        yield _encode(encoder, value)
+
+
 def canonical_json(value: object) -> str:
     """*value* as compact ASCII JSON in which the order of keys makes no difference.
 
     Raises InvalidHistory for a value that the client could not send either.
     """
-    try:
-        text = _encode(_SORTED, value)
-    except InvalidHistory:  # keys of several types cannot be sorted
-        text = _encode(_ASCII, value)
-    if _KEY_LIKE_A_VALUE.search(text):  # numbers sort otherwise than the texts that they become
-        with suppress(RecursionError):
-            text = _encode(_SORTED, json.loads(text))
-    return text
+    return join(canonical_pieces(value))
+
+
+def canonical_pieces(value: object) -> Iterator[str]:
+    """`canonical_json` of *value* in pieces."""
+    if not is_heavier((value,), _IN_ONE_STEP):
+        with suppress(InvalidHistory):  # keys of several types cannot be sorted
+            text = _encode(_SORTED, value)
+            # Numbers sort otherwise than the texts that they become.
+            if not _KEY_LIKE_A_VALUE.search(text):
+                yield text
+                return
+    yield from _encode_in_steps(_SORTED, value)
 
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
+    if is_heavier((value,), _IN_ONE_STEP):
+        return join(_encode_in_steps(encoder, value))
     try:
-        if is_heavier((value,), _IN_ONE_STEP):
-            return _join(_encode_flat(encoder, value))
         return encoder.encode(value)
     except RecursionError:
-        return _join(_encode_flat(encoder, value))
+        return join(_encode_in_steps(encoder, value))
     except (TypeError, ValueError) as error:
-        raise InvalidHistory(f"a value in a message cannot be sent: {error}") from error
+        raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
 
 
-def _join(texts: Iterable[str]) -> str:
-    """*texts* in one, without the step in which `str.join` copies millions of them."""
-    whole = StringIO()
-    whole.writelines(texts)
-    return whole.getvalue()
+def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+    try:
+        yield from _encode_flat(encoder, value)
+    except (TypeError, ValueError) as error:
+        raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
 
 
 def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
@@ -166,15 +182,16 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
                 continue
             plain = item if isinstance(item, _JSON) else wire_value(item)
             if isinstance(plain, str):
-                yield _encode_text(encoder, plain)
+                yield '"'
+                for piece in pieces(plain):
+                    yield encoder.encode(piece)[1:-1]
+                yield '"'
             elif not isinstance(plain, dict | list | tuple):
                 yield encoder.encode(plain)
             elif not plain:
                 yield "{}" if isinstance(plain, dict) else "[]"
             elif len(unread) > MAX_DEPTH + 1:
-                raise InvalidHistory(
-                    f"a value in a message is nested more than {MAX_DEPTH:,} levels deep"
-                )
+                raise ValueError(f"it is nested more than {MAX_DEPTH:,} levels deep")
             else:
                 unread.append(_parts(encoder, plain, len(unread)))
                 break
@@ -182,15 +199,10 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
             unread.pop()
 
 
-def _encode_text(encoder: json.JSONEncoder, text: str) -> str:
-    encoded = [encoder.encode(piece)[1:-1] for piece in pieces(text)]
-    return f'"{"".join(encoded)}"'
-
-
-def _encode_key(encoder: json.JSONEncoder, key: object) -> str:
+def _key_text(key: object) -> str:
     if isinstance(key, str):
-        return _encode_text(encoder, key)
-    return _COMPACT.encode({key: 0})[1:-3]  # '{"key":0}'
+        return key
+    return _COMPACT.encode({key: 0})[2:-4]  # '{"key":0}'
 
 
 def _parts(
@@ -203,10 +215,10 @@ def _parts(
         inner = outer + " " * encoder.indent
     is_object = isinstance(item, dict)
     separator = ("{" if is_object else "[") + inner
-    for key in item:
+    for key in sorted(item, key=_key_text) if is_object and encoder.sort_keys else item:
         yield True, separator
         if isinstance(item, dict):
-            yield True, _encode_key(encoder, key) + encoder.key_separator
+            yield True, encoder.encode(_key_text(key)) + encoder.key_separator
             yield False, item[key]
         else:
             yield False, key

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError, storage_errors
-from ..messages import as_json, is_encodable
+from ..messages import is_encodable, json_pieces
 from ..settings import Wanted
+from ..workers.pieces import join, pieces
 from ..workers.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
     @property
     def seal(self) -> str:
         """The seal of an entry that was read."""
-        return self.line.partition(" ")[0]
+        return _seal_of(self.line)
 
 
 class Journal:
@@ -73,7 +74,7 @@ class Journal:
         A thread encodes it if it *is_bulk*. Raises StorageError.
         """
         line = await in_thread_if(is_bulk, self._seal_entry, entry)
-        self.unanswered = line.partition(" ")[0]
+        self.unanswered = _seal_of(line)
         with storage_errors():
             is_written = await self.storage.append(self._session_id, self.count, line)
         if is_written:
@@ -118,7 +119,7 @@ class Journal:
         for line in lines:
             seal, _, body = line.partition(" ")
             try:
-                own = self._seals(body)
+                own = self._seals(pieces(body))
                 if not any(hmac.compare_digest(seal.encode(), other.encode()) for other in own):
                     raise ValueError("another seal")
                 entries.append(_decode(line))
@@ -131,17 +132,22 @@ class Journal:
     def _seal_entry(self, entry: Entry) -> str:
         values = {"form": FORM, "signed": bool(self._keys), **entry._asdict()}
         del values["line"]
-        body = as_json(values, ensure_ascii=False)
-        if not is_encodable(body):
-            body = as_json(values)
-        return f"{self._seals(body)[0]} {body}"
+        body = list(json_pieces(values, ensure_ascii=False))
+        if not all(map(is_encodable, body)):
+            body = list(json_pieces(values))
+        body = [f"{self._seals(body)[0]} ", *body][::-1]
+        return join(body.pop() for _ in range(len(body)))  # no piece is kept beside the line
 
-    def _seals(self, body: str) -> list[str]:
-        """The seals that *body* may have as the next entry, one for each key."""
-        parts = (self._session_id, str(self.count), self.seal, body)
-        text = "\0".join(parts).encode("utf-8", "surrogatepass")
+    def _seals(self, body: Iterable[str]) -> list[str]:
+        """The seals that the pieces of *body* may have as the next entry, one for each key."""
         keys = self._keys or (_CHECKSUM_KEY,)
-        return [hmac.new(key, text, "sha256").hexdigest()[:32] for key in keys]
+        hashers = [hmac.new(key, None, "sha256") for key in keys]
+        start = "\0".join((self._session_id, str(self.count), self.seal, ""))
+        for piece in (start, *body):
+            encoded = piece.encode("utf-8", "surrogatepass")
+            for hasher in hashers:
+                hasher.update(encoded)
+        return [hasher.hexdigest()[:32] for hasher in hashers]
 
     def _refuse(self, line: str) -> None:
         """Raise StorageError for a journal that others can read: it is left as it is."""
@@ -157,6 +163,10 @@ class Journal:
             )
         if signed and not self._keys:
             raise StorageError("it is signed; give the signing_key with which it was written")
+
+
+def _seal_of(line: str) -> str:
+    return line[: line.find(" ")]  # no copy of the rest, as `partition` makes it
 
 
 def _decode(line: str) -> Entry:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..edits.diff import Edit
 from ..errors import StorageError, storage_errors
-from ..messages import (
-    as_json,
-    ensure_messages,
-    is_encodable,
-    strings,
-)
+from ..messages import ensure_messages, is_encodable, rebuilt, strings
 from ..messages.identity import (
     digest_of,
     parse,
@@ -30,6 +24,7 @@ from ..names import session_folder
 from ..storage.protocol import texts_of
 from ..storage.records import redact_except_folder, redact_message
 from ..timeline import Step, Timeline
+from ..workers.pieces import pieces
 from ..workers.threads import in_thread_if
 
 if TYPE_CHECKING:
@@ -196,7 +191,7 @@ class Packing:
                 texts = strings(message)
                 if locations.keys().isdisjoint(texts):
                     continue
-                packed = json.loads(as_json(messages[index]))
+                packed = rebuilt(messages[index], _as_it_is)  # shares the texts, however long
                 messages[index] = packed
                 files[index] = self._move_texts(message, packed, locations)
                 digests[index] = self._digest(message)
@@ -257,10 +252,10 @@ class Packing:
         return digest[:_DIGEST].hex()
 
     def _text_digest(self, text: str) -> str:
-        key = bytes.fromhex(self.salt)
-        encoded = text.encode("utf-8", "replace")
-        digest = hmac.new(key, encoded, "sha256").digest()
-        return digest[:_DIGEST].hex()
+        hasher = hmac.new(bytes.fromhex(self.salt), None, "sha256")
+        for piece in pieces(text):
+            hasher.update(piece.encode("utf-8", "replace"))
+        return hasher.digest()[:_DIGEST].hex()
 
     # Replaying ------------------------------------------------------------------------------------
 
@@ -309,7 +304,7 @@ class Packing:
             message = raw[index]
             missing = [file for file in files if _value_at(message, file[0]) == ""]
             if missing:
-                raw[index] = json.loads(as_json(message))
+                raw[index] = rebuilt(message, _as_it_is)
             for place, where, digest in missing:
                 reference = (index, place, where, digest)
                 references.append(reference)
@@ -401,6 +396,10 @@ def _unpack(
 # Texts that are in files ------------------------------------------------------------------------
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 def _find_texts(
     value: Any,
     locations: Mapping[str, str],
@@ -414,12 +413,11 @@ def _find_texts(
                 yield place, locations[item]
         elif isinstance(item, Mapping):
             for key, held in item.items():
-                inner = [*place, key]
-                pending.append((held, inner))
+                if isinstance(key, str):  # JSON makes other keys into texts
+                    pending.append((held, [*place, key]))
         elif isinstance(item, list | tuple):
             for index, held in enumerate(item):
-                inner = [*place, index]
-                pending.append((held, inner))
+                pending.append((held, [*place, index]))
 
 
 def _value_at(value: Any, place: Sequence[Any]) -> Any:

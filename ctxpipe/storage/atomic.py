@@ -135,7 +135,8 @@ def read_bytes(folder: int, name: str, limit: int) -> bytes | None:
     except FileNotFoundError:
         return None
     with open(file, "rb") as stream:
-        return stream.read(limit)
+        # Not the limit itself: `read` allocates as much as it is asked for.
+        return stream.read(min(limit, os.fstat(file).st_size))
 
 
 def holds(folder: int, name: str, chunks: Iterable[bytes]) -> bool | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -48,12 +48,12 @@ class JournalFile:
     def append(
         self,
         number: int,
-        line: bytes,
+        line: Iterable[bytes],
         seen: Position,
         *,
         synced: bool,
     ) -> tuple[bool, Position]:
-        """Write *line* as entry *number*, unless there is one.
+        """Write the pieces of *line* as entry *number*, unless there is one.
 
         Return whether it was written, and the journal's position now. Raises Locked.
         """
@@ -63,14 +63,15 @@ class JournalFile:
                 return False, now
             os.ftruncate(file, now.size)  # remove the torn line of a process that was killed
             try:
-                _write_all(file, line + b"\n")
+                for piece in chain(line, (b"\n",)):
+                    _write_all(file, piece)
                 if synced:
                     sync(file)
             except BaseException:
                 with suppress(OSError):
                     os.ftruncate(file, now.size)
                 raise
-            return True, Position(now.inode, now.size + len(line) + 1, now.number + 1)
+            return True, Position(now.inode, os.fstat(file).st_size, now.number + 1)
 
     def lines(self, start: int, seen: Position) -> tuple[list[bytes], Position]:
         """The entries from *start* on, none where there is no file, and the position now."""

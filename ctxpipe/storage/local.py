@@ -330,7 +330,7 @@ class LocalStorage:
         return await _run_locked(self._append, self._journal(session_id), number, entry)
 
     def _append(self, journal: JournalFile, number: int, entry: str) -> bool:
-        line = entry.encode()
+        line = map(str.encode, pieces(entry))
         seen = self._last_position(journal)
         is_written, now = journal.append(number, line, seen, synced=self.fsync)
         remember(self._seen, journal.where, now)

@@ -144,7 +144,7 @@ def append_all(root: Path, name: str, count: int, *, spread: int = 400) -> int:
     while seen.number < count:
         line = f"{seen.number} {name} ".encode() + b"x" * (seen.number * 37 % spread)
         try:
-            written, seen = journal.append(seen.number, line, seen, synced=False)
+            written, seen = journal.append(seen.number, [line], seen, synced=False)
         except waiting.Locked:
             continue
         ours += written
@@ -311,7 +311,7 @@ def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
         process.join()
 
         before, now = journal_file(tmp_path).lines(0, Position())
-        written, _ = journal_file(tmp_path).append(now.number, b"-1 after", now, synced=False)
+        written, _ = journal_file(tmp_path).append(now.number, [b"-1 after"], now, synced=False)
         after, _ = journal_file(tmp_path).lines(0, Position())
 
         assert written

@@ -36,10 +36,10 @@ if os.getuid() == 0:
 """
 
 
-def python(script: str, *arguments: object) -> str:
-    """What *script* prints, run by a new interpreter."""
+def python(script: str, *arguments: object, seconds: float = 120) -> str:
+    """What *script* prints, run by a new interpreter, which may take so many *seconds*."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 

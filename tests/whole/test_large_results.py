@@ -1,4 +1,7 @@
-"""A result of 200 MB goes to its file while the loop runs on, in little more than its own size."""
+"""A huge result goes to its file and into the journal in pieces, with no second copy of it.
+
+It is 200 MB in the nightly profile, else 12 MB.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,92 @@ from pathlib import Path
 
 import pytest
 from processes import python
+from recorded import NIGHTLY
 
-PROGRAM = """
-import asyncio, gc, sys, threading, time, tracemalloc
-from ctxpipe import LocalStorage, TokenCounter
+MEGABYTES = 200 if NIGHTLY else 12
+SECONDS = 900.0 if NIGHTLY else 120.0
+
+START = """
+import asyncio, gc, sys, tracemalloc
+from ctxpipe import *
 from ctxpipe.names import content_hash
 
 gc.disable()
-MB = 2**20
-text = (sys.argv[2] * MB)[: 200 * MB // len(sys.argv[2].encode())]
-size = len(text.encode())
+root, unit, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+text = unit * (megabytes * 2**20 // len(unit.encode()))
+size = sys.getsizeof(text)
 
-async def main():
-    storage = LocalStorage(sys.argv[1])
-    counter = TokenCounter()
-    await storage.write([("s/taken.md", "another text")])
-    tracemalloc.start()
-    works = {
-        "write": lambda: storage.write([("s/a.md", text)]),
-        "again": lambda: storage.write([("s/a.md", text)]),
-        "another name": lambda: storage.write([("s/taken.md", text)]),
-        "look up": lambda: asyncio.to_thread(counter._known.get, text),
-    }
-    for name, work in works.items():
-        stalls = []
-        for _ in range(3):  # other programs of the machine stall it, too
-            task = asyncio.ensure_future(work())
-            worst = 0.0
-            while not task.done():
-                began = time.perf_counter()
-                await asyncio.sleep(0.002)
-                worst = max(worst, time.perf_counter() - began)
-            await task
-            stalls.append(worst)
-        assert min(stalls) < 0.1, (name, stalls)
+def check_peak():
     _, peak = tracemalloc.get_traced_memory()
     assert peak < 2 * size, (peak, size)
-    stored = (storage.root + "/s/a.md", storage.root + f"/s/taken-{content_hash(text)}.md")
-    for path in stored:
-        with open(path, encoding="utf-8") as file:
-            assert file.read() == text
-
-asyncio.run(main())
-print("done")
 """
 
+WRITE = f"""{START}
+async def main():
+    storage = LocalStorage(root)
+    await storage.write([("s/taken.md", "another text")])
+    tracemalloc.start()
+    await storage.write([("s/a.md", text)])
+    await storage.write([("s/a.md", text)])
+    await storage.write([("s/taken.md", text)])
+    check_peak()
+    for path in ("/s/a.md", f"/s/taken-{{content_hash(text)}}.md"):
+        with open(storage.root + path, encoding="utf-8") as file:
+            assert file.read() == text
+    print("done")
 
-@pytest.mark.parametrize("unit", ["line 7 of a log\n", "漢字 🙂\n"], ids=["ascii", "wide"])
-def test_it_is_written_without_a_stall_in_twice_its_size_at_most(tmp_path: Path, unit: str) -> None:
-    assert python(PROGRAM, tmp_path / "root", unit) == "done"
+asyncio.run(main())
+"""
+
+TURN = f"""{START}
+storage = LocalStorage(root)
+journal = {{
+    "of the same storage": lambda: storage,
+    "in a database": lambda: SQLiteJournal(root + ".db", texts=storage),
+}}[sys.argv[4]]()
+stages = [BatchOffload(storage)] if sys.argv[5] == "offloaded" else []
+
+def session():
+    return ContextPipeline(stages, budget=Budget(window=200_000)).session("s", journal=journal)
+
+async def main():
+    call = {{"type": "tool_use", "id": "t", "name": "look", "input": {{}}}}
+    history = [{{"role": "user", "content": "go"}}, {{"role": "assistant", "content": [call]}}]
+    result = {{"type": "tool_result", "tool_use_id": "t", "content": text}}
+    await session().run(list(history))
+    history += [{{"role": "user", "content": [result]}}, {{"role": "assistant", "content": "ok"}}]
+    tracemalloc.start()
+    turn = await session().run(history)
+    check_peak()
+    tracemalloc.stop()
+    assert turn.changed == bool(stages)
+    assert not turn.notices
+    assert await session().history() == history
+    print("done")
+
+asyncio.run(main())
+"""
+
+UNITS = pytest.mark.parametrize("unit", ["line 7 of a log\n", "漢字 🙂\n"], ids=["ascii", "wide"])
+
+
+@UNITS
+def test_it_is_written_in_twice_its_size_at_most(tmp_path: Path, unit: str) -> None:
+    assert python(WRITE, tmp_path / "root", unit, MEGABYTES, seconds=SECONDS) == "done"
+
+
+@UNITS
+@pytest.mark.parametrize(
+    ("journal", "outcome"),
+    [
+        ("of the same storage", "offloaded"),
+        ("of the same storage", "kept in the context"),
+        ("in a database", "offloaded"),
+    ],
+)
+def test_a_turn_with_a_journal_takes_twice_its_size_at_most(
+    tmp_path: Path, journal: str, outcome: str, unit: str
+) -> None:
+    arguments = (tmp_path / "root", unit, MEGABYTES, journal, outcome)
+
+    assert python(TURN, *arguments, seconds=SECONDS) == "done"
