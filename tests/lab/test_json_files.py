@@ -14,23 +14,10 @@ from ctxpipe.lab.records import Record
 LINES = '{"a": 1}\n\n{"b": "two"}\n'
 
 
-def test_each_line_of_a_jsonl_file_is_a_value_with_its_place() -> None:
-    assert json_records(LINES, "x") == [Record("line 1", {"a": 1}), Record("line 3", {"b": "two"})]
-
-
-def test_each_element_of_an_array_is_a_value_with_its_place() -> None:
-    assert json_records("[7,\n8]", "x") == [Record("message 0", 7), Record("message 1", 8)]
-
-
 def test_an_object_over_several_lines_is_one_value() -> None:
     assert json_records(json.dumps({"a": [1, 2]}, indent=1), "x") == [
         Record("line 1", {"a": [1, 2]})
     ]
-
-
-def test_the_error_says_where_the_file_is_broken() -> None:
-    with pytest.raises(TranscriptError, match=r"^x, line 3, column 7: this is not JSON"):
-        json_records(LINES[:-4], "x")
 
 
 @pytest.mark.parametrize(

@@ -321,13 +321,6 @@ async def test_a_mention_of_little_weight_is_not_worth_reading_back() -> None:
     assert found.use.pointer == 0.5
 
 
-async def test_what_is_still_visible_is_not_read_back() -> None:
-    found, _ = await refetching(f"Here it is:\n{FACT}", keep_recent=10)
-
-    assert found.use.recall == 1
-    assert {request.purpose for request in found.requests} == {"reply"}
-
-
 async def test_each_request_tells_what_it_would_use_with_all_four_marks() -> None:
     transcript = recorded(work(60, long=range(60)))
     two, four = [
