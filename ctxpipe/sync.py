@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .session.signals import Diagnostics
     from .storage import JournalStorage
 
-__all__ = ["Session", "wait_for"]
+__all__ = ["Session", "call_on_loop", "wait_for"]
 
 T = TypeVar("T")
 
@@ -101,6 +101,15 @@ def _wait_for(future: Future[T], thread: threading.Thread) -> T:
 _PORTAL = _Portal()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_PORTAL.reset)
+
+
+def call_on_loop(work: Callable[..., T], *arguments: Any) -> T:
+    """What *work* returns, called where the sessions of synchronous callers are at home."""
+
+    async def call() -> T:
+        return work(*arguments)
+
+    return wait_for(call())
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:

@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .. import sync
 from ..edits.breakpoints import MARKS, with_breakpoints
 from ..edits.thinking import drop_block
 from ..errors import SettingsError
-from ..messages import field as read
-from ..messages import kind, pending_calls
-from ..messages.identity import digest
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session.client import (
     BETA,
@@ -26,16 +22,15 @@ from ..session.client import (
     observe_stream,
     observe_sync_stream,
 )
-from ..session.conversation import Conversation
-from ..settings import FUNCTION, SESSION_ID, excerpt, one_of
-from ..wire.conversations import Conversations, check_mount
-from ..wire.shaping import NOT_LEARNT, OPEN_CALLS, UNSHAPED, log_errors, warn
+from ..settings import one_of
+from ..wire.conversations import SessionName, texts_at
+from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, warn
+from ..wire.formats import MESSAGES
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, APIResponse, AsyncAPIResponse
 
     from ..pipeline import ContextPipeline
-    from ..reports import Result
     from ..storage import JournalStorage
 
     AsyncCallNext: TypeAlias = Callable[[APIRequest], Awaitable[AsyncAPIResponse[Any]]]
@@ -43,21 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ctxpipe_middleware", "ctxpipe_sync_middleware"]
 
-logger: logging.Logger = logging.getLogger("ctxpipe")
-
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
 UNREAD = "a reply could not be read; it is passed on"
 
-SessionId: TypeAlias = str | Callable[[Mapping[str, Any]], str]
-"""The name of the conversation, or a function that finds it in the body of a request."""
-
 
 def ctxpipe_middleware(
     pipeline: ContextPipeline,
     *,
-    session_id: SessionId,
+    session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     threads: Literal["decline", "pass"] = "decline",
@@ -71,10 +61,11 @@ def ctxpipe_middleware(
     reads all before them from the cache. Where nothing is to be done, the request is sent as it
     came; an error of ours is logged and the original request is sent.
 
-    *session_id* names the conversation, or finds its name in the request's body. Conversations of
-    the same name are distinguished by their first message, so that side questions and sub-agents on
-    the same client do not disturb each other; *journal* follows the one that came first. What the
-    stages themselves ask a model for, such as a summary, passes unchanged.
+    *session_id* names the conversation, or finds its name in the request's body; without it the
+    name is that of `conversation`, or the body's ``metadata.user_id``. Conversations of one name,
+    or of none, are told apart by their histories, so that side questions and sub-agents on the same
+    client do not disturb each other; each has a *journal* of its own. What the stages themselves
+    ask a model for, such as a summary, passes unchanged.
 
     A context can only be shaped where the client sends it. The SDK's tool runner leaves the history
     with the server where it can ("message threads") and sends the new messages only; with
@@ -91,7 +82,7 @@ def ctxpipe_middleware(
 def ctxpipe_sync_middleware(
     pipeline: ContextPipeline,
     *,
-    session_id: SessionId,
+    session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     threads: Literal["decline", "pass"] = "decline",
@@ -106,27 +97,16 @@ def ctxpipe_sync_middleware(
 
 def _shaping(
     pipeline: ContextPipeline,
-    session_id: SessionId,
+    session_id: SessionName | None,
     journal: JournalStorage | None,
     cache_breakpoints: int,
     threads: Literal["decline", "pass"],
 ) -> _Shaping:
     """What both middlewares do. Raises SettingsError for an invalid argument."""
     _ensure_sdk_knows_middleware()
-    check_mount(pipeline, session_id, journal)
-    if not SESSION_ID.accepts(session_id) and not FUNCTION.accepts(session_id):
-        raise SettingsError(
-            f"session_id is {excerpt(session_id)};"
-            " give a name, or a function that finds it in a request"
-        )
     MARKS.check("cache_breakpoints", cache_breakpoints)
     one_of("decline", "pass").check("threads", threads)
-    conversations: Conversations[Conversation] = Conversations(pipeline, _itself, journal)
-    return _Shaping(_Sessions(session_id, conversations), cache_breakpoints, threads)
-
-
-def _itself(conversation: Conversation) -> Conversation:
-    return conversation
+    return _Shaping(Mount(pipeline, session_id, journal), cache_breakpoints, threads)
 
 
 # Both colours -------------------------------------------------------------------------------------
@@ -196,43 +176,46 @@ class _SyncMiddleware:
 class _Sent(NamedTuple):
     """What is sent in the place of a request."""
 
-    session: Conversation
-    context: Result
+    exchange: Exchange
     request: APIRequest
 
 
 @dataclass(frozen=True, slots=True)
 class _Shaping:
-    sessions: _Sessions
+    mount: Mount
     cache_breakpoints: int
     threads: Literal["decline", "pass"]
 
     def is_wanted(self, request: APIRequest) -> bool:
         """Whether *request* is to be shaped. Raises the API's error for one of a thread."""
+        path, _, _ = request.url.partition("?")
+        if request.method.upper() != "POST" or path != PATH or is_asked_by_a_stage():
+            return False
         body: Any = request.json
-        if is_asked_by_a_stage() or not _is_a_turn(request, body):
+        if not isinstance(body, Mapping):
             return False
-        if body.get("thread"):
-            if self.threads == "decline":
-                raise _cannot_be_threaded(request)
-            return False
-        if _has_open_calls(body["messages"]):
-            self.sessions.warn_once(OPEN_CALLS)
-            return False
-        return True
+        if body.get("thread") and body.get("messages") and self.threads == "decline":
+            raise _cannot_be_threaded(request)
+        return MESSAGES.is_shapeable(body, body.get("messages"))
 
     async def shape(self, request: APIRequest, call_next: object, client: Any) -> _Sent | None:
-        """What is to be sent; None, with a warning, when an error of ours is in the way."""
+        """What is to be sent; None where the request goes out as it came."""
         body: Any = request.json
+        exchange = await self.mount.begin(
+            MESSAGES.codec,
+            body["messages"],
+            MESSAGES.arguments(body),
+            request=body,
+            found=texts_at(body, "metadata.session_id", "metadata.user_id"),
+            client=client,
+        )
+        if exchange is None:
+            return None
         try:
-            session = self.sessions.of(body)
-            history = list(body["messages"])
-            context = await session.run(history, **_arguments(body), client=client)
-            new_request = self._rewrite(request, call_next, session, context)
+            return _Sent(exchange, self._rewrite(request, call_next, exchange))
         except Exception as error:  # noqa: BLE001  logged by `warn`
             warn(UNSHAPED, error)
             return None
-        return _Sent(session, context, new_request)
 
     async def shorten(
         self, request: APIRequest, call_next: object, sent: _Sent, status: int, answer: bytes
@@ -241,31 +224,18 @@ class _Shaping:
 
         None when the refusal has another reason than its length, or nothing can be left out.
         """
-        beginning = answer[:MAX_TEXT].decode("utf-8", "replace")
-        refusal = read_refusal(status, beginning)
-        if refusal is None:
+        refusal = read_refusal(status, answer[:MAX_TEXT].decode("utf-8", "replace"))
+        if not await sent.exchange.refused(refusal):
             return None
-        body: Any = request.json
-        session = sent.session
-        try:
-            history = list(body["messages"])
-            context = await session.recover(refusal, history, sent.context, **_arguments(body))
-        except Exception as error:  # noqa: BLE001  logged by `warn`
-            warn("the context could not be shortened; the API's answer is passed on", error)
-            return None
-        if context is None:
-            return None
-        new_request = self._rewrite(request, call_next, session, context)
-        return _Sent(session, context, new_request)
+        return _Sent(sent.exchange, self._rewrite(request, call_next, sent.exchange))
 
-    def _rewrite(
-        self, request: APIRequest, call_next: object, session: Conversation, context: Result
-    ) -> APIRequest:
+    def _rewrite(self, request: APIRequest, call_next: object, exchange: Exchange) -> APIRequest:
         """*request* with the context; the same object where nothing changes."""
         body: Any = request.json
         new_body = dict(body)
-        if context.messages != body["messages"]:
-            new_body["messages"] = context.messages
+        if exchange.items != body["messages"]:
+            new_body["messages"] = exchange.items
+        session, context = exchange.session, exchange.result
         if self.cache_breakpoints:
             changed = session.rewrite_range(context)
             new_body = with_breakpoints(new_body, self.cache_breakpoints, changed)
@@ -281,69 +251,7 @@ class _Shaping:
         return _with_body(request, new_body, new_headers)
 
 
-# Conversations ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Sessions:
-    """The session of each conversation, and what its last turn has rewritten."""
-
-    session_id: SessionId
-    conversations: Conversations[Conversation]
-    _warned: set[str] = field(default_factory=set)
-
-    def of(self, body: Mapping[str, Any]) -> Conversation:
-        name = self.session_id
-        if not isinstance(name, str):
-            name = name(body)
-        return self.conversations.of(name, digest(body["messages"][0]))
-
-    def warn_once(self, text: str) -> None:
-        """Log *text* the first time only."""
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.warning("%s", text)
-
-
 # Requests -----------------------------------------------------------------------------------------
-
-
-def _is_a_turn(request: APIRequest, body: Any) -> bool:
-    """Whether *request* asks for the next message of a conversation that the client holds.
-
-    A conversation that the server is to summarize as a whole, or that begins with such a summary,
-    is left alone. Where a summary comes later, the stages leave it and all before it to the server.
-    """
-    path, _, _ = request.url.partition("?")
-    if request.method.upper() != "POST" or path != PATH:
-        return False
-    if not isinstance(body, Mapping):
-        return False
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or body.get("compaction"):
-        return False
-    content = read(messages[0], "content")
-    if not isinstance(content, list):
-        return True
-    return all(kind(block) != "compaction" for block in content)
-
-
-def _has_open_calls(messages: list[Any]) -> bool:
-    """Whether *messages* end with calls that have no result; False where they are no messages."""
-    last: object = messages[-1]
-    if not isinstance(last, Mapping) or not {"role", "content"} <= last.keys():
-        return False
-    return bool(pending_calls(messages))
-
-
-def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a session needs of a request besides its messages."""
-    options = {name: body.get(name) for name in ("thinking", "model", "cache_control")}
-    return {
-        "system": body.get("system"),
-        "tools": body.get("tools"),
-        "request": options,
-    }
 
 
 def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> APIRequest:
@@ -429,18 +337,12 @@ async def _observe(sent: _Sent, request: APIRequest, response: AsyncAPIResponse[
     raw = _successful(response)
     if raw is None:
         return
-
-    def learn_usage(reply: object) -> None:
-        with log_errors(NOT_LEARNT):
-            sent.session.learn(reply, sent.context)
-
     with log_errors(UNREAD):
         if request.stream:
             # The response keeps the parsed stream: the caller gets the same one.
-            stream = await response.parse()
-            observe_stream(stream, learn_usage)
+            observe_stream(await response.parse(), sent.exchange.learn)
         elif request.headers.get(RAW) != "stream":
-            learn_usage(raw.json())
+            sent.exchange.learn(raw.json())
 
 
 def _observe_in_thread(sent: _Sent, request: APIRequest, response: APIResponse[Any]) -> None:
@@ -449,19 +351,14 @@ def _observe_in_thread(sent: _Sent, request: APIRequest, response: APIResponse[A
     if raw is None:
         return
 
-    def learn_usage(reply: object) -> None:
-        async def learn_on_the_loop() -> None:
-            sent.session.learn(reply, sent.context)
-
-        with log_errors(NOT_LEARNT):
-            sync.wait_for(learn_on_the_loop())
+    def learn(reply: object) -> None:
+        sync.call_on_loop(sent.exchange.learn, reply)
 
     with log_errors(UNREAD):
         if request.stream:
-            stream = response.parse()
-            observe_sync_stream(stream, learn_usage)
+            observe_sync_stream(response.parse(), learn)
         elif request.headers.get(RAW) != "stream":
-            learn_usage(raw.json())
+            learn(raw.json())
 
 
 def _successful(response: object) -> Any:

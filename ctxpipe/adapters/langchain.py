@@ -13,7 +13,7 @@ from ..messages import kind, without_surrogates
 from ..refusals import as_refusal
 from ..wire.codec import Item, Reading, Side
 from ..wire.conversations import SessionName
-from ..wire.shaping import Shaped, Shaper
+from ..wire.exchange import Exchange, Mount
 from ..wire.usage import usage
 from ..wire.values import (
     arguments_json,
@@ -100,25 +100,18 @@ def ctxpipe_middleware(
 
     *session_id* names the conversation, or finds its name in the ``ModelRequest``; without it the
     name is that of `conversation`, or the thread's. Conversations of one name, such as sub-agents
-    in a thread, are distinguished by their first message; *journal* follows the one that came
-    first.
+    in a thread, or of none, are told apart by their histories; each has a *journal* of its own.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LangChain of the expected form.
     """
-    shaper = Shaper(
-        pipeline,
-        MessageCodec(),
-        session_id=session_id,
-        journal=journal,
-    )
-    return _Middleware(shaper)
+    return _Middleware(Mount(pipeline, session_id, journal))
 
 
 class _Middleware(AgentMiddleware[Any, Any, Any]):
-    def __init__(self, shaper: Shaper) -> None:
+    def __init__(self, mount: Mount) -> None:
         super().__init__()
-        self._shaper = shaper
+        self._mount = mount
         self._tools: tuple[Sequence[object], list[object]] = ((), [])
 
     @property
@@ -132,19 +125,16 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         handler: Callable[[Request], Awaitable[ModelResponse[Any]]],
     ) -> Reply:
         """Call the model with the context."""
-        shaped = await self._shape(request)
-        if shaped is None:
+        exchange = await self._begin(request)
+        if exchange is None:
             return await handler(request)
         try:
-            reply = await handler(_with_items(request, shaped))
+            reply = await handler(_to_send(request, exchange))
         except Exception as error:
-            refusal = as_refusal(error)
-            shorter = await self._shaper.recover(shaped, refusal)
-            if shorter is None:
+            if not await exchange.refused(as_refusal(error)):
                 raise
-            shaped = shorter
-            reply = await handler(_with_items(request, shaped))
-        self._shaper.observe(shaped, _usage(reply))
+            reply = await handler(_to_send(request, exchange))
+        exchange.learn(_usage(reply))
         return reply
 
     def wrap_model_call(
@@ -153,38 +143,33 @@ class _Middleware(AgentMiddleware[Any, Any, Any]):
         handler: Callable[[Request], ModelResponse[Any]],
     ) -> Reply:
         """The same for synchronous callers."""
-        shaped = sync.wait_for(self._shape(request))
-        if shaped is None:
+        exchange = sync.wait_for(self._begin(request))
+        if exchange is None:
             return handler(request)
         try:
-            reply = handler(_with_items(request, shaped))
+            reply = handler(_to_send(request, exchange))
         except Exception as error:
-            refusal = as_refusal(error)
-            shorter = sync.wait_for(self._shaper.recover(shaped, refusal))
-            if shorter is None:
+            if not sync.wait_for(exchange.refused(as_refusal(error))):
                 raise
-            shaped = shorter
-            reply = handler(_with_items(request, shaped))
-        sync.wait_for(self._observe(shaped, reply))
+            reply = handler(_to_send(request, exchange))
+        sync.call_on_loop(exchange.learn, _usage(reply))
         return reply
 
-    async def _observe(self, shaped: Shaped, reply: Reply) -> None:
-        self._shaper.observe(shaped, _usage(reply))
-
-    async def _shape(self, request: Request) -> Shaped | None:
-        names = tuple(_thread(request))
+    async def _begin(self, request: Request) -> Exchange | None:
         system = None
         if request.system_message is not None:
             system = list(_content_blocks(request.system_message.content))
-        thinking = getattr(request.model, "thinking", None)
-        return await self._shaper.shape(
-            request.messages,
-            request=request,
-            found=names,
-            system=system,
-            tools=self._descriptions(request.tools),
-            model=_model_name(request.model),
-            options={"thinking": thinking},
+        options = {
+            "thinking": getattr(request.model, "thinking", None),
+            "model": _model_name(request.model),
+        }
+        arguments = {
+            "system": system,
+            "tools": self._descriptions(request.tools),
+            "request": options,
+        }
+        return await self._mount.begin(
+            CODEC, request.messages, arguments, request=request, found=_thread(request)
         )
 
     def _descriptions(self, tools: Sequence[object]) -> list[object]:
@@ -206,12 +191,12 @@ def _are_same(known: Sequence[object], tools: Sequence[object]) -> bool:
     return all(old is new for old, new in zip(known, tools, strict=True))
 
 
-def _with_items(request: Request, shaped: Shaped) -> Request:
-    """*request* with the messages of *shaped*; the same one where nothing has changed."""
+def _to_send(request: Request, exchange: Exchange) -> Request:
+    """*request* with the context; the same one where nothing has changed."""
     changes: dict[str, Any] = {}
-    if shaped.is_changed:
-        changes["messages"] = shaped.items
-    options = shaped.result.request_options
+    if exchange.is_changed:
+        changes["messages"] = exchange.items
+    options = exchange.result.request_options
     module = type(request.model).__module__
     if options and module.startswith("langchain_anthropic"):
         changes["model_settings"] = {**request.model_settings, **options}
@@ -389,6 +374,9 @@ class MessageCodec:
             elif left:
                 kept.append(self.rebuild(item, left))
         return kept
+
+
+CODEC = MessageCodec()
 
 
 def _calls(items: Sequence[Item]) -> set[object]:

@@ -8,17 +8,13 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..messages.identity import digest
+from ..messages import field
 from ..refusals import as_refusal
-from ..session.client import is_asked_by_a_stage
-from ..session.conversation import Conversation
-from ..wire.conversations import Conversations, SessionName, conversation_name, texts_at
-from ..wire.openai_chat import ChatCodec
-from ..wire.openai_responses import ResponsesCodec
-from ..wire.shaping import NOT_LEARNT, NOT_SHORTENED, UNSHAPED, Shaped, Shaper, log_errors, warn
+from ..wire.conversations import SessionName, texts_at
+from ..wire.exchange import Exchange, Mount
+from ..wire.formats import CHAT, MESSAGES, RESPONSES
 from ..wire.usage import openai_usage
 from ..wire.versions import Versions, ensure_hook, load
 
@@ -33,12 +29,18 @@ from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
 if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
-    from ..reports import Result
     from ..storage import JournalStorage
 
 __all__ = ["ctxpipe_logger"]
 
 MAX_PENDING = 1_000  # calls whose reply has not come
+FORMATS = {
+    "acompletion": CHAT,
+    "aresponses": RESPONSES,
+    "responses": RESPONSES,
+    "anthropic_messages": MESSAGES,
+}
+"""The calls of LiteLLM whose requests are shaped."""
 NAMES = (
     "litellm_session_id",
     "litellm_metadata.session_id",
@@ -65,106 +67,51 @@ def ctxpipe_logger(
 
     *session_id* names the conversation, or finds its name in the call's arguments; without it the
     name is that of `conversation`, or ``litellm_session_id``, ``metadata.session_id``,
-    ``metadata.user_id``, ``prompt_cache_key`` or ``user``. Conversations of one name are
-    distinguished by their first message; *journal* follows the one that came first.
+    ``metadata.user_id``, ``prompt_cache_key`` or ``user``. Conversations of one name, or of none,
+    are told apart by their histories; each has a *journal* of its own.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LiteLLM of the expected form.
     """
-    return _Logger(pipeline, session_id, journal)
-
-
-@dataclass(frozen=True, slots=True)
-class _Messages:
-    """A call of the Messages API: what was sent, and what it was made of."""
-
-    session: Conversation
-    history: list[Any]
-    result: Result
-    arguments: Mapping[str, Any]
+    return _Logger(Mount(pipeline, session_id, journal))
 
 
 class _Logger(CustomLogger):
-    def __init__(
-        self,
-        pipeline: ContextPipeline,
-        session_id: SessionName | None,
-        journal: JournalStorage | None,
-    ) -> None:
+    def __init__(self, mount: Mount) -> None:
         super().__init__()
-        self._session_id = session_id
-        self._chat = Shaper(pipeline, ChatCodec(), session_id=session_id, journal=journal)
-        self._responses = Shaper(pipeline, ResponsesCodec(), session_id=session_id, journal=journal)
-        self._sessions: Conversations[Conversation] = Conversations(pipeline, _itself, journal)
-        self._pending: OrderedDict[str, Shaped | _Messages] = OrderedDict()
+        self._mount = mount
+        self._pending: OrderedDict[str, Exchange] = OrderedDict()
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
     ) -> dict[str, Any] | None:
         """The call with the context; None leaves it as it is."""
-        kind = getattr(call_type, "value", call_type)
-        if kind == "acompletion":
-            return await self._shape(self._chat, kwargs, "messages")
-        if kind in ("aresponses", "responses"):
-            if kwargs.get("previous_response_id") or kwargs.get("conversation"):
-                return None
-            return await self._shape(self._responses, kwargs, "input")
-        if kind == "anthropic_messages":
-            return await self._shape_messages(kwargs)
-        return None
-
-    async def _shape(
-        self, shaper: Shaper, kwargs: dict[str, Any], key: str
-    ) -> dict[str, Any] | None:
-        items = kwargs.get(key)
-        if not isinstance(items, list) or not items:
+        known = FORMATS.get(getattr(call_type, "value", call_type))
+        if known is None or not known.is_shapeable(kwargs, kwargs.get(known.key)):
             return None
-        shaped = await shaper.shape(
-            items,
+        exchange = await self._mount.begin(
+            known.codec,
+            kwargs[known.key],
+            known.arguments(kwargs),
             request=kwargs,
-            found=tuple(texts_at(kwargs, *NAMES)),
-            system=kwargs.get("instructions"),
-            tools=kwargs.get("tools"),
-            model=kwargs.get("model"),
+            found=texts_at(kwargs, *NAMES),
         )
-        if shaped is None:
+        if exchange is None:
             return None
-        self._remember(kwargs, shaped)
-        return {**kwargs, key: shaped.items} if shaped.is_changed else None
-
-    async def _shape_messages(self, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        messages = kwargs.get("messages")
-        if is_asked_by_a_stage() or not isinstance(messages, list) or not messages:
-            return None
-        names = ("thinking", "model", "extra_headers")
-        arguments: dict[str, Any] = {
-            "system": kwargs.get("system"),
-            "tools": kwargs.get("tools"),
-            "request": {name: kwargs.get(name) for name in names},
-        }
-        try:
-            name = conversation_name(self._session_id, kwargs, texts_at(kwargs, *NAMES))
-            session = self._sessions.of(name, digest(messages[0]))
-            result = await session.run(list(messages), **arguments)
-        except Exception as error:  # noqa: BLE001  logged by `warn`
-            warn(UNSHAPED, error)
-            return None
-        self._remember(kwargs, _Messages(session, messages, result, arguments))
-        if not result.changed and result.messages == messages:
-            return None
-        return {**kwargs, "messages": result.messages, **result.request_options}
-
-    # What became of it ----------------------------------------------------------------------------
-
-    def _remember(self, kwargs: Mapping[str, Any], sent: Shaped | _Messages) -> None:
         name = kwargs.get("litellm_call_id")
         if isinstance(name, str):
             self._pending.pop(name, None)
-            self._pending[name] = sent
+            self._pending[name] = exchange
             while len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
+        options = exchange.result.request_options if known is MESSAGES else {}
+        if not exchange.is_changed and not options:
+            return None
+        return {**kwargs, known.key: exchange.items, **options}
 
-    def _find_shaped(self, kwargs: Mapping[str, Any]) -> Shaped | _Messages | None:
+    # What became of it ----------------------------------------------------------------------------
+
+    def _find(self, kwargs: Mapping[str, Any]) -> Exchange | None:
         return self._pending.pop(str(kwargs.get("litellm_call_id")), None)
 
     async def async_log_success_event(
@@ -175,16 +122,13 @@ class _Logger(CustomLogger):
         end_time: Any,  # noqa: ARG002
     ) -> None:
         """Learn from the usage."""
-        sent = self._find_shaped(kwargs)
-        with log_errors(NOT_LEARNT):
-            billed = getattr(response_obj, "usage", None)
-            if isinstance(response_obj, Mapping):
-                billed = response_obj.get("usage")
-            if isinstance(sent, Shaped):
-                self._chat.observe(sent, openai_usage(billed))
-            elif sent is not None:
-                read = openai_usage(billed) if hasattr(billed, "prompt_tokens") else billed
-                sent.session.learn(read, sent.result)
+        exchange = self._find(kwargs)
+        if exchange is not None:
+            usage = field(response_obj, "usage")
+            is_own = exchange.dialog.codec is MESSAGES.codec
+            if not is_own or field(usage, "prompt_tokens") is not None:
+                usage = openai_usage(usage)
+            exchange.learn(usage)
 
     async def async_log_failure_event(
         self,
@@ -194,19 +138,7 @@ class _Logger(CustomLogger):
         end_time: Any,  # noqa: ARG002
     ) -> None:
         """After "too long", shorten the context for the next attempt."""
-        sent = self._find_shaped(kwargs)
+        exchange = self._find(kwargs)
         error = kwargs.get("exception")
-        refusal = as_refusal(error) if isinstance(error, BaseException) else None
-        if sent is None or refusal is None:
-            return
-        if isinstance(sent, Shaped):
-            await self._chat.recover(sent, refusal)
-            return
-        try:
-            await sent.session.recover(refusal, list(sent.history), sent.result, **sent.arguments)
-        except Exception as failure:  # noqa: BLE001  logged by `warn`
-            warn(NOT_SHORTENED, failure)
-
-
-def _itself(conversation: Conversation) -> Conversation:
-    return conversation
+        if exchange is not None and isinstance(error, BaseException):
+            await exchange.refused(as_refusal(error))

@@ -5,23 +5,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .. import sync
 from ..errors import SettingsError
-from ..refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
-from ..wire.conversations import SessionName, texts_at
-from ..wire.events import Events
-from ..wire.openai_chat import ChatCodec
-from ..wire.openai_responses import ResponsesCodec
-from ..wire.shaping import NOT_LEARNT, Shaped, Shaper, log_errors
-from ..wire.usage import openai_usage
+from ..refusals import REFUSING
+from ..wire.conversations import OpenSession, SessionName, texts_at
+from ..wire.exchange import HttpExchange, Mount
+from ..wire.formats import CHAT, RESPONSES, format_of
 from ..wire.versions import Versions, ensure_hook, load
-from ..workers.threads import in_thread_if
 
 VERSIONS = Versions("openai", "openai", "3.0.0", "3.54.0")
 _sdk = load("openai", VERSIONS)
@@ -39,20 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ctxpipe_client", "ctxpipe_sync_client"]
 
-T = TypeVar("T")
-
-CHAT = "/chat/completions"
-RESPONSES = "/responses"
+NAMES = ("prompt_cache_key", "metadata.session_id", "user")
 STREAM = "text/event-stream"
-LARGE = 200_000  # bytes of a request that are read in a thread, not on the loop
-BEGINNING = frozenset(
-    {
-        "response.created",
-        "response.in_progress",
-        "response.queued",
-    }
-)
-MAX_HELD = 1_000_000  # bytes of a stream's beginning that are held back
+LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+ENCODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 
 def ctxpipe_client(
@@ -74,20 +59,20 @@ def ctxpipe_client(
 
     *session_id* names the conversation, or finds its name in the request's body. Without it the
     name is that of `conversation`, or the body's ``prompt_cache_key``, ``metadata.session_id`` or
-    ``user``. Conversations of one name are distinguished by their first message; *journal* follows
-    the one that came first. *transport* is what sends, by default the one that the SDK would use,
+    ``user``. Conversations of one name, or of none, are told apart by their histories; each has a
+    *journal* of its own. *transport* is what sends, by default the one that the SDK would use,
     without the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without an SDK of the expected form.
     """
-    shapers = _Shapers(pipeline, session_id, journal)
+    requests = _Requests(Mount(pipeline, session_id, journal))
     if transport is None:
         transport = httpx2.AsyncHTTPTransport(limits=_sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(transport, httpx2.AsyncBaseTransport):
         raise SettingsError("transport is no httpx2.AsyncBaseTransport")
     client: httpx2.AsyncClient = _sdk.DefaultAsyncHttpxClient(
-        transport=_AsyncTransport(transport, shapers),
+        transport=_AsyncTransport(transport, requests),
         **settings,
     )
     return client
@@ -102,174 +87,78 @@ def ctxpipe_sync_client(
     **settings: Any,
 ) -> httpx2.Client:
     """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
-    shapers = _Shapers(pipeline, session_id, journal)
+    requests = _Requests(Mount(pipeline, session_id, journal))
     if transport is None:
         transport = httpx2.HTTPTransport(limits=_sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(transport, httpx2.BaseTransport):
         raise SettingsError("transport is no httpx2.BaseTransport")
     client: httpx2.Client = _sdk.DefaultHttpxClient(
-        transport=_SyncTransport(transport, shapers),
+        transport=_SyncTransport(transport, requests),
         **settings,
     )
     return client
 
 
-# Requests -----------------------------------------------------------------------------------------
+class _Requests:
+    """Begins an exchange for each request that is to be shaped."""
 
+    def __init__(self, mount: Mount) -> None:
+        self._mount = mount
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A *request* whose items, at *key* of its *body*, were shaped."""
-
-    request: httpx2.Request
-    body: Mapping[str, Any] = field(repr=False)
-    key: str
-    shaper: Shaper = field(repr=False)
-    shaped: Shaped = field(repr=False)
-
-    @property
-    def is_response(self) -> bool:
-        """Whether it is for the responses API, which may refuse within a stream."""
-        return self.key == "input"
-
-    def to_send(self, shaped: Shaped) -> httpx2.Request:
-        """The request with the items of *shaped*; the very same one where these are its own."""
-        if not shaped.is_changed:
-            return self.request
-        body = {**self.body, self.key: shaped.items}
-        text = json.dumps(
-            body,
-            ensure_ascii=False,
-            separators=(",", ":"),
-            allow_nan=False,
-        )
-        sent = self.request.headers.raw
-        headers = [(name, value) for name, value in sent if not _is_length(name)]
-        return httpx2.Request(
-            self.request.method,
-            self.request.url,
-            headers=headers,
-            content=text.encode(),
-            extensions=self.request.extensions,
-        )
-
-
-def _is_length(name: bytes) -> bool:
-    return name.lower() in (b"content-length", b"transfer-encoding")
-
-
-class _Shapers:
-    """One shaper for each form of request."""
-
-    def __init__(
-        self,
-        pipeline: ContextPipeline,
-        session_id: SessionName | None,
-        journal: JournalStorage | None,
-    ) -> None:
-        self._chat = Shaper(
-            pipeline,
-            ChatCodec(),
-            session_id=session_id,
-            journal=journal,
-        )
-        self._responses = Shaper(
-            pipeline,
-            ResponsesCodec(),
-            session_id=session_id,
-            journal=journal,
-        )
-
-    def of(self, request: httpx2.Request) -> tuple[Shaper, str] | None:
-        """What shapes *request*, and where its items are; None for any other request."""
-        if request.method != "POST":
+    def exchange(self, request: httpx2.Request) -> HttpExchange | None:
+        """That of *request*, of which nothing was read yet; None where it is sent as it came."""
+        known = format_of(request.method, request.url.path)
+        if known not in (CHAT, RESPONSES) or "content-encoding" in request.headers:
             return None
-        if "content-encoding" in request.headers:
-            return None
-        path = request.url.path
-        if path.endswith(CHAT):
-            return self._chat, "messages"
-        if path.endswith(RESPONSES):
-            return self._responses, "input"
-        return None
+        return self._mount.http(known)
 
-    async def call(self, request: httpx2.Request, raw: bytes) -> _Call | None:
-        """*request* with the body *raw*, shaped; None where it is sent as it came."""
-        found = self.of(request)
-        if found is None:
-            return None
-        shaper, key = found
-        try:
-            body = await in_thread_if(len(raw) > LARGE, json.loads, raw)
-        except ValueError:
-            return None  # no JSON: the API says so
-        if not _is_ours(body, key):
-            return None
-        names = texts_at(
-            body,
-            "prompt_cache_key",
-            "metadata.session_id",
-            "user",
-        )
-        shaped = await shaper.shape(
-            body[key],
-            request=body,
-            found=tuple(names),
-            system=body.get("instructions"),
-            tools=body.get("tools"),
-            model=body.get("model"),
-        )
-        if shaped is None:
-            return None
-        return _Call(
-            request=request,
-            body=body,
-            key=key,
-            shaper=shaper,
-            shaped=shaped,
-        )
+    def find(self, values: Mapping[str, Any]) -> tuple[str, OpenSession]:
+        """The name of the conversation, and what makes its session."""
+        name = self._mount.name_of(values, texts_at(values, *NAMES))
+        return name, self._mount.open_session(name)
 
 
-def _is_ours(body: Any, key: str) -> bool:
-    """Whether the client holds the conversation of *body*, and not the provider."""
-    if not isinstance(body, dict):
-        return False
-    items = body.get(key)
-    if not isinstance(items, list) or not items:
-        return False
-    if body.get("previous_response_id"):
-        return False
-    if body.get("conversation"):
-        return False
-    return all(isinstance(item, dict) for item in items)
+def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
+    """*request* with what the exchange sends; the very same one where that is its own."""
+    content = exchange.content()
+    if content is exchange.raw:
+        return request
+    sent = request.headers.raw
+    return httpx2.Request(
+        request.method,
+        request.url,
+        headers=[(name, value) for name, value in sent if name.lower() not in LENGTHS],
+        content=content,
+        extensions=request.extensions,
+    )
 
 
 # Responses ----------------------------------------------------------------------------------------
 
 
-def _is_stream(response: httpx2.Response) -> bool:
-    if "content-encoding" in response.headers:
-        return False
+def _begin(response: httpx2.Response, exchange: HttpExchange) -> None:
     content_type = response.headers.get("content-type", "")
-    return content_type.startswith(STREAM)
+    exchange.answered(response.status_code, content_type)
 
 
-ENCODED = frozenset(
-    {
-        "content-encoding",
-        "content-length",
-        "transfer-encoding",
-    }
-)
+def _is_stream(response: httpx2.Response) -> bool:
+    """Whether *response* is to be read chunk by chunk."""
+    content_type = response.headers.get("content-type", "")
+    is_plain = "content-encoding" not in response.headers
+    return is_plain and content_type.startswith(STREAM) and response.is_success
+
+
+def _is_read(response: httpx2.Response) -> bool:
+    """Whether *response* is read whole: one that failed in another way is the caller's alone."""
+    return response.is_success or response.status_code in REFUSING
 
 
 def _whole(response: httpx2.Response) -> httpx2.Response:
     """*response*, which was read, as one that can be read again."""
     sent = response.headers.multi_items()
-    headers = [(name, value) for name, value in sent if name.lower() not in ENCODED]
     return httpx2.Response(
         response.status_code,
-        headers=headers,
+        headers=[(name, value) for name, value in sent if name.lower() not in ENCODED],
         content=response.content,
         extensions=response.extensions,
     )
@@ -284,268 +173,126 @@ def _with_stream(response: httpx2.Response, stream: Any) -> httpx2.Response:
     )
 
 
-def _refusal(response: httpx2.Response) -> Refusal | None:
-    """What *response*, which was read, says of a prompt that is too long."""
-    beginning = response.content[:MAX_TEXT]
-    text = beginning.decode("utf-8", "replace")
-    return read_refusal(response.status_code, text)
-
-
-def _observe_body(call: _Call, shaped: Shaped, response: httpx2.Response) -> None:
-    with log_errors(NOT_LEARNT):
-        body = json.loads(response.content)
-        if isinstance(body, dict):
-            usage = openai_usage(body.get("usage"))
-            call.shaper.observe(shaped, usage)
-
-
-class _Tap:
-    """Finds the usage of a stream in what passes by.
-
-    It is learnt at once: a client may stop reading after the last event.
-    """
-
-    def __init__(self, call: _Call, shaped: Shaped) -> None:
-        self._call = call
-        self._shaped = shaped
-        self._events = Events(b'"usage"')
-
-    def find(self, chunk: bytes) -> dict[str, int] | None:
-        """The usage that *chunk* completes."""
-        found = None
-        with log_errors(NOT_LEARNT):
-            for event in self._events.feed(chunk):
-                holder = event
-                response = event.get("response")
-                if isinstance(response, dict):
-                    holder = response
-                usage = openai_usage(holder.get("usage"))
-                if usage:
-                    found = usage
-        return found
-
-    def learn(self, usage: dict[str, int]) -> None:
-        """Have the session know of *usage*."""
-        self._call.shaper.observe(self._shaped, usage)
-
-
-class _Beginning:
-    """The beginning of a stream, held back until it says whether the prompt was too long."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.refusal: Refusal | None = None
-        self._events = Events()
-        self._bytes = 0
-
-    def is_over(self, chunk: bytes) -> bool:
-        """Whether *chunk* tells how the stream goes on."""
-        self.chunks.append(chunk)
-        self._bytes += len(chunk)
-        for event in self._events.feed(chunk):
-            kind = event.get("type")
-            if kind in BEGINNING:
-                continue
-            if kind in ("response.failed", "error"):
-                text = json.dumps(event)
-                self.refusal = read_refusal(None, text[:MAX_TEXT])
-            return True
-        return self._bytes > MAX_HELD
-
-
 # The transports -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class _AsyncStream(httpx2.AsyncByteStream):
-    """What was *held* back of *inner*, then the rest of it, past *tap*."""
+    """What was *held* back of *inner*, then the *rest* of it, past the *exchange*."""
 
-    def __init__(
-        self,
-        held: list[bytes],
-        rest: AsyncIterator[bytes],
-        inner: Any,
-        tap: _Tap,
-    ) -> None:
-        self._held = held
-        self._rest = rest
-        self._inner = inner
-        self._tap = tap
+    held: list[bytes]
+    rest: AsyncIterator[bytes]
+    inner: Any
+    exchange: HttpExchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._held:
-            self._learn(chunk)
+        for chunk in self.held:
             yield chunk
-        async for chunk in self._rest:
-            self._learn(chunk)
+        async for chunk in self.rest:
+            # Learnt at once: a client may stop reading after the last event.
+            if self.exchange.feed(chunk):
+                self.exchange.learn_usage()
             yield chunk
-
-    def _learn(self, chunk: bytes) -> None:
-        usage = self._tap.find(chunk)
-        if usage is not None:
-            self._tap.learn(usage)
 
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        await self.inner.aclose()
 
 
 class _AsyncTransport(httpx2.AsyncBaseTransport):
-    def __init__(self, inner: httpx2.AsyncBaseTransport, shapers: _Shapers) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, requests: _Requests) -> None:
         self._inner = inner
-        self._shapers = shapers
+        self._requests = requests
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        call = None
-        if self._shapers.of(request) is not None:
-            raw = await request.aread()
-            call = await self._shapers.call(request, raw)
-        if call is None:
+        exchange = self._requests.exchange(request)
+        if exchange is not None:
+            await exchange.begin_bytes(await request.aread(), self._requests.find)
+        if exchange is None or not exchange.is_shaped:
             return await self._inner.handle_async_request(request)
-        response, refusal = await self._send(call, call.shaped)
-        shorter = None
-        if refusal is not None:
-            shorter = await call.shaper.recover(call.shaped, refusal)
-        if shorter is not None:
+        response = await self._send(request, exchange)
+        if await exchange.retry():
             await response.aclose()
-            response, _ = await self._send(call, shorter)
+            response = await self._send(request, exchange)
         return response
 
-    async def _send(self, call: _Call, shaped: Shaped) -> tuple[httpx2.Response, Refusal | None]:
-        """The answer to *call* with the items of *shaped*, and what it says of their length."""
-        request = call.to_send(shaped)
-        response = await self._inner.handle_async_request(request)
-        if response.status_code in REFUSING:
+    async def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
+        response = await self._inner.handle_async_request(_to_send(request, exchange))
+        _begin(response, exchange)
+        if not _is_stream(response):
+            if not _is_read(response):
+                return response
             await response.aread()
-            return _whole(response), _refusal(response)
-        if not response.is_success:
-            return response, None
-        if _is_stream(response):
-            return await self._stream(call, shaped, response)
-        await response.aread()
-        _observe_body(call, shaped, response)
-        return _whole(response), None
-
-    async def _stream(
-        self,
-        call: _Call,
-        shaped: Shaped,
-        response: httpx2.Response,
-    ) -> tuple[httpx2.Response, Refusal | None]:
-        beginning = _Beginning()
+            if exchange.feed(response.content) or exchange.end():
+                exchange.learn_usage()
+            return _whole(response)
         inner: Any = response.stream
         rest = aiter(inner)
-        if call.is_response:
-            async for chunk in rest:
-                if beginning.is_over(chunk):
-                    break
-        stream = _AsyncStream(
-            held=beginning.chunks,
-            rest=rest,
-            inner=inner,
-            tap=_Tap(call, shaped),
-        )
-        return _with_stream(response, stream), beginning.refusal
+        held: list[bytes] = []
+        while exchange.is_undecided and (chunk := await anext(rest, None)) is not None:
+            held.append(chunk)
+            if exchange.feed(chunk):
+                exchange.learn_usage()
+        return _with_stream(response, _AsyncStream(held, rest, inner, exchange))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
+@dataclass(frozen=True, slots=True)
 class _SyncStream(httpx2.SyncByteStream):
     """As `_AsyncStream`."""
 
-    def __init__(
-        self,
-        held: list[bytes],
-        rest: Iterator[bytes],
-        inner: Any,
-        tap: _Tap,
-    ) -> None:
-        self._held = held
-        self._rest = rest
-        self._inner = inner
-        self._tap = tap
+    held: list[bytes]
+    rest: Iterator[bytes]
+    inner: Any
+    exchange: HttpExchange
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._held:
-            self._learn(chunk)
+        yield from self.held
+        for chunk in self.rest:
+            if self.exchange.feed(chunk):
+                sync.call_on_loop(self.exchange.learn_usage)
             yield chunk
-        for chunk in self._rest:
-            self._learn(chunk)
-            yield chunk
-
-    def _learn(self, chunk: bytes) -> None:
-        usage = self._tap.find(chunk)
-        if usage is not None:
-            _on_the_loop(self._tap.learn, usage)
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
 
 
 class _SyncTransport(httpx2.BaseTransport):
-    def __init__(self, inner: httpx2.BaseTransport, shapers: _Shapers) -> None:
+    def __init__(self, inner: httpx2.BaseTransport, requests: _Requests) -> None:
         self._inner = inner
-        self._shapers = shapers
+        self._requests = requests
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        call = None
-        if self._shapers.of(request) is not None:
-            raw = request.read()
-            call = sync.wait_for(self._shapers.call(request, raw))
-        if call is None:
+        exchange = self._requests.exchange(request)
+        if exchange is not None:
+            sync.wait_for(exchange.begin_bytes(request.read(), self._requests.find))
+        if exchange is None or not exchange.is_shaped:
             return self._inner.handle_request(request)
-        response, refusal = self._send(call, call.shaped)
-        shorter = None
-        if refusal is not None:
-            recovery = call.shaper.recover(call.shaped, refusal)
-            shorter = sync.wait_for(recovery)
-        if shorter is not None:
+        response = self._send(request, exchange)
+        if sync.wait_for(exchange.retry()):
             response.close()
-            response, _ = self._send(call, shorter)
+            response = self._send(request, exchange)
         return response
 
-    def _send(self, call: _Call, shaped: Shaped) -> tuple[httpx2.Response, Refusal | None]:
-        request = call.to_send(shaped)
-        response = self._inner.handle_request(request)
-        if response.status_code in REFUSING:
+    def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
+        response = self._inner.handle_request(_to_send(request, exchange))
+        _begin(response, exchange)
+        if not _is_stream(response):
+            if not _is_read(response):
+                return response
             response.read()
-            return _whole(response), _refusal(response)
-        if not response.is_success:
-            return response, None
-        if _is_stream(response):
-            return self._stream(call, shaped, response)
-        response.read()
-        _on_the_loop(_observe_body, call, shaped, response)
-        return _whole(response), None
-
-    def _stream(
-        self,
-        call: _Call,
-        shaped: Shaped,
-        response: httpx2.Response,
-    ) -> tuple[httpx2.Response, Refusal | None]:
-        beginning = _Beginning()
+            if exchange.feed(response.content) or exchange.end():
+                sync.call_on_loop(exchange.learn_usage)
+            return _whole(response)
         inner: Any = response.stream
         rest = iter(inner)
-        if call.is_response:
-            for chunk in rest:
-                if beginning.is_over(chunk):
-                    break
-        stream = _SyncStream(
-            held=beginning.chunks,
-            rest=rest,
-            inner=inner,
-            tap=_Tap(call, shaped),
-        )
-        return _with_stream(response, stream), beginning.refusal
+        held: list[bytes] = []
+        while exchange.is_undecided and (chunk := next(rest, None)) is not None:
+            held.append(chunk)
+            if exchange.feed(chunk):
+                sync.call_on_loop(exchange.learn_usage)
+        return _with_stream(response, _SyncStream(held, rest, inner, exchange))
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _on_the_loop(work: Callable[..., None], *arguments: Any) -> None:
-    """Do *work* where the sessions of synchronous callers are at home."""
-
-    async def finish() -> None:
-        work(*arguments)
-
-    sync.wait_for(finish())

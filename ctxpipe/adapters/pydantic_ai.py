@@ -15,7 +15,7 @@ from ..messages import as_json, kind
 from ..refusals import as_refusal
 from ..wire.codec import Item, Reading
 from ..wire.conversations import SessionName
-from ..wire.shaping import Shaped, Shaper
+from ..wire.exchange import Exchange, Mount
 from ..wire.usage import usage
 from ..wire.values import (
     arguments_json,
@@ -79,8 +79,8 @@ class Ctxpipe(AbstractCapability[Any]):
 
     *session_id* names the conversation, or finds its name in the ``RunContext``; without it the
     name is that of `conversation`, or the run's ``conversation_id``. Conversations of one name,
-    such as agents that a tool runs, are distinguished by their first message; *journal* follows the
-    one that came first.
+    such as agents that a tool runs, or of none, are told apart by their histories; each has a
+    *journal* of its own.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a pydantic-ai of the expected form.
@@ -93,25 +93,20 @@ class Ctxpipe(AbstractCapability[Any]):
         session_id: SessionName | None = None,
         journal: JournalStorage | None = None,
     ) -> None:
-        self._shaper = Shaper(
-            pipeline,
-            MessageCodec(),
-            session_id=session_id,
-            journal=journal,
-        )
+        self._mount = Mount(pipeline, session_id, journal)
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         """What one run needs to remember."""
-        return _Run(self._shaper)
+        return _Run(self._mount)
 
 
 class _Run(AbstractCapability[Any]):
-    """One run: what its last request was, and the shorter one that is to be sent next."""
+    """One run, and the exchange of its last request."""
 
-    def __init__(self, shaper: Shaper) -> None:
-        self._shaper = shaper
-        self._shaped: Shaped | None = None
-        self._shorter: Shaped | None = None
+    def __init__(self, mount: Mount) -> None:
+        self._mount = mount
+        self._exchange: Exchange | None = None
+        self._is_shorter = False  # it was refused, and has a shorter request to send
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         return self
@@ -122,14 +117,12 @@ class _Run(AbstractCapability[Any]):
         request_context: ModelRequestContext,
     ) -> ModelRequestContext:
         """Send the context."""
-        shaped = self._shorter
-        self._shorter = None
-        if shaped is None:
-            shaped = await self._shape(ctx, request_context)
-        self._shaped = shaped
-        if shaped is None or not shaped.is_changed:
+        if not self._is_shorter:
+            self._exchange = await self._begin(ctx, request_context)
+        self._is_shorter = False
+        if self._exchange is None or not self._exchange.is_changed:
             return request_context
-        return dataclasses.replace(request_context, messages=shaped.items)
+        return dataclasses.replace(request_context, messages=list(self._exchange.items))
 
     async def on_model_request_error(
         self,
@@ -140,13 +133,11 @@ class _Run(AbstractCapability[Any]):
     ) -> ModelResponse:
         """Ask once more where the prompt was too long; any other error is raised."""
         del ctx
-        shaped = self._shaped
         attempt = getattr(request_context, "attempt", 1)
-        if shaped is None or attempt > 1:
+        if self._exchange is None or attempt > 1:
             raise error
-        refusal = as_refusal(error)
-        self._shorter = await self._shaper.recover(shaped, refusal)
-        if self._shorter is None:
+        self._is_shorter = await self._exchange.refused(as_refusal(error))
+        if not self._is_shorter:
             raise error
         raise RetryModelRequest from error
 
@@ -159,29 +150,27 @@ class _Run(AbstractCapability[Any]):
     ) -> ModelResponse:
         """Learn from the usage."""
         del ctx, request_context
-        if self._shaped is not None:
-            self._shaper.observe(self._shaped, _usage(response))
+        if self._exchange is not None:
+            self._exchange.learn(_usage(response))
         return response
 
-    async def _shape(
+    async def _begin(
         self,
         ctx: RunContext[Any],
         request_context: ModelRequestContext,
-    ) -> Shaped | None:
+    ) -> Exchange | None:
         conversation = getattr(ctx, "conversation_id", None)
         run = getattr(ctx, "run_id", None)
         parameters = request_context.model_request_parameters
         parts = getattr(parameters, "instruction_parts", None) or ()
         system = [text_block(part.content) for part in parts if says(part.content)]
-        tools = [_description(tool) for tool in parameters.function_tools]
-        model = getattr(request_context.model, "model_name", None)
-        return await self._shaper.shape(
-            request_context.messages,
-            request=ctx,
-            found=(conversation, run),
-            system=system or None,
-            tools=tools,
-            model=model,
+        arguments = {
+            "system": system or None,
+            "tools": [_description(tool) for tool in parameters.function_tools],
+            "request": {"model": getattr(request_context.model, "model_name", None)},
+        }
+        return await self._mount.begin(
+            CODEC, request_context.messages, arguments, request=ctx, found=(conversation, run)
         )
 
 
@@ -305,6 +294,9 @@ class MessageCodec:
             elif left:
                 kept.append(self.rebuild(item, left))
         return kept
+
+
+CODEC = MessageCodec()
 
 
 def _ids(items: Sequence[Item], key: str) -> set[object]:

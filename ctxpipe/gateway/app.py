@@ -19,14 +19,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..settings import EXAMPLE_MODEL
-from .body import Refused
-from .exchange import Exchange
-from .formats import format_of
-from .guard import Guard, error_body
+from ..wire.formats import format_of
+from .guard import Guard, Refused, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
 from .record import Record, find_prices
+from .relay import Relay
 from .shaping import Shaper
 from .upstream import Upstream, read_whole, reply_with
 
@@ -142,10 +141,8 @@ class Gateway:
         if known is None:
             record.passed += 1
             return await self._pass(request)
-        exchange = Exchange(known, request, self._upstream, self.shaper(token))
-        return await exchange.answer(
-            record, is_off=self.is_off, show_texts=self.settings.show_texts
-        )
+        relay = Relay(known, request, self._upstream, self.shaper(token))
+        return await relay.answer(record, is_off=self.is_off, show_texts=self.settings.show_texts)
 
     async def _reader(self, request: Request, token: str) -> ASGIApp:
         """What serves the tools that read back the texts of those who show *token*."""

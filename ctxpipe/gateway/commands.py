@@ -210,15 +210,16 @@ def _serving(settings: Settings) -> Serving:
 
 @contextmanager
 def _logging(handler: logging.Handler) -> Iterator[None]:
-    """Meanwhile the gateway's lines go to *handler*."""
+    """Meanwhile the gateway's lines, and the warnings of sessions, go to *handler*."""
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     before = logger.level
-    logger.addHandler(handler)
+    whole = logging.getLogger("ctxpipe")
+    whole.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        whole.removeHandler(handler)
         logger.setLevel(before)
         handler.close()
 

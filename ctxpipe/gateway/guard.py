@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from .body import Refused
+from ..errors import CtxpipeError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -22,6 +22,7 @@ __all__ = [
     "MAX_HEAD",
     "TOKEN",
     "Guard",
+    "Refused",
     "error_body",
     "is_loopback",
 ]
@@ -55,6 +56,14 @@ _LOCAL_NAMES = frozenset(
         "ip6-localhost",
     }
 )
+
+
+class Refused(CtxpipeError, ValueError):
+    """A request that is answered by the gateway with *status*, and never sent on."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)

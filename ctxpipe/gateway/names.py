@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
 from typing import Any
 
 from ..names import hashed_name
+from ..wire.conversations import UNNAMED
 
-__all__ = ["conversation_name", "session_ids"]
+__all__ = ["conversation_name"]
 
 MAX_NAME = 120
-_MADE_HERE = re.compile(r".*#([0-9]+|[0-9a-f]{16})", re.DOTALL)
+_MADE_HERE = re.compile(rf".*(\.[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
 
 # By client; the second header distinguishes sub-agents that run under one session.
 _HEADERS: tuple[tuple[str, str | None], ...] = (
@@ -23,27 +23,19 @@ _HEADERS: tuple[tuple[str, str | None], ...] = (
     ("session_id", None),
     ("x-session-id", None),  # opencode
 )
-_ANONYMOUS = "anonymous"
 
 
 def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """The name of the conversation that a request belongs to.
+    """The name of the conversation that a request belongs to, "" where it has none.
 
     *headers* have names in small letters, *values* are those of the body. A key to the API is no
     name: neither ``authorization`` nor ``x-api-key`` is looked at. No two names become one: what is
     too long, or looks like a name that is made here, ends in its hash.
     """
-    name = _in_headers(headers) or _in_body(values) or _ANONYMOUS
+    name = _in_headers(headers) or _in_body(values)
     if len(name) <= MAX_NAME and not _MADE_HERE.fullmatch(name):
         return name
     return hashed_name(name, MAX_NAME)
-
-
-def session_ids(name: str) -> Iterator[str]:
-    """The ids of the sessions for conversations called *name*, in order."""
-    yield name
-    for number in count(2):
-        yield f"{name}#{number}"
 
 
 def _in_headers(headers: Mapping[str, str]) -> str:

@@ -11,8 +11,7 @@ import httpx2
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from .body import Refused
-from .guard import MAX_BODY, too_large
+from .guard import MAX_BODY, Refused, too_large
 
 __all__ = ["Headers", "Upstream", "read_whole", "reply_with"]
 

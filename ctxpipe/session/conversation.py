@@ -135,19 +135,21 @@ class Conversation:
         if self.on_change is not None:
             self.on_change(self.session_id, self)
 
-    def sibling(self) -> Conversation:
-        """Another conversation under the same id and into the same files, which knows nothing of
-        this one.
-
-        For the side questions and sub-agents of a loop. It keeps no journal.
+    def fork(self) -> Conversation:
+        """Another conversation under the same id and into the same files that begins with what this
+        one knows, for a history that goes on in two ways. It keeps no journal.
         """
-        return Conversation(
+        fork = Conversation(
             self._runner,
             self.session_id,
             verify=self._verify,
             cache_seconds=self._cache_seconds,
             clock=self._clock,
         )
+        fork._memory.timeline.apply(self._memory.timeline.snapshot())
+        fork._record.ledger.load(self._record.ledger.samples)
+        fork._record.windows |= self._record.windows
+        return fork
 
     # What is known --------------------------------------------------------------------------------
 

@@ -1,22 +1,30 @@
 """Conversations of other APIs and frameworks through a session, and back."""
 
 from .codec import Codec, Reading, Side
-from .conversations import Conversations, SessionName, conversation, conversation_name
+from .conversations import Conversations, Dialog, SessionName, conversation, conversation_name
+from .exchange import Exchange, HttpExchange, Mount
+from .formats import CHAT, MESSAGES, RESPONSES, Format
+from .messages import MessagesCodec
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
-from .shaping import Conversation, Shaped, Shaper
 from .translation import Translation, Units
 
 __all__ = [
+    "CHAT",
+    "MESSAGES",
+    "RESPONSES",
     "ChatCodec",
     "Codec",
-    "Conversation",
     "Conversations",
+    "Dialog",
+    "Exchange",
+    "Format",
+    "HttpExchange",
+    "MessagesCodec",
+    "Mount",
     "Reading",
     "ResponsesCodec",
     "SessionName",
-    "Shaped",
-    "Shaper",
     "Side",
     "Translation",
     "Units",

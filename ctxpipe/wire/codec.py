@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Codec",
     "Item",
+    "ItemReader",
     "Reading",
     "Side",
     "Unit",
@@ -56,7 +57,15 @@ class Reading:
     joins: bool = False
 
 
-class Codec(Protocol):
+class ItemReader(Protocol):
+    """Reads the items of one form of conversation."""
+
+    def read(self, item: Item) -> Reading:
+        """*item* as blocks; what is unknown becomes an opaque text block of its side."""
+        ...
+
+
+class Codec(ItemReader, Protocol):
     """One form of conversation: its items to blocks, and back."""
 
     def frozen(self, items: Sequence[Item], start: int) -> int:
@@ -64,10 +73,6 @@ class Codec(Protocol):
 
         Only items from *start* on are searched for the end of it; 0 where it is not among them.
         """
-        ...
-
-    def read(self, item: Item) -> Reading:
-        """*item* as blocks; what is unknown becomes an opaque text block of its side."""
         ...
 
     def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:

@@ -1,28 +1,50 @@
-"""Which session a request belongs to: the name of its conversation, and its first message."""
+"""Which conversation a request continues: one rule for every adapter and for the gateway.
+
+A request continues the conversation of its name with which it has the longest history in common,
+compared by what the items say. Where that history was changed before a reply, it goes on as a fork:
+under the same session, with what is known of their common beginning. A request that continues none
+begins a new conversation. So a name narrows the search, and is never needed: clients that share
+one, or that give none, do not disturb each other.
+
+Conversations are looked up by how they begin, their first message and the first reply to it, in
+memory and among the journals alike: the id of a session is made of the name and of that beginning.
+However many there are, a lookup asks for a few ids.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from ..errors import SettingsError
+import anyio
+
+from ..errors import CtxpipeError, SettingsError
+from ..messages import THINKING, as_blocks, kind
+from ..messages.bulk import weight
+from ..messages.identity import digest, says_the_same
 from ..names import hashed_name
 from ..pipeline import ContextPipeline
-from ..session.session import conversation_of
 from ..settings import CALLABLE, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
+from .codec import Codec, Item, ItemReader
+from .messages import MessagesCodec
+from .translation import Translation, Verbatim, translation_of
 
 if TYPE_CHECKING:
+    from ..messages import Message
     from ..session.conversation import Conversation
-    from ..storage import JournalStorage
+    from .body import Body
 
 __all__ = [
     "Conversations",
+    "Dialog",
     "SessionName",
     "check_mount",
     "conversation",
@@ -32,16 +54,33 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
-MAX_OTHERS = 8  # conversations under one name, besides the first
+MAX_BYTES = 1 << 30
+OVERHEAD = 4
+"""Bytes that a conversation takes for each byte of its items: as they came, and in its session."""
+OWN_BYTES = 16_000
+"""Bytes that it takes besides."""
+MAX_COMPARED = 256
+"""So many of the newest bodies are compared with a new one, to read only what is new of it."""
 UNNAMED = "unnamed"
+ALTERNATING = (
+    "several conversations come without a name, and are told apart by their histories alone: to "
+    "find them by name in logs and folders, give session_id=, or call the client inside "
+    "ctxpipe.wire.conversation(name)"
+)
 _PIPELINE = instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)")
-
-T = TypeVar("T")
 
 SessionName: TypeAlias = str | Callable[[Any], str | None]
 """The name of the conversation, or a function that finds it in a request; None: it has none."""
 
+OpenSession: TypeAlias = "Callable[[str, bool], Conversation]"
+"""Makes the session of an id, which reads its journal at its first turn; an object of its own where
+another conversation in memory has that id.
+"""
+
 _named: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default=None)
+
+
+# Names --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -73,74 +112,17 @@ def check_mount(pipeline: object, session_id: object, journal: object) -> None:
 def conversation_name(
     session_id: SessionName | None, request: Any, found: Iterable[object] = ()
 ) -> str:
-    """The name of the conversation that *request* belongs to.
+    """The name of the conversation that *request* belongs to, "" where it has none.
 
     That is what *session_id* says; else that of `conversation`; else the first text of *found*,
-    which is where a framework keeps it; else "unnamed".
+    which is where a framework keeps it.
     """
     given = session_id(request) if callable(session_id) else session_id
     for name in (given, _named.get(), *found):
         if isinstance(name, str) and name:
             fits = len(name) <= MAX_SESSION_ID
             return name if fits else hashed_name(name, MAX_SESSION_ID)
-    return UNNAMED
-
-
-@dataclass(slots=True)
-class _Name(Generic[T]):
-    """The conversations of one name: the *first* has the name's session, others siblings."""
-
-    first: bytes
-    session: Conversation
-    conversation: T
-    others: OrderedDict[bytes, T] = field(default_factory=OrderedDict)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversations(Generic[T]):
-    """What a mount remembers of each conversation; *make* makes it of a session's.
-
-    Conversations of the same name are distinguished by how they begin, so that side questions and
-    sub-agents do not disturb each other. *journal* follows the one that came first. At most
-    ``max_sessions`` of the pipeline are remembered.
-    """
-
-    pipeline: ContextPipeline
-    make: Callable[[Conversation], T]
-    journal: JournalStorage | None = None
-    _names: OrderedDict[str, _Name[T]] = field(default_factory=OrderedDict)
-
-    def of(self, name: str, beginning: bytes) -> T:
-        """The conversation *name* that has this *beginning*, a digest of its first message.
-
-        Raises SettingsError for an invalid name.
-        """
-        known = self._names.pop(name, None)
-        if known is None:
-            if name == UNNAMED:
-                logger.warning(
-                    'a request names no conversation; all such requests share the session "%s" and '
-                    "its folder: give the mount session_id=, or call its client inside "
-                    "ctxpipe.wire.conversation(name)",
-                    UNNAMED,
-                )
-            session = conversation_of(self.pipeline.session(name, journal=self.journal))
-            known = _Name(beginning, session, self.make(session))
-        _keep(self._names, name, known, self.pipeline.max_sessions)
-        if beginning == known.first:
-            return known.conversation
-        other = known.others.pop(beginning, None)
-        if other is None:
-            other = self.make(known.session.sibling())
-        _keep(known.others, beginning, other, MAX_OTHERS)
-        return other
-
-
-def _keep(newest: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    """Put *value* last, and drop the first of more than *most*."""
-    newest[key] = value
-    if len(newest) > most:
-        newest.popitem(last=False)
+    return ""
 
 
 def texts_at(holder: Mapping[str, Any], *paths: str) -> Iterator[object]:
@@ -150,3 +132,284 @@ def texts_at(holder: Mapping[str, Any], *paths: str) -> Iterator[object]:
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         yield value
+
+
+# How a conversation begins ------------------------------------------------------------------------
+
+
+class Beginning(NamedTuple):
+    """Digests of a conversation's *first* message and of the *reply* to it, which may not be there.
+
+    Thinking is no part of a reply: clients leave it out later.
+    """
+
+    first: bytes
+    reply: bytes = b""
+
+
+def beginning_of(messages: Iterable[Message]) -> Beginning | None:
+    """How *messages* begin; None where the user has said nothing."""
+    first = b""
+    for message in messages:
+        if message["role"] == "user" and not first:
+            first = digest(message)
+        elif message["role"] == "assistant" and first:
+            said = [block for block in as_blocks(message) if kind(block) not in THINKING]
+            return Beginning(first, digest(cast("Message", {**message, "content": said})))
+    return Beginning(first) if first else None
+
+
+def _opening(codec: ItemReader, items: Sequence[Item]) -> Sequence[Item]:
+    """*items* up to the second reply: whether calls are answered is said after the first."""
+    was_reply, replies = False, 0
+    for index, item in enumerate(items):
+        is_reply = codec.read(item).side == "assistant"
+        if is_reply and not was_reply:
+            replies += 1
+            if replies > 1:
+                return items[:index]
+        was_reply = is_reply
+    return items
+
+
+def session_ids(name: str, begins: Beginning) -> Iterator[str]:
+    """Where a conversation *name* that so *begins* may be kept: the first that is its own or free.
+
+    It bears the name alone; or, where another conversation does, the digest of its first message,
+    too; or that of the first reply. Without a name the first message is the name.
+    """
+    root = name or f"{UNNAMED}-{begins.first.hex()[:12]}"
+    yield root
+    for part in (begins.first, begins.first + begins.reply) if begins.reply else (begins.first,):
+        yield f"{root}.{hashlib.sha256(part).hexdigest()[:8]}"
+
+
+# The conversations --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Dialog:
+    """One conversation of *name*: its *session*, and the items of its last request.
+
+    They came in *body*, where they came in bytes. *saved* is how many raw tokens its context has
+    less than its history, *size* about how long its items are, in bytes or characters. One that
+    *is_provisional* has asked no more than others have: it gets a session of its own with its first
+    reply.
+    """
+
+    name: str
+    session: Conversation
+    codec: Codec | MessagesCodec = field(repr=False)
+    begins: Beginning = field(repr=False)
+    translation: Translation | Verbatim = field(init=False, repr=False)
+    items: Sequence[Item] = field(default=(), repr=False)
+    body: Body | None = field(default=None, repr=False)
+    lock: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
+    saved: int = 0
+    size: int = 0
+    is_provisional: bool = False
+
+    def __post_init__(self) -> None:
+        self.translation = translation_of(self.codec)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory, about."""
+        return OWN_BYTES + OVERHEAD * self.size
+
+    def agreement(self, items: Sequence[Item]) -> Agreement:
+        """How far *items* say what this conversation has said."""
+        same = 0
+        for one, other in zip(self.items, items, strict=False):
+            if one is not other and not _say_the_same(self.codec, one, other):
+                break
+            same += 1
+        is_continued = same > 0 and not _count_replies(self.codec, self.items[same:])
+        return Agreement(same, is_continued)
+
+
+class Agreement(NamedTuple):
+    """How many leading items are the *same*, and whether the conversation *is_continued*.
+
+    It is where no reply was dropped: a request that was not answered in the history was a side
+    question, or is asked again in other words.
+    """
+
+    same: int
+    is_continued: bool
+
+
+def _say_the_same(codec: ItemReader, one: Item, other: Item) -> bool:
+    """Whether two items do, whatever their form and cache marks are."""
+    ours, theirs = codec.read(one), codec.read(other)
+    if ours.side != theirs.side:
+        return False
+    blocks = ({"role": "user", "content": reading.blocks} for reading in (ours, theirs))
+    return says_the_same(*cast("Iterator[Message]", blocks))
+
+
+def _count_replies(codec: ItemReader, items: Iterable[Item]) -> int:
+    """How many replies there are in *items*; one may have several items."""
+    replies, is_in_reply = 0, False
+    for item in items:
+        was_in_reply, is_in_reply = is_in_reply, codec.read(item).side == "assistant"
+        replies += is_in_reply and not was_in_reply
+    return replies
+
+
+class Conversations:
+    """The conversations of one mount or gateway.
+
+    At most *max_bytes* and *max_sessions* of them stay in memory; the longest unused go first, and
+    are found again in their journals. Several processes may write to these: a journal is read where
+    a request goes on from further back than a turn, or where its conversation has just begun.
+    """
+
+    def __init__(self, *, max_sessions: int = 10_000, max_bytes: int = MAX_BYTES) -> None:
+        self._max_sessions = max_sessions
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[Dialog, None] = OrderedDict()  # the longest unused first
+        self._by_key: dict[object, list[Dialog]] = {}
+        self._by_id: dict[object, list[Dialog]] = {}
+        self._newest_unnamed: Dialog | None = None
+        self._warned: set[str] = set()
+        self.bytes: int = 0  # what all of them take in memory, about
+
+    def __iter__(self) -> Iterator[Dialog]:
+        return iter(self._held)
+
+    async def find(
+        self,
+        name: str,
+        codec: Codec | MessagesCodec,
+        items: Sequence[Item],
+        open_session: OpenSession,
+        body: Body | None = None,
+    ) -> Dialog | None:
+        """The conversation *name* that *items* continue; None where the user says nothing in them.
+
+        *body* is what they came in, where that were bytes.
+        """
+        begins = beginning_of(translation_of(codec).read(_opening(codec, items)).messages)
+        if begins is None:
+            return None
+        dialog = None
+        while dialog is None:  # while journals were read, another request may have begun the same
+            dialog, is_certain = self._continued(name, codec, begins, items)
+            if not is_certain:
+                dialog = await self._open(name, codec, begins, items, open_session, dialog)
+        self._warn_of_alternation(dialog)
+        self._forget(dialog)
+        new = weight(items[len(dialog.items) :])
+        dialog.size = len(body.raw) if body is not None else dialog.size + new
+        dialog.items, dialog.begins, dialog.body = items, begins, body
+        self._held[dialog] = None
+        self.bytes += dialog.bytes
+        for index, key in self._places(dialog):
+            index.setdefault(key, []).append(dialog)
+        while len(self._held) > 1 and (
+            self.bytes > self._max_bytes or len(self._held) > self._max_sessions
+        ):
+            self._forget(next(iter(self._held)))
+        return dialog
+
+    def bodies(self) -> Iterator[Body]:
+        """What the newest conversations have asked last, the newest first."""
+        newest = itertools.islice(reversed(self._held), MAX_COMPARED)
+        return (dialog.body for dialog in newest if dialog.body is not None)
+
+    def warn_once(self, text: str) -> None:
+        """Log *text* the first time only."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+    def _forget(self, dialog: Dialog) -> None:
+        if dialog not in self._held:
+            return
+        del self._held[dialog]
+        self.bytes -= dialog.bytes
+        for index, key in self._places(dialog):
+            index[key].remove(dialog)
+            if not index[key]:
+                del index[key]
+
+    def _places(self, dialog: Dialog) -> Iterator[tuple[dict[object, list[Dialog]], object]]:
+        """Each index that *dialog* is in, and what it is there under."""
+        yield self._by_key, (dialog.name, type(dialog.codec), dialog.begins)
+        if not dialog.is_provisional:
+            yield self._by_id, dialog.session.session_id
+
+    def _continued(
+        self, name: str, codec: Codec | MessagesCodec, begins: Beginning, items: Sequence[Item]
+    ) -> tuple[Dialog | None, bool]:
+        """The one in memory that *items* continue furthest, and whether it is certain that no
+        journal knows more: of several replies that are new, another process has passed on some.
+        """
+        near = list(self._by_key.get((name, type(codec), begins), ()))
+        if begins.reply:
+            near += self._by_key.get((name, type(codec), Beginning(begins.first)), ())
+        continued, most = None, 0
+        for dialog in near:
+            agreement = dialog.agreement(items)
+            if agreement.is_continued and agreement.same >= most:
+                continued, most = dialog, agreement.same
+        if continued is None or (continued.is_provisional and begins.reply):
+            return None, False
+        if continued.session.journal is None or continued.session.has_unsaved:
+            return continued, True
+        has_parted = begins.reply != continued.begins.reply
+        return continued, not has_parted and _count_replies(codec, items[most:]) <= 1
+
+    async def _open(
+        self,
+        name: str,
+        codec: Codec | MessagesCodec,
+        begins: Beginning,
+        items: Sequence[Item],
+        open_session: OpenSession,
+        likely: Dialog | None,
+    ) -> Dialog | None:
+        """The conversation that begins so: *likely*, unless its journal knows more, or one that
+        memory does not hold. None where memory has got others meanwhile.
+        """
+        is_new = {Beginning(begins.first)}
+        session_id = ""
+        for session_id in session_ids(name, begins):
+            holders = list(self._by_id.get(session_id, ()))
+            session = open_session(session_id, bool(holders))
+            lines = await _histories(session)
+            if holders != list(self._by_id.get(session_id, ())):
+                return None
+            found = {beginning_of(line) for line in lines} | {holder.begins for holder in holders}
+            if begins not in found and not found <= is_new:
+                continue  # of another conversation
+            if likely in holders:
+                known = len(likely.session.known)
+                if all(len(line) <= known for line in lines):
+                    return likely
+                self._forget(likely)
+            elif holders and session.journal is None:
+                nearest = max(holders, key=lambda holder: holder.agreement(items).same)
+                session = nearest.session.fork()
+            return Dialog(name, session, codec, begins)
+        # It says no more than others do so far. What it begins with is shaped without a journal.
+        session = open_session(session_id, True).fork()
+        return Dialog(name, session, codec, begins, is_provisional=True)
+
+    def _warn_of_alternation(self, dialog: Dialog) -> None:
+        if not dialog.name:
+            if dialog in self._held and dialog is not self._newest_unnamed:
+                self.warn_once(ALTERNATING)
+            self._newest_unnamed = dialog
+
+
+async def _histories(session: Conversation) -> list[Sequence[Message]]:
+    """What *session* knows, else the lines of its journal; none where that cannot be read."""
+    if session.known or session.journal is None:
+        return [session.known] if session.known else []
+    try:
+        branches = ["", *await session.branches()]
+        return [history for name in branches if (history := await session.history(branch=name))]
+    except CtxpipeError:
+        return []  # its first turn says what is wrong with it

@@ -1,4 +1,4 @@
-"""Server-sent events as they come in pieces: only what a mount wants to know of them is parsed."""
+"""A reply as it comes in pieces: only what an exchange wants to know of it is parsed."""
 
 from __future__ import annotations
 
@@ -6,37 +6,49 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Events"]
+__all__ = ["ReplyReader"]
 
-MAX_LINE = 32 * 1024 * 1024  # a line that does not end is not kept
+MAX_KEPT = 32 * 1024 * 1024  # bytes of a reply, or of a line of a stream; more is not read
 _DATA = b"data:"
 
 
-class Events:
-    """The data of a stream's events, of those that contain one of *wanted*; all without any."""
+class ReplyReader:
+    """The objects in a reply: the data of a stream's events, or the one object of a whole reply.
 
-    __slots__ = ("_line", "_wanted")
+    Of a stream only events that contain *wanted* are parsed.
+    """
 
-    def __init__(self, *wanted: bytes) -> None:
-        self._wanted = wanted
-        self._line = b""
+    __slots__ = ("_is_stream", "_rest", "wanted")
+
+    def __init__(self, *, is_stream: bool = True, wanted: bytes = b"") -> None:
+        self.wanted = wanted
+        self._is_stream = is_stream
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[dict[str, Any]]:
-        """The events that *chunk* completes."""
-        *lines, rest = (self._line + chunk).split(b"\n")
-        self._line = rest if len(rest) <= MAX_LINE else b""
+        """The objects that *chunk* completes."""
+        self._rest += chunk
+        if len(self._rest) > MAX_KEPT + len(chunk):
+            self._rest.clear()
+        if not self._is_stream:
+            return
+        *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
-            data = self._parse(line)
-            if data is not None:
-                yield data
+            if line.startswith(_DATA) and self.wanted in line:
+                yield from _parse(line[len(_DATA) :])
 
-    def _parse(self, line: bytes) -> dict[str, Any] | None:
-        if not line.startswith(_DATA):
-            return None
-        if self._wanted and not any(word in line for word in self._wanted):
-            return None
-        try:
-            data = json.loads(line[len(_DATA) :])
-        except ValueError:
-            return None  # "[DONE]", or what is no JSON
-        return data if isinstance(data, dict) else None
+    def end(self) -> Iterator[dict[str, Any]]:
+        """What is left when the reply is over."""
+        if self._is_stream:
+            yield from self.feed(b"\n")
+        else:
+            yield from _parse(self._rest)
+
+
+def _parse(text: bytes | bytearray) -> Iterator[dict[str, Any]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return  # "[DONE]", or what is no JSON
+    if isinstance(data, dict):
+        yield data

@@ -33,11 +33,12 @@ from .codec import (
     make_units,
     opening_unit,
 )
+from .messages import MessagesCodec
 
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Translation", "Units"]
+__all__ = ["Translation", "Units", "Verbatim", "translation_of"]
 
 WATCHED = 8
 """So many of the newest items are read again each turn: a caller may edit them in place."""
@@ -294,6 +295,24 @@ class Translation:
             units.items,
         )
         return list(self._sent)
+
+
+class Verbatim:
+    """A translation of what needs none: the items are messages."""
+
+    def read(self, items: Sequence[Item]) -> Units:
+        """*items* as they are."""
+        messages = list(items)
+        return Units(messages, 0, [], messages, [])
+
+    def items(self, units: Units, context: list[Message]) -> list[Item]:
+        """*context*; where it says what the messages do, these themselves."""
+        return units.messages if is_equal(context, units.messages) else context
+
+
+def translation_of(codec: Codec | MessagesCodec) -> Translation | Verbatim:
+    """What translates one conversation in the form of *codec*."""
+    return Verbatim() if isinstance(codec, MessagesCodec) else Translation(codec)
 
 
 def _contents(items: Sequence[Item]) -> list[object]:

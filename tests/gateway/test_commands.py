@@ -62,7 +62,7 @@ async def test_the_address_is_the_first_line_and_the_sum_the_last(tmp_path):
         started.send_signal(signal.SIGINT)
         _, error = await started.communicate()
     lines = error.decode().splitlines()
-    assert "turn 1 of anonymous: shaped" in lines[0]
+    assert "turn 1 of unnamed-" in lines[0]
     assert lines[-1].startswith("ctxpipe gateway: 1 turn, ")
     assert key() not in error.decode()
 

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from gateways import conversation, post, replies, serving
 
-from ctxpipe import ContextPipeline, TokenCounter
-from ctxpipe.gateway.body import read_body
-from ctxpipe.gateway.conversations import OWN_BYTES, Content, Conversations, Question
-from ctxpipe.gateway.formats import Messages
+from ctxpipe import TokenCounter
+from ctxpipe.gateway.conversations import Content
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.session.conversation import Conversation
-from ctxpipe.session.session import conversation_of
 from ctxpipe.testing import MessagesServer
+from ctxpipe.wire.conversations import OWN_BYTES
 
 SIZE = 6_000
 
@@ -39,51 +35,18 @@ async def test_above_the_limit_the_longest_unused_conversations_are_forgotten(tm
         assert gateway.gateway.shaper().conversations.bytes <= limit
 
 
-async def test_while_a_request_is_under_way_its_conversation_is_not_forgotten():
-    conversations = Conversations(max_bytes=0)
-    pipeline = ContextPipeline([])
-
-    def open_session(session_id: str) -> Conversation:
-        return conversation_of(pipeline.new_session(session_id))
-
-    def question(text: str) -> Question:
-        raw = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
-        body = read_body(raw, Messages.key)
-        assert body is not None
-        return Question(Messages(), body)
-
-    under_way = await conversations.find("a", question("one"), open_session)
-    over = await conversations.find("b", question("other"), open_session)
-
-    conversations.release(over)
-    assert list(conversations) == [under_way]
-    conversations.release(under_way)
-    assert list(conversations) == []
-
-
 async def test_a_forgotten_conversation_goes_on_from_its_journal_with_the_same_bytes(tmp_path):
     async with (
         MessagesServer(replies(8)) as api,
         serving(api.url, tmp_path, max_bytes=1) as gateway,
     ):
-        for rounds in range(1, 9):
-            await ask(gateway, "a", rounds)
-            assert names(gateway) == []
-    for before, after in zip(api.requests, api.requests[1:], strict=False):
+        for rounds in range(1, 5):
+            for name in "ab":
+                await ask(gateway, name, rounds)
+                assert names(gateway) == [name]
+    for before, after in zip(api.requests, api.requests[2:], strict=False):
         known = before.body["messages"]
         assert after.body["messages"][: len(known)] == known
-
-
-async def test_what_only_a_journal_has_told_counts_as_well(tmp_path):
-    async with MessagesServer(replies(3)) as api:
-        async with serving(api.url, tmp_path) as gateway:
-            await ask(gateway, "a", 3)
-        async with serving(api.url, tmp_path) as gateway:
-            task = {"role": "user", "content": "another task under the same name"}
-            await post(gateway, {"messages": [task]}, {"x-ctxpipe-session": "a"})
-            known = gateway.gateway.shaper().conversations
-            assert names(gateway) == ["a", "a"]
-            assert known.bytes > 2 * OWN_BYTES + 4 * 3 * SIZE
 
 
 async def test_tokens_share_the_limit(tmp_path):

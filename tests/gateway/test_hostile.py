@@ -23,10 +23,10 @@ from gateways import (
     serving_beside,
 )
 
-from ctxpipe.gateway.body import MAX_ITEMS
 from ctxpipe.gateway.guard import MAX_BODY, MAX_HEAD
 from ctxpipe.gateway.serving import Serving
 from ctxpipe.testing import MessagesServer
+from ctxpipe.wire.body import MAX_ITEMS
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOKEN = "a token of the gateway"  # noqa: S105

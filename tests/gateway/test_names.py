@@ -1,13 +1,13 @@
 """What a conversation is called: no two names become one, however long they are."""
 
-import itertools
 import json
 from uuid import UUID
 
 import pytest
 from gateways import Upstream, conversation, http, post, serving
 
-from ctxpipe.gateway.names import MAX_NAME, conversation_name, session_ids
+from ctxpipe.gateway.names import MAX_NAME, conversation_name
+from ctxpipe.wire.conversations import Beginning, session_ids
 
 CLAUDE_CODE = f"user_{'ab' * 32}_account_{UUID(int=1)}_session_"
 LONG = "x" * 200
@@ -45,13 +45,15 @@ def test_long_names_that_differ_at_the_end_stay_different(name):
     assert max(map(len, names)) <= MAX_NAME
 
 
-@pytest.mark.parametrize("name", ["s", "run-2", "a/b c", "x" * MAX_NAME, "#", "a#b"])
+@pytest.mark.parametrize("name", ["s", "run-2", "a/b c", "x" * MAX_NAME, "#", "a#b", "v1.2"])
 def test_a_name_that_fits_stays_as_it_is(name):
     assert in_header(name) == name
 
 
 def test_nobody_can_choose_a_name_that_is_made_here():
-    made = [in_header(LONG), *itertools.islice(session_ids("s"), 1, 40)]
+    beginnings = [Beginning(b"first"), Beginning(b"first", b"reply")]
+    made = [it for name in ("", "s") for begins in beginnings for it in session_ids(name, begins)]
+    made = [in_header(LONG), *(it for it in made if it != "s")]
 
     assert not {in_header(name) for name in made} & set(made)
 

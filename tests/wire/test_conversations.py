@@ -1,21 +1,23 @@
-"""Which session a request belongs to."""
+"""Which conversation a request continues."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.errors import SettingsError
-from ctxpipe.session import Session
-from ctxpipe.wire import Conversations, conversation, conversation_name
-from ctxpipe.wire.conversations import MAX_OTHERS, texts_at
+from ctxpipe.session.conversation import Conversation
+from ctxpipe.session.session import conversation_of
+from ctxpipe.storage import JournalStorage
+from ctxpipe.wire import MESSAGES, Conversations, Dialog, conversation, conversation_name
+from ctxpipe.wire.conversations import OWN_BYTES, texts_at
 
-
-def of_sessions(pipeline: ContextPipeline, **settings: Any) -> Conversations[Session]:
-    return Conversations(pipeline, lambda session: session, **settings)
+LONG = "a long line of output\n" * 100
+Items = list[dict[str, Any]]
 
 
 def test_the_name_that_was_given_counts_most():
@@ -25,7 +27,7 @@ def test_the_name_that_was_given_counts_most():
         assert conversation_name(None, {}, ["found"]) == "around"
         assert conversation_name(lambda _: None, {}, ["found"]) == "around"
     assert conversation_name(None, {}, [None, "", 5, "found"]) == "found"
-    assert conversation_name(None, {}, []) == "unnamed"
+    assert conversation_name(None, {}, []) == ""
 
 
 def test_a_name_that_is_too_long_is_cut():
@@ -55,47 +57,236 @@ def test_texts_are_found_at_their_paths():
     ]
 
 
-def test_conversations_without_a_name_share_a_session_which_is_said_once(
+# The rule -----------------------------------------------------------------------------------------
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def step(name: str, result: str = "short") -> Items:
+    """A call named *name*, and its result."""
+    call = {"type": "tool_use", "id": name, "name": "look", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": name, "content": result}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [answer]}]
+
+
+class Client:
+    """What asks in the conversations of a mount, and what it has been sent."""
+
+    def __init__(self, root: Path | None = None, **limits: int) -> None:
+        self.journal: JournalStorage | None = LocalStorage(root) if root is not None else None
+        stages = [DirectOffload(LocalStorage(root), min_chars=500)] if root is not None else []
+        self.pipeline = ContextPipeline(stages)
+        self.conversations = Conversations(**limits)
+
+    def open_session(self, session_id: str, is_held: bool) -> Conversation:  # noqa: ARG002
+        return conversation_of(self.pipeline.new_session(session_id, journal=self.journal))
+
+    async def ask(self, items: Items, name: str = "") -> Dialog:
+        found = await self.conversations.find(name, MESSAGES.codec, items, self.open_session)
+        assert found is not None
+        messages: list[Any] = list(items)
+        self.sent = (await found.session.run(messages)).messages
+        return found
+
+
+async def test_a_request_continues_the_conversation_whose_history_it_begins_with():
+    client = Client()
+    first = await client.ask([user("Hi")], "s")
+
+    assert await client.ask([user("Hi"), *step("a")], "s") is first
+    assert await client.ask([user("Hi"), *step("a"), *step("b")], "s") is first
+
+
+async def test_a_question_that_was_asked_beside_it_or_again_is_no_other_conversation():
+    client = Client()
+    history = [user("Hi"), *step("a")]
+    first = await client.ask(history)
+
+    assert await client.ask(history) is first
+    assert await client.ask([*history, user("What is the title of this?")]) is first
+    assert await client.ask([*history, *step("b")]) is first
+
+
+async def test_cache_marks_and_the_form_of_a_text_make_no_difference():
+    client = Client()
+    first = await client.ask([user("Hi"), *step("a")])
+    marked = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+
+    assert await client.ask([{"role": "user", "content": [marked]}, *step("a")]) is first
+
+
+async def test_thinking_that_a_client_leaves_out_later_makes_no_other_beginning(tmp_path: Path):
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    call, result = step("a")
+    thinking = {**call, "content": [thought, *call["content"]]}
+    before = await Client(tmp_path).ask([user("Hi"), thinking, result])
+
+    after = await Client(tmp_path).ask([user("Hi"), call, result, *step("b")])
+
+    assert after.session.session_id == before.session.session_id
+
+
+async def test_equal_beginnings_part_with_their_first_reply(tmp_path: Path):
+    client = Client(tmp_path)
+    ids: dict[str, set[str]] = {}
+    for length in (1, 3, 5, 7):
+        for who in "abc":
+            steps = [message for n in range(3) for message in step(f"{who}{n}")]
+            found = await client.ask([user("Hi"), *steps][:length])
+            if length > 1:
+                ids.setdefault(who, set()).add(found.session.session_id)
+                assert len(found.session.known) == length
+
+    assert [len(own) for own in ids.values()] == [1, 1, 1]
+    assert len(set.union(*ids.values())) == 3
+
+
+@pytest.mark.parametrize("name", ["", "job-42"])
+async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(
+    name: str, tmp_path: Path
+):
+    client = Client(tmp_path)
+    found = [await client.ask([user(task), *step("a", LONG)], name) for task in ("one", "two")]
+
+    ids = [dialog.session.session_id for dialog in found]
+    assert len(set(ids)) == 2
+    assert all(it.startswith(name or "unnamed-") for it in ids)
+    assert [len(await dialog.session.history()) for dialog in found] == [3, 3]
+    assert len(list(tmp_path.glob("*/a.md"))) == 2
+
+
+async def test_the_first_conversation_of_a_name_bears_it_alone():
+    client = Client()
+
+    assert (await client.ask([user("Hi")], "s")).session.session_id == "s"
+    assert (await client.ask([user("Ho")], "s")).session.session_id.startswith("s.")
+
+
+async def test_an_id_without_a_name_is_the_same_in_every_process():
+    ids = {(await Client().ask([user("Hi")])).session.session_id for _ in range(2)}
+
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+async def test_a_fork_knows_what_was_known_and_both_sides_go_on(has_journal: bool, tmp_path: Path):
+    client = Client(tmp_path)
+    if not has_journal:
+        client.journal = None
+    history = [user("Hi")]
+    for number in range(3):
+        history += step(f"a{number}", LONG)
+        await client.ask(history)
+    before = list(client.sent)
+
+    fork = await client.ask([*history[:5], *step("other")])
+
+    assert client.sent[:5] == before[:5]
+    parent = await client.ask([*history, *step("a3")])
+    assert client.sent[:7] == before
+    assert parent is not fork
+    assert parent.session.session_id == fork.session.session_id
+
+
+# In another process -------------------------------------------------------------------------------
+
+
+def conversations_of(how: str, number: int) -> Callable[[int], Items]:
+    first = user("Hi" if how == "alike" else f"Task {number}")
+    return lambda turns: [first, *(m for n in range(turns) for m in step(f"{number}-{n}", LONG))]
+
+
+@pytest.mark.parametrize("name", ["", "job-42"])
+@pytest.mark.parametrize("how", ["alike", "different"])
+async def test_every_conversation_goes_on_with_its_bytes_in_another_process(
+    how: str, name: str, tmp_path: Path
+):
+    sent: dict[int, list[Any]] = {}
+    for turns in (0, 1, 2, 3):
+        client = Client(tmp_path)  # each time one that remembers nothing
+        for number in range(40):
+            await client.ask(conversations_of(how, number)(turns), name)
+            if turns > 1:
+                assert client.sent[: len(sent[number])] == sent[number]
+            sent[number] = list(client.sent)
+
+
+async def test_what_memory_has_dropped_is_found_in_its_journal(tmp_path: Path):
+    client = Client(tmp_path, max_sessions=1)
+    first = await client.ask([user("one"), *step("a", LONG)])
+    before = list(client.sent)
+    await client.ask([user("two")])
+
+    again = await client.ask([user("one"), *step("a", LONG), *step("b")])
+
+    assert again is not first
+    assert client.sent[:3] == before
+    assert len(list(client.conversations)) == 1
+
+
+async def test_a_journal_that_cannot_be_read_costs_its_conversation_alone(tmp_path: Path):
+    await Client(tmp_path).ask([user("one")], "s")
+    for path in tmp_path.rglob("*.jsonl"):
+        path.write_text("{broken\n")
+
+    found = await Client(tmp_path).ask([user("one"), *step("a")], "s")
+
+    assert found.session.session_id == "s"
+
+
+# Limits -------------------------------------------------------------------------------------------
+
+
+async def test_no_more_sessions_than_allowed_are_remembered():
+    client = Client(max_sessions=2)
+    first = await client.ask([user("1")])
+    for number in "23":
+        await client.ask([user(number)])
+
+    assert [dialog.items[0]["content"] for dialog in client.conversations] == ["2", "3"]
+    assert await client.ask([user("1")]) is not first
+
+
+async def test_no_more_bytes_than_allowed_are_held_but_for_the_newest():
+    client = Client(max_bytes=2 * OWN_BYTES + 1)
+    for number in "123":
+        await client.ask([user(number)])
+
+    assert len(list(client.conversations)) == 1
+    assert client.conversations.bytes == sum(dialog.bytes for dialog in client.conversations)
+
+
+async def test_alternating_conversations_without_a_name_are_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ):
-    conversations = of_sessions(ContextPipeline())
+    client = Client()
+    for task in ("one", "two"):
+        await client.ask([user(task)])
+        await client.ask([user(task), *step("a")])
+    assert not caplog.messages
 
-    for beginning in (b"one", b"two", b"one"):
-        name = conversation_name(None, {}, [])
-        assert conversations.of(name, beginning).session_id == "unnamed"
-    conversations.of("job-42", b"one")
+    for task in ("one", "two", "one"):
+        await client.ask([user(task), *step("a"), *step("b")])
+        await client.ask([user(task), *step("a"), *step("b")], "named")
 
     [said] = caplog.messages
-    assert 'share the session "unnamed"' in said
     assert "session_id=" in said
 
 
-def test_the_first_conversation_of_a_name_has_the_journal_and_others_are_siblings(tmp_path: Path):
-    conversations = of_sessions(ContextPipeline(), journal=LocalStorage(tmp_path))
+async def test_one_conversation_that_is_asked_again_and_again_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+):
+    client = Client()
+    for turns in range(3):
+        await client.ask([user("one"), *(m for n in range(turns) for m in step(f"{n}"))])
 
-    first, other = conversations.of("s", b"one"), conversations.of("s", b"two")
-
-    assert first.journal is not None
-    assert other.journal is None
-    assert first.session_id == other.session_id == "s"
-    assert conversations.of("s", b"one") is first
-    assert conversations.of("s", b"two") is other
+    assert not caplog.messages
 
 
-def test_no_more_than_the_pipelines_sessions_are_remembered():
-    conversations = of_sessions(ContextPipeline(max_sessions=2))
-    first = conversations.of("a", b"")
-    for name in "bc":
-        conversations.of(name, b"")
+async def test_where_the_user_says_nothing_there_is_no_conversation():
+    client = Client()
 
-    assert conversations.of("a", b"") is not first
-
-
-def test_no_more_than_some_others_are_remembered():
-    conversations = of_sessions(ContextPipeline())
-    conversations.of("s", b"first")
-    other = conversations.of("s", b"0")
-    for number in range(1, MAX_OTHERS + 1):
-        conversations.of("s", b"%d" % number)
-
-    assert conversations.of("s", b"0") is not other
+    codec, items = MESSAGES.codec, [{"role": "assistant", "content": "x"}]
+    assert await client.conversations.find("s", codec, items, client.open_session) is None

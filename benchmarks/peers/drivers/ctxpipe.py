@@ -26,11 +26,9 @@ from ctxpipe import (
     presets,
 )
 from ctxpipe.lab.workbench import SeenFiles
-from ctxpipe.session.session import Session, conversation_of
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
-from ctxpipe.wire.openai_chat import ChatCodec
-from ctxpipe.wire.shaping import Shaper
+from ctxpipe.wire import CHAT, Mount
 
 COUNTER = "tiktoken, exact, each text once"
 WAYS = {
@@ -140,23 +138,19 @@ class Peer:
                 SmartTruncate(archive=storage),
             ]
         self.options: dict[str, Any] = {}
-        pipeline = ContextPipeline(stages, budget=budget)
-        self.shaper = Shaper(pipeline, ChatCodec(), session_id="run") if form == "chat" else None
+        self.pipeline = pipeline = ContextPipeline(stages, budget=budget)
+        self.mount = Mount(pipeline, "run") if form == "chat" else None
         kept: dict[str, Any] = {"journal": storage, "lease_seconds": 60} if journal else {}
         self.session = pipeline.session("run", **kept)
 
     def sibling(self) -> Peer:
         """A sub-agent: another conversation of the same session."""
         other = copy(self)
-        other.history, other.options, other.session = (
-            [],
-            {},
-            Session(conversation_of(self.session).sibling()),
-        )
+        other.history, other.options, other.session = [], {}, self.pipeline.new_session("run")
         return other
 
     def convert(self, new: list[dict[str, Any]]) -> list[Any]:
-        if self.shaper is not None:
+        if self.mount is not None:
             return [made for message in new for made in as_chat(message)]
         return new
 
@@ -166,13 +160,13 @@ class Peer:
             if usage is not None:
                 self.session.observe(usage)
         self.history += native
-        if self.shaper is None:
+        if self.mount is None:
             self.seen.learn(native)
 
     async def shape(self) -> list[Any]:
-        if self.shaper is not None:
-            shaped = await self.shaper.shape(self.history)
-            return self.history if shaped is None else shaped.items
+        if self.mount is not None:
+            exchange = await self.mount.begin(CHAT.codec, self.history)
+            return self.history if exchange is None else list(exchange.items)
         result = await self.session.run(self.history)
         self.options = dict(result.request_options)
         return result.messages

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.gateway.body import MAX_DEPTH, Body, Refused, read_body
+from ctxpipe.wire.body import MAX_DEPTH, Body, TooDeep, read_body
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -128,9 +128,8 @@ def test_what_is_no_json_cannot_be_read(raw):
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 10_000, 100_000])
 def test_what_nests_too_deep_is_refused(depth):
     raw = b'{"messages": [' + b"[" * depth + b"]" * depth + b"]}"
-    with pytest.raises(Refused, match="deeper than 200") as caught:
+    with pytest.raises(TooDeep, match="deeper than 200"):
         read_body(raw, "messages")
-    assert caught.value.status == 400
 
 
 def test_a_body_that_names_a_key_twice_cannot_be_read():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CtxpipeError
 
-__all__ = ["Body", "Refused", "read_body"]
+__all__ = ["Body", "TooDeep", "read_body"]
 
 MAX_DEPTH = 200
 """How deep the values of a request may nest. Tools' schemas are the deepest, at about twenty."""
@@ -32,12 +32,8 @@ _BLANKS = re.compile(r"[ \t\n\r]*")
 _decoder = json.JSONDecoder()
 
 
-class Refused(CtxpipeError, ValueError):
-    """A request that is answered by the gateway with *status*, and never sent on."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+class TooDeep(CtxpipeError, ValueError):
+    """A body that nests deeper than MAX_DEPTH."""
 
 
 class Span(NamedTuple):
@@ -126,7 +122,7 @@ def read_body(
 
     Items whose bytes are those of a *known* body from its beginning on are the very items of that.
 
-    Raises Refused where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, has
+    Raises TooDeep where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, has
     more than MAX_ITEMS items, or names a key twice: another reader might take the other one.
     """
     last, same = _closest(raw, key, known)
@@ -134,7 +130,7 @@ def read_body(
     try:
         return reader.read()
     except RecursionError as error:
-        raise Refused(400, _TOO_DEEP) from error
+        raise TooDeep(_TOO_DEEP) from error
 
 
 _TOO_DEEP = f"the body nests deeper than {MAX_DEPTH} levels"
@@ -263,7 +259,7 @@ class _Reader:
         self.skip_blanks()
         value, self.at = _decoder.raw_decode(self.text, self.at)
         if _is_deeper(value, MAX_DEPTH):
-            raise Refused(400, _TOO_DEEP)
+            raise TooDeep(_TOO_DEEP)
         return value
 
     def opens_with(self, character: str) -> bool:

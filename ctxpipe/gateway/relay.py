@@ -1,0 +1,212 @@
+"""One request for a message: shaped, sent, recovered once, and its reply back chunk by chunk."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from starlette.background import BackgroundTask
+
+from ..edits.thinking import BINDING_BETA
+from ..messages import as_blocks, field
+from ..session.client import BETA
+from ..wire.exchange import HttpExchange, log_errors
+from ..words import one_line
+from .guard import Refused
+from .record import Leaving, Turn, dollars
+from .upstream import read_whole, reply_with
+
+if TYPE_CHECKING:
+    import httpx2
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from ..messages import Message
+    from ..wire.formats import Format
+    from .record import Record, What
+    from .shaping import Shaper
+    from .upstream import Headers, Upstream
+
+__all__ = ["Relay"]
+
+logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
+
+SWITCH = "x-ctxpipe"
+"""With the value "off" a request passes as it came."""
+SAVED = "x-ctxpipe-saved"
+"""The header that says how many tokens the context has less than the history."""
+MAX_SHOWN = 300  # characters of a text on the page
+
+
+class Relay:
+    """A *request* in the format *known* on its way to the upstream, and the reply on its way back.
+
+    Whatever goes wrong with its context, the request is sent as it came, and the reply goes back as
+    it comes: an error of ours is a line in the log.
+    """
+
+    def __init__(
+        self,
+        known: Format,
+        request: Request,
+        upstream: Upstream,
+        shaper: Shaper,
+    ) -> None:
+        self._exchange = HttpExchange(shaper.conversations, known)
+        self._request = request
+        self._upstream = upstream
+        self._shaper = shaper
+        self._opened = AsyncExitStack()
+        self._is_recovered = False
+        self._started = time.monotonic()
+
+    async def answer(self, record: Record, *, is_off: bool, show_texts: bool) -> Response:
+        """The reply, whose turn *record* counts once it is over. Raises Refused."""
+        exchange, headers = self._exchange, self._request.headers
+        exchange.raw = await read_whole(self._request)
+        if is_off or headers.get(SWITCH) == "off":
+            exchange.reason = "switched off"
+        elif headers.get("content-encoding", "identity") != "identity":
+            exchange.reason = "its body is compressed"
+        else:
+            await exchange.begin_bytes(exchange.raw, self._shaper.find(headers))
+        if exchange.is_too_deep:
+            raise Refused(400, exchange.reason)
+        async with self._opened:
+            response, held, rest = await self._ask()
+            saved: dict[str, str] = {}
+            if exchange.is_shaped:
+                saved[SAVED] = str(exchange.dialog.saved)
+            turn = self._turn(response.status_code, show_texts=show_texts)
+            chunks = self._chunks(self._opened.pop_all(), held, rest, turn, record)
+        reply = reply_with(response, chunks, saved)
+        reply.background = BackgroundTask(self._add_kinds, turn)  # nobody waits for it
+        return reply
+
+    # The upstream ---------------------------------------------------------------------------------
+
+    async def _ask(self) -> tuple[httpx2.Response, list[bytes], AsyncIterator[bytes]]:
+        """The upstream's response, to a shorter request after "too long": what was held back of it,
+        and the rest.
+        """
+        response = await self._send()
+        chunks = response.aiter_raw()
+        held = [chunk async for chunk in self._held(chunks)]
+        if self._shaper.is_dry:
+            return response, held, chunks
+        self._shaper.learn_window(self._exchange, self._request.headers)
+        if not await self._exchange.retry():
+            return response, held, chunks
+        await response.aclose()
+        self._is_recovered = True
+        response = await self._send()
+        return response, [], response.aiter_raw()
+
+    async def _send(self) -> httpx2.Response:
+        raw, beta = self._exchange.raw, ""
+        if self._exchange.is_shaped and not self._shaper.is_dry:
+            raw = self._exchange.content()
+            beta = BINDING_BETA if self._exchange.options else ""
+        headers: Headers = []
+        for name, value in self._request.headers.items():
+            if name == BETA and beta:
+                names = [each.strip() for each in value.split(",")]
+                beta = ",".join(dict.fromkeys([*filter(None, names), beta]))
+            elif name != "accept-encoding":  # what the usage is read from must be plain
+                headers.append((name, value))
+        headers.append(("accept-encoding", "identity"))
+        if beta:
+            headers.append((BETA, beta))
+        response = await self._upstream.ask(self._request, raw, headers)
+        self._opened.push_async_callback(response.aclose)
+        self._exchange.answered(response.status_code, response.headers.get("content-type", ""))
+        return response
+
+    async def _held(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The beginning of *chunks*, as far as a refusal would show in it."""
+        while self._exchange.is_undecided:
+            chunk = await anext(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+            self._learn(is_due=self._exchange.feed(chunk))
+
+    # The reply ------------------------------------------------------------------------------------
+
+    async def _chunks(
+        self,
+        opened: AsyncExitStack,
+        held: Sequence[bytes],
+        rest: AsyncIterator[bytes],
+        turn: Turn,
+        record: Record,
+    ) -> AsyncIterator[bytes]:
+        """The whole reply as it comes; the usage is learned from a copy of it."""
+        exchange = self._exchange
+        async with opened:
+            try:
+                for chunk in held:
+                    yield chunk
+                async for chunk in rest:
+                    yield chunk
+                    self._learn(is_due=exchange.feed(chunk))
+                self._learn(is_due=exchange.end())
+            finally:
+                turn.seconds = time.monotonic() - self._started
+                if exchange.is_shaped:
+                    turn.dollars = dollars(turn.model, exchange.usage)
+                record.add(turn)
+                logger.info("%s", turn)
+
+    def _learn(self, *, is_due: bool) -> None:
+        if is_due and not self._shaper.is_dry:  # a dry run is billed for another context
+            self._exchange.learn_usage()
+
+    async def _add_kinds(self, turn: Turn) -> None:
+        """Add to *turn* what the tokens that were sent are spent on, as far as that can be told."""
+        if self._exchange.is_shaped:
+            with log_errors("what a context is spent on could not be told"):
+                turn.kinds = await self._shaper.kinds(self._exchange)
+
+    def _turn(self, status: int, *, show_texts: bool) -> Turn:
+        """What is to be told of the exchange, as far as it is known when the reply begins."""
+        exchange, owner = self._exchange, self._shaper.owner
+        if not exchange.is_shaped:
+            return Turn("", "", "not shaped", reason=exchange.reason, status=status, owner=owner)
+        what: What = "unchanged"
+        if self._is_recovered:
+            what = "recovered"
+        elif not self._shaper.is_dry and exchange.content() is not exchange.raw:
+            what = "shaped"
+        result = exchange.result
+        left: list[Leaving] = []
+        for report in result.reports:
+            if report.tokens_saved:
+                told = str(report.detail or "")
+                left.append(Leaving(report.stage, report.tokens_saved, told))
+        return Turn(
+            exchange.session.session_id,
+            exchange.model or "",
+            what,
+            sent=result.tokens_after,
+            whole=result.tokens_after + exchange.dialog.saved,
+            left=left,
+            status=status,
+            text=_last_words(exchange.session.known) if show_texts else "",
+            owner=owner,
+        )
+
+
+def _last_words(messages: Sequence[Message]) -> str:
+    """The beginning of what the user has said last in *messages*, in one line."""
+    for message in reversed(messages):
+        if message["role"] != "user":
+            continue
+        for block in as_blocks(message):
+            text = field(block, "text")
+            if isinstance(text, str) and text.strip():
+                return one_line(text, MAX_SHOWN)
+    return ""

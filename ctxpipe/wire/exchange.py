@@ -1,0 +1,386 @@
+"""One request of a conversation, whoever sends it: what to send, and what to learn of the reply.
+
+An exchange does no I/O. It is given items, or bytes, and says what to send instead; what it awaits
+is the session alone. Who drives it sends, and tells it what came back.
+
+Whatever goes wrong here, the request is sent as it came: an error of ours is a line in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from json import JSONDecodeError
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..edits.breakpoints import with_free_breakpoints
+from ..errors import safe_text
+from ..messages import field, pending_calls
+from ..refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
+from ..session.client import has_usage, is_asked_by_a_stage
+from ..session.session import conversation_of
+from ..workers.threads import in_thread_if
+from .body import Body, TooDeep, read_body
+from .conversations import Conversations, SessionName, check_mount, conversation_name
+from .events import ReplyReader
+from .formats import MESSAGES, Format
+from .translation import is_unchanged
+
+if TYPE_CHECKING:
+    from ..pipeline import ContextPipeline
+    from ..reports import Result
+    from ..session.conversation import Conversation
+    from ..storage import JournalStorage
+    from .codec import Codec, Item
+    from .conversations import Dialog, OpenSession
+    from .messages import MessagesCodec
+
+__all__ = ["Exchange", "HttpExchange", "Mount"]
+
+logger: logging.Logger = logging.getLogger("ctxpipe")
+
+UNSHAPED = "the context could not be shaped; the original request is sent"
+NOT_SHORTENED = "the context could not be shortened; the provider's answer is passed on"
+NOT_LEARNT = "the usage of a reply could not be read; the reply is passed on"
+OPEN_CALLS = "a request ends with calls that have no result; it is sent as it came"
+NOT_OURS = "not for us to shape"
+
+NO_ARGUMENTS: Mapping[str, Any] = {"request": {}}
+BULK = 200_000  # bytes of a body that are read in a thread, not on the event loop
+MAX_HELD = 1 << 20  # bytes of a stream's beginning that are held back
+STREAM = "text/event-stream"
+_BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
+_REFUSED = frozenset({"error", "response.failed"})
+
+FindConversation: TypeAlias = "Callable[[Mapping[str, Any]], tuple[str, OpenSession]]"
+"""Finds the name of the conversation in the values of a request, and says what makes its session.
+"""
+
+
+class Mount:
+    """What the requests of one adapter have in common: its settings, and its conversations.
+
+    *session_id* names the conversation, finds its name in a request, or is None: then it is taken
+    from where the framework keeps it. *journal* is where sessions write down what they know.
+
+    Raises SettingsError for invalid settings.
+    """
+
+    def __init__(
+        self,
+        pipeline: ContextPipeline,
+        session_id: SessionName | None = None,
+        journal: JournalStorage | None = None,
+    ) -> None:
+        check_mount(pipeline, session_id, journal)
+        self._pipeline = pipeline
+        self._session_id = session_id
+        self._journal = journal
+        self._conversations = Conversations(max_sessions=pipeline.max_sessions)
+
+    async def begin(
+        self,
+        codec: Codec | MessagesCodec,
+        items: Sequence[Item],
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+        *,
+        request: Any = None,
+        found: Iterable[object] = (),
+        client: Any = None,
+    ) -> Exchange | None:
+        """The exchange of *items* in the form of *codec*; None where they are sent as they came.
+
+        *arguments* are those of `Session.run`. *request* is what a function for the name is given,
+        *found* where the framework keeps that name. *client* is lent to a summarizer without one.
+        """
+        exchange = Exchange(self._conversations)
+        with log_errors(UNSHAPED):
+            name = self.name_of(request, found)
+            open_session = self.open_session(name)
+            await exchange.begin(name, codec, items, arguments, open_session, client=client)
+        return exchange if exchange.is_shaped else None
+
+    def http(self, known: Format) -> HttpExchange:
+        """The exchange of a request that comes in bytes, in the format *known*."""
+        return HttpExchange(self._conversations, known)
+
+    def name_of(self, request: Any, found: Iterable[object]) -> str:
+        """The name of the conversation of *request*, "" where it has none."""
+        return conversation_name(self._session_id, request, found)
+
+    def open_session(self, name: str) -> OpenSession:
+        """What makes the sessions of conversations called *name*."""
+        return partial(self._open_session, name)
+
+    def _open_session(self, name: str, session_id: str, is_held: bool) -> Conversation:
+        # What bears the name is the pipeline's own session, so that others find it there.
+        is_own = session_id == name and not is_held
+        make = self._pipeline.session if is_own else self._pipeline.new_session
+        return conversation_of(make(session_id, journal=self._journal))
+
+
+class Exchange:
+    """One request. Once it *is_shaped*, *items* are to be sent instead of those that were *given*.
+
+    *result* is that of the session of *dialog*, *arguments* those that it was run with. *reason*
+    says why a request is sent as it came.
+    """
+
+    dialog: Dialog
+    result: Result
+    items: Sequence[Item]
+    given: Sequence[Item]
+    arguments: dict[str, Any]
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+        self.is_shaped: bool = False
+        self.reason: str = ""
+
+    async def begin(
+        self,
+        name: str,
+        codec: Codec | MessagesCodec,
+        items: Sequence[Item],
+        arguments: Mapping[str, Any],
+        open_session: OpenSession,
+        body: Body | None = None,
+        *,
+        client: Any = None,
+    ) -> None:
+        """Shape *items*, a request of the conversation *name*; raises what a session raises.
+
+        They are not shaped while a stage asks for a summary, where the user has said nothing in
+        them, and where calls at their end still wait.
+        """
+        if is_asked_by_a_stage() or not items:
+            return
+        self.reason = NOT_OURS
+        dialog = await self._conversations.find(name, codec, items, open_session, body)
+        if dialog is None:
+            return
+        self.dialog, self.given = dialog, items
+        async with dialog.lock:  # a translation remembers one turn
+            units = dialog.translation.read(items)
+            if pending_calls(units.messages):
+                self.reason = OPEN_CALLS
+                self._conversations.warn_once(OPEN_CALLS)
+                return
+            system = _join(arguments.get("system"), units.system)
+            self.arguments = {**arguments, "system": system}
+            lent = {} if client is None else {"client": client}
+            self.result = await dialog.session.run(units.messages, **self.arguments, **lent)
+            self.items = dialog.translation.items(units, self.result.messages)
+        self.reason = ""
+        self.is_shaped = True
+        dialog.saved += self.result.tokens_saved
+
+    @property
+    def session(self) -> Conversation:
+        """The session of the conversation."""
+        return self.dialog.session
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether other items are sent than those that were given."""
+        return not is_unchanged(self.items, self.given)
+
+    @property
+    def model(self) -> str | None:
+        """The model that is asked."""
+        model = self.arguments["request"].get("model")
+        return model if isinstance(model, str) else None
+
+    async def refused(self, refusal: Refusal | None) -> bool:
+        """Whether there is a shorter request to send after *refusal*.
+
+        There is none when that is None, when nothing can be left out, and after an error of ours.
+        """
+        if refusal is None or not self.is_shaped:
+            return False
+        sent = self.result
+        with log_errors(NOT_SHORTENED):
+            dialog = self.dialog
+            async with dialog.lock:
+                units = dialog.translation.read(self.given)
+                shorter = await dialog.session.recover(
+                    refusal, units.messages, sent, **self.arguments
+                )
+                if shorter is not None:
+                    self.items = dialog.translation.items(units, shorter.messages)
+                    self.result = shorter
+                    dialog.saved += shorter.tokens_saved
+        return self.result is not sent
+
+    def learn(self, reply: object) -> None:
+        """Learn what *reply*, or the usage of one, says was billed for what was sent."""
+        if reply is None:
+            return
+        with log_errors(NOT_LEARNT):
+            # Others leave the usage out, or answer with no message at all.
+            if has_usage(reply):
+                model = None if isinstance(field(reply, "model"), str) else self.model
+                self.session.observe(reply, self.result.messages, model=model)
+
+
+class HttpExchange(Exchange):
+    """One request in bytes, in a *format*, and the reply to it, chunk by chunk.
+
+    ``await begin_bytes(raw, find)``, send `content`; tell `answered` of the answer's head, `feed`
+    of each chunk and `end` of its end. While the exchange *is_undecided*, what was fed is to be
+    held back: it may be a refusal, and `retry` says whether `content` is to be sent again.
+    """
+
+    def __init__(self, conversations: Conversations, known: Format) -> None:
+        super().__init__(conversations)
+        self.format = known
+        self.raw: bytes = b""
+        self.usage: dict[str, Any] = {}
+        self.is_undecided: bool = False
+        self.is_too_deep: bool = False  # its body, to be read by anybody
+        self._reply: Mapping[str, Any] | None = None
+        self._status = 0
+        self._size = 0
+        self._refusal = b""
+        self._reader = ReplyReader()
+
+    async def begin_bytes(self, raw: bytes, find: FindConversation) -> None:
+        """Shape the request in *raw*, of the conversation that *find* names."""
+        self.raw = raw
+        try:
+            last = self._conversations.bodies()
+            body = await in_thread_if(len(raw) > BULK, read_body, raw, self.format.key, *last)
+            self.reason = NOT_OURS
+            if body is None or not self.format.is_shapeable(body.values, body.items):
+                return
+            if not all(isinstance(item, dict) for item in body.items):
+                return
+            self.body = body
+            name, open_session = find(body.values)
+            arguments = self.format.arguments(body.values)
+            await self.begin(name, self.format.codec, body.items, arguments, open_session, body)
+            self._place_marks()
+        except TooDeep as error:
+            self.reason, self.is_too_deep = str(error), True
+        except JSONDecodeError:
+            self.reason = "its body is not valid JSON"
+        except Exception as error:  # noqa: BLE001  it is logged, and the request is sent as it came
+            self.reason = warn(UNSHAPED, error)
+
+    def content(self) -> bytes:
+        """The body to send: the client's own bytes where nothing is changed."""
+        if not self.is_shaped or not (self.is_changed or self.options):
+            return self.raw
+        extra = self.options.get("extra_body")
+        return self.body.write(self.items, extra if isinstance(extra, Mapping) else {})
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What else the API needs to be told, in the form of the SDK's arguments."""
+        return self.result.request_options if self.format is MESSAGES else {}
+
+    # The reply ------------------------------------------------------------------------------------
+
+    def answered(self, status: int, content_type: str) -> None:
+        """An answer begins."""
+        is_stream = STREAM in content_type
+        is_refusing = status in REFUSING
+        may_refuse = is_refusing or (is_stream and self.format.may_refuse_late and status < 400)
+        self.is_undecided = self.is_shaped and may_refuse
+        self._status, self._size, self._refusal = status, 0, b""
+        wanted = b'"type"' if self.is_undecided else b'"usage"'
+        self._reader = ReplyReader(is_stream=is_stream and not is_refusing, wanted=wanted)
+
+    def feed(self, chunk: bytes) -> bool:
+        """Whether *chunk* of the answer completes what there is to `learn_usage` from."""
+        if not self.is_shaped:
+            return False
+        self._size += len(chunk)
+        if self._status in REFUSING:
+            self._refusal += chunk[: MAX_TEXT - len(self._refusal)]
+            return False
+        self._read(self._reader.feed(chunk))
+        if self.is_undecided and self._size > MAX_HELD:
+            self._decide()
+        return self._reply is not None
+
+    def end(self) -> bool:
+        """The answer is over; whether there is something to learn."""
+        if self.is_shaped and self._status not in REFUSING:
+            self._read(self._reader.end())
+        return self._reply is not None
+
+    def _read(self, events: Iterable[Mapping[str, Any]]) -> None:
+        with log_errors(NOT_LEARNT):
+            for event in events:
+                usage = self.format.usage_in(event) or {}
+                self.usage |= {name: value for name, value in usage.items() if value is not None}
+                self._reply = self.format.reply_in(event) or self._reply
+                if self.is_undecided and event.get("type") not in _BEGINNING:
+                    if event.get("type") in _REFUSED:
+                        self._refusal = json.dumps(event).encode()
+                    self._decide()
+
+    def _decide(self) -> None:
+        self.is_undecided = False
+        self._reader.wanted = b'"usage"'
+
+    def learn_usage(self) -> None:
+        """Learn what was read of the usage."""
+        reply, self._reply = self._reply, None
+        self.learn(reply)
+
+    async def retry(self) -> bool:
+        """Whether what was held back is a refusal, and there is a shorter `content` to send."""
+        self.is_undecided = False
+        if not self._refusal or not await self.refused(self.refusal):
+            return False
+        self._place_marks()
+        return True
+
+    def _place_marks(self) -> None:
+        """Place cache marks where they cost nothing, around what the turn has rewritten."""
+        if self.is_shaped and self.format is MESSAGES:
+            rewritten = self.session.rewrite_range(self.result)
+            if rewritten is not None:
+                changed = {**self.body.values, "messages": self.items}
+                self.items = with_free_breakpoints(changed, rewritten)["messages"]
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """What the answer says of a prompt that is too long."""
+        status = self._status if self._status in REFUSING else None
+        return read_refusal(status, self._refusal[:MAX_TEXT].decode("utf-8", "replace"))
+
+
+def _join(system: object, head: list[dict[str, Any]]) -> object:
+    """The *system* prompt of a request, and what its leading items say."""
+    if not head:
+        return system
+    if not system:
+        return head
+    before = [{"type": "text", "text": system}] if isinstance(system, str) else [system]
+    return [*before, *head]
+
+
+# Failing open -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def log_errors(consequence: str) -> Iterator[None]:
+    """Log an error of ours, with its *consequence*, instead of raising it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  logged by `warn`
+        warn(consequence, error)
+
+
+def warn(consequence: str, error: Exception) -> str:
+    """Log *error*, and its *consequence*, in one warning; the error without any text of others."""
+    text = safe_text(error)
+    logger.warning("%s: %s", consequence, text)
+    logger.debug("the error was", exc_info=error)
+    return text

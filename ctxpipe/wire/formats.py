@@ -1,0 +1,122 @@
+"""The APIs whose requests are shaped: where their items are, and what a reply says of its usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from ..messages import field, kind
+from .codec import Codec
+from .messages import MessagesCodec
+from .openai_chat import ChatCodec
+from .openai_responses import ResponsesCodec
+from .usage import openai_usage
+
+__all__ = ["CHAT", "FORMATS", "MESSAGES", "RESPONSES", "Format", "format_of"]
+
+
+class Format:
+    """How one API writes a conversation; this one as OpenAI's chat completions do."""
+
+    path: ClassVar[str] = "/chat/completions"
+    """What the path of a request ends with."""
+    key: ClassVar[str] = "messages"
+    """Where in the body its items are."""
+    codec: ClassVar[Codec | MessagesCodec] = ChatCodec()
+    may_refuse_late: ClassVar[bool] = False
+    """Whether a stream may be refused after it has begun, with status 200."""
+
+    def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
+        """Whether the client holds the conversation in *items*, and not the provider."""
+        del values
+        return isinstance(items, list) and bool(items)
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a session needs of a request beside its messages."""
+        model = values.get("model")
+        return {
+            "system": values.get("instructions"),
+            "tools": values.get("tools"),
+            "request": {"model": model if isinstance(model, str) else None},
+        }
+
+    def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The usage in *event*, a whole reply or an event of a stream, as the Messages API writes
+        it; None where it has none.
+        """
+        return openai_usage(event.get("usage"))
+
+    def reply_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What a session can learn from: a reply with the usage of the whole prompt."""
+        usage = self.usage_in(event)
+        return None if usage is None else {"usage": usage}
+
+
+class Responses(Format):
+    """OpenAI's responses."""
+
+    path = "/responses"
+    key = "input"
+    codec = ResponsesCodec()
+    may_refuse_late = True
+
+    def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
+        """Not where the server holds what came before."""
+        is_held = values.get("previous_response_id") or values.get("conversation")
+        return not is_held and super().is_shapeable(values, items)
+
+    def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """That of the response at the end of a stream, or of a whole one."""
+        response = event.get("response")
+        return super().usage_in(response if isinstance(response, dict) else event)
+
+
+class Messages(Format):
+    """Anthropic's Messages API."""
+
+    path = "/v1/messages"
+    codec = MessagesCodec()
+
+    def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
+        """Not where the server is to summarize the conversation, has done so, or holds it."""
+        if values.get("compaction") or values.get("thread"):
+            return False
+        if not super().is_shapeable(values, items):
+            return False
+        content = field(cast("list[object]", items)[0], "content")
+        if not isinstance(content, list):
+            return True
+        return all(kind(block) != "compaction" for block in content)
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With what concerns thinking and the cache."""
+        options = ("thinking", "model", "cache_control", "extra_headers")
+        return {
+            "system": values.get("system"),
+            "tools": values.get("tools"),
+            "request": {name: values[name] for name in options if name in values},
+        }
+
+    def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """That of the message that a stream begins with, of its end, or of the whole reply."""
+        message = event.get("message")
+        usage = (message if isinstance(message, dict) else event).get("usage")
+        return usage if isinstance(usage, dict) else None
+
+    def reply_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The whole reply, or the message that a stream begins with."""
+        if event.get("type") == "message_start":
+            event = event["message"]
+        return event if event.get("type") == "message" else None
+
+
+MESSAGES, CHAT, RESPONSES = Messages(), Format(), Responses()
+FORMATS: Sequence[Format] = (MESSAGES, CHAT, RESPONSES)
+"""Every API whose requests are shaped."""
+
+
+def format_of(method: str, path: str) -> Format | None:
+    """The format of a request to *path*, None where it passes as it is."""
+    if method != "POST":
+        return None
+    return next((known for known in FORMATS if path.endswith(known.path)), None)

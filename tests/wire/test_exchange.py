@@ -1,0 +1,265 @@
+"""What every driver does with a request, without I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxpipe import (
+    Budget,
+    Change,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Skip,
+    SmartTruncate,
+    Turn,
+)
+from ctxpipe.refusals import Refusal
+from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Exchange, Format, HttpExchange, Mount
+
+LONG = "a long line of output\n" * 100
+
+
+def messages(result: str = LONG) -> list[dict[str, Any]]:
+    function = {"name": "look", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "function": function}
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": result},
+    ]
+
+
+def offloading(folder: Path) -> Mount:
+    return Mount(ContextPipeline([DirectOffload(LocalStorage(folder), min_chars=500)]), "s")
+
+
+async def begin(mount: Mount, items: list[Any], **options: Any) -> Exchange:
+    exchange = await mount.begin(CHAT.codec, items, **options)
+    assert exchange is not None
+    return exchange
+
+
+async def test_nothing_to_do_changes_nothing(tmp_path: Path):
+    exchange = await begin(offloading(tmp_path), messages("short"))
+
+    assert not exchange.is_changed
+
+
+async def test_a_context_that_shrank_is_one_that_changed(tmp_path: Path):
+    exchange = await begin(offloading(tmp_path), messages())
+
+    assert exchange.is_changed
+    assert "offloaded" in exchange.items[-1]["content"]
+
+
+async def test_what_is_never_shaped_is_counted():
+    tokens: list[int] = []
+
+    for system in ("", "You are a long-winded helper. " * 100):
+        arguments = {"system": system, "request": {}}
+        exchange = await begin(Mount(ContextPipeline()), messages(), arguments=arguments)
+        tokens.append(exchange.result.tokens_after)
+
+    assert tokens[1] > tokens[0] + 400
+
+
+async def test_a_conversation_of_nobody_is_sent_as_it_came(tmp_path: Path):
+    mount = offloading(tmp_path)
+    assert await mount.begin(CHAT.codec, [{"role": "system", "content": "x"}]) is None
+    assert await mount.begin(CHAT.codec, []) is None
+
+
+async def test_what_a_stage_asks_of_a_model_is_not_shaped(tmp_path: Path):
+    mount = offloading(tmp_path)
+    inner: list[Exchange | None] = []
+
+    async def ask(turn: Turn) -> Skip:
+        inner.append(await mount.begin(CHAT.codec, messages()))
+        return Skip("")
+
+    await begin(Mount(ContextPipeline([ask])), messages())
+
+    assert inner == [None]
+
+
+async def test_what_cannot_be_shortened_gives_none(tmp_path: Path):
+    mount = offloading(tmp_path)
+    exchange = await begin(mount, messages("short"))
+
+    assert not await exchange.refused(Refusal("OpenAI", 9000, 8000))
+    assert not await exchange.refused(None)
+
+
+async def test_an_error_while_recovering_is_logged(caplog: pytest.LogCaptureFixture):
+    calls: list[Turn] = []
+
+    async def fail_at_last(turn: Turn) -> Change | Skip:
+        calls.append(turn)
+        if len(calls) > 1:
+            raise RuntimeError("secret")
+        return Skip("")
+
+    mount = Mount(ContextPipeline([fail_at_last], on_error="raise"))
+    exchange = await begin(mount, messages())
+
+    assert not await exchange.refused(Refusal("OpenAI", 900_000, 200_000))
+    assert caplog.text.count("could not be shortened") == 1
+    assert "secret" not in caplog.text
+
+
+# In bytes -----------------------------------------------------------------------------------------
+
+
+async def begin_http(mount: Mount, known: Format, body: Mapping[str, Any] | bytes) -> HttpExchange:
+    exchange = mount.http(known)
+    raw = body if isinstance(body, bytes) else json.dumps(body, indent=1).encode()
+    await exchange.begin_bytes(raw, lambda _: ("s", mount.open_session("s")))
+    return exchange
+
+
+def events(*said: Mapping[str, Any]) -> bytes:
+    return b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in said)
+
+
+def factor(exchange: HttpExchange) -> float:
+    """What a token is believed to cost after the reply."""
+    return exchange.session._record.ledger.factor
+
+
+async def test_where_nothing_is_to_be_done_the_bytes_are_the_clients_own(tmp_path: Path):
+    exchange = await begin_http(offloading(tmp_path), CHAT, {"messages": messages("short")})
+
+    assert exchange.is_shaped
+    assert exchange.content() is exchange.raw
+
+
+async def test_what_is_unchanged_keeps_its_bytes(tmp_path: Path):
+    exchange = await begin_http(offloading(tmp_path), CHAT, {"x": [1.50], "messages": messages()})
+
+    sent = exchange.content()
+    assert sent.startswith(b'{\n "x": [\n  1.5\n ],\n "messages": [{\n   "role": "system",')
+    assert b"offloaded" in sent
+    assert len(sent) < len(exchange.raw) / 2
+
+
+@pytest.mark.parametrize(
+    ("known", "raw", "reason"),
+    [
+        (CHAT, b'{"messages": [}', "its body is not valid JSON"),
+        (CHAT, b'{"messages": "x"}', "not for us to shape"),
+        (CHAT, b'{"messages": [1]}', "not for us to shape"),
+        (RESPONSES, b'{"input": [{}], "previous_response_id": "r"}', "not for us to shape"),
+        (
+            MESSAGES,
+            b'{"messages": [{"role": "user", "content": "x"}], "thread": {"id": "t"}}',
+            "not",
+        ),
+        (MESSAGES, b'{"messages": [{"role": 1}]}', ""),
+        (CHAT, b'{"messages": [' + b"[" * 300 + b"]" * 300 + b"]}", "deeper than 200"),
+    ],
+)
+async def test_what_is_not_shaped_passes_as_it_came_and_says_why(
+    known: Format, raw: bytes, reason: str
+):
+    exchange = await begin_http(Mount(ContextPipeline()), known, raw)
+
+    assert not exchange.is_shaped
+    assert exchange.content() is raw
+    assert exchange.reason
+    assert reason in exchange.reason
+    exchange.answered(400, "application/json")
+    assert not exchange.is_undecided
+    assert not exchange.feed(b"prompt is too long")
+    assert not exchange.end()
+    assert not await exchange.retry()
+
+
+USAGE = {"prompt_tokens": 4_000, "completion_tokens": 5}
+REPLIES: list[tuple[Format, str, bytes]] = [
+    (CHAT, "application/json", json.dumps({"usage": USAGE}).encode()),
+    (CHAT, "text/event-stream", events({"choices": []}, {"usage": USAGE})),
+    (
+        RESPONSES,
+        "text/event-stream",
+        events(
+            {"type": "response.created", "response": {"usage": None}},
+            {"type": "response.output_text.delta"},
+            {"type": "response.completed", "response": {"usage": {"input_tokens": 4_000}}},
+        ),
+    ),
+    (
+        MESSAGES,
+        "text/event-stream",
+        events(
+            {
+                "type": "message_start",
+                "message": {"type": "message", "usage": {"input_tokens": 4_000}},
+            },
+            {"type": "message_delta", "usage": {"output_tokens": 5}},
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("known", "content_type", "reply"), REPLIES)
+@pytest.mark.parametrize("step", [1, 50, 100_000])
+async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
+    known: Format, content_type: str, reply: bytes, step: int
+):
+    said = [{"role": "user", "content": "word " * 3_000}]
+    exchange = await begin_http(Mount(ContextPipeline()), known, {known.key: said, "model": "m"})
+    before = factor(exchange)
+
+    exchange.answered(200, content_type)
+    for start in range(0, len(reply), step):
+        if exchange.feed(reply[start : start + step]):
+            exchange.learn_usage()
+    if exchange.end():
+        exchange.learn_usage()
+
+    assert factor(exchange) != before
+    assert exchange.usage["input_tokens"] == 4_000
+
+
+async def test_only_the_beginning_of_a_stream_that_may_be_refused_is_held_back(tmp_path: Path):
+    exchange = await begin_http(
+        offloading(tmp_path), RESPONSES, {"input": [{"role": "user", "content": "x"}]}
+    )
+
+    exchange.answered(200, "text/event-stream")
+    undecided: list[bool] = []
+    for kind in ("response.created", "response.output_item.added"):
+        exchange.feed(events({"type": kind}))
+        undecided.append(exchange.is_undecided)
+    assert undecided == [True, False]
+    assert not await exchange.retry()
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_after_too_long_there_is_a_shorter_request(late: bool, tmp_path: Path):
+    pipeline = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=Budget(20_000))
+    said = [
+        {"role": "user", "content": f"{n} " + "one word after the other " * 400} for n in range(7)
+    ]
+    items = [item for one in said for item in (one, {"role": "assistant", "content": "ok"})]
+    exchange = await begin_http(Mount(pipeline), RESPONSES, {"input": [*items, said[0]]})
+    assert exchange.content() is exchange.raw
+
+    error = {"type": "error", "message": "Your input exceeds the context window of this model."}
+    if late:
+        exchange.answered(200, "text/event-stream")
+        exchange.feed(events({"type": "response.created"}, error))
+    else:
+        exchange.answered(400, "application/json")
+        exchange.feed(json.dumps(error).encode())
+        assert exchange.is_undecided
+
+    assert await exchange.retry()
+    assert len(exchange.content()) < len(exchange.raw)
