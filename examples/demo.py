@@ -103,7 +103,8 @@ class Tally:
         self.sent_without += full
         self.largest_without = max(self.largest_without, full)
         self.full.append({"role": "assistant", "content": turn.reply.content})
-        self.full.append({"role": "user", "content": turn.answers})
+        if turn.answers:
+            self.full.append({"role": "user", "content": turn.answers})
         return full
 
     @property

@@ -249,9 +249,8 @@ def _mover(changed: Sequence[tuple[StageReport, int]], text: str) -> tuple[str, 
     for report, index in changed:
         if isinstance(report.detail, Offloaded):
             for file in report.detail.files:
-                key = "/".join(
-                    PurePath(file).parts[-2:]
-                )  # texts name it as the storage refers to it
+                # A text names it as the storage refers to it, which ends in the key.
+                key = "/".join(PurePath(file).parts[-2:])
                 if key in text:
                     return key, index
     return "", changed[-1][1]

@@ -33,7 +33,7 @@ from examples.scripted_model import FAULTS, survey
 from examples.tools import folder_tools
 
 COMMAND = [sys.executable, "-m", "examples.agent_loop"]
-SURVEYED = PACKAGE if NIGHTLY else PACKAGE / "lab"
+SURVEYED = PACKAGE if NIGHTLY else ROOT / "tests" / "support"
 
 
 def test_every_program_is_named_on_the_page_of_the_start_and_shipped_with_the_source() -> None:
@@ -298,7 +298,7 @@ async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """`make demo`, in a pipe; but for the nightly profile it reads one folder of the package."""
+    """`make demo`, in a pipe; but for the nightly profile it reads one folder."""
     folder, storage = str(SURVEYED), str(tmp_path_factory.mktemp("demo"))
     environment = {"NO_COLOR": "1", "ANTHROPIC_API_KEY": "not used"}
     return start("--demo", "--folder", folder, "--storage", storage, env=environment)
