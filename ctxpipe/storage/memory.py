@@ -185,8 +185,7 @@ class MemoryStorage:
     def _check(self, folder: str) -> None:
         generation = running_generation(folder)
         if generation is not None:
-            tombstone, _ = self._tombstones.get(folder, ("", 0.0))
-            generation.check(self, tombstone)
+            generation.check(self, self._tombstones.get(folder, ("", 0.0))[0])
 
     async def delete(self, session_id: str, /) -> None:
         """Delete all that is kept of one session: texts, records and journal.

@@ -28,7 +28,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
 from anyio.lowlevel import RunVar
@@ -50,6 +50,7 @@ from ..settings import (
 from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .cleanup import LIVE_SECONDS, Cleaned
+from .folders import ignore_absent
 from .generations import (
     TOUCH_SECONDS,
     ids_below,
@@ -93,36 +94,30 @@ _RECORD = re.compile(r".*-(\d+)\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class _Encoded(NamedTuple):
-    """A text as it is stored; *marks* are the bytes before each so-many characters."""
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """Which text a key has. *marks* are the bytes before each so-many characters.
 
+    Without *marks* each character of it is one byte.
+    """
+
+    folder: str
     digest: str
-    content: bytes
     chars: int
+    size: int
     marks: list[int]
 
     @property
-    def pointer(self) -> bytes:
+    def content(self) -> bytes:
         """What is stored under the key."""
         values = {
             "form": FORM,
             "text": self.digest,
             "chars": self.chars,
-            "bytes": len(self.content),
+            "bytes": self.size,
             "marks": self.marks,
         }
         return json.dumps(values).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pointer:
-    """Which text a key has. Without *marks* each character of it is one byte."""
-
-    folder: str
-    digest: str
-    chars: int
-    bytes: int
-    marks: list[int]
 
     @property
     def path(self) -> str:
@@ -142,7 +137,7 @@ class _Pointer:
         step = -(-offset // _STEP)
         if 0 < step <= len(self.marks):
             return self.marks[step - 1]
-        return self.bytes
+        return self.size
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -220,22 +215,22 @@ class ObjectStorage:
 
         The objects are added to those *made*.
         """
-        encoded = await in_thread_if(len(text) > _LONG, self._encode, text)
+        folder = _folder(key)
+        pointer, content = await in_thread_if(len(text) > _LONG, self._encode, folder, text)
         # The text before the pointer: what can be found is whole.
-        text_path = f"{_folder(key)}/texts/{encoded.digest}"
-        if await self._create(text_path, encoded.content):
-            made.append(text_path)
+        if await self._create(pointer.path, content):
+            made.append(pointer.path)
         for name in candidate_keys(key, text):
             path = _pointer_path(name)
-            if await self._create(path, encoded.pointer):
+            if await self._create(path, pointer.content):
                 made.append(path)
                 return name
             present = await self._pointer(name)
-            if present is not None and present.digest == encoded.digest:
+            if present is not None and present.digest == pointer.digest:
                 return name
         raise AssertionError("there are names without end")
 
-    def _encode(self, text: str) -> _Encoded:
+    def _encode(self, folder: str, text: str) -> tuple[_Pointer, bytes]:
         text = storable(redact_text(text, self.redact) if self.redact else text)
         content = text.encode()
         marks: list[int] = []
@@ -244,7 +239,8 @@ class ObjectStorage:
             for start in range(0, len(text), _STEP):
                 size += len(text[start : start + _STEP].encode())
                 marks.append(size)
-        return _Encoded(hashlib.sha256(content).hexdigest(), content, len(text), marks)
+        digest = hashlib.sha256(content).hexdigest()
+        return _Pointer(folder, digest, len(text), len(content), marks), content
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -305,15 +301,13 @@ class ObjectStorage:
             if values["form"] > FORM:
                 reason = f"{url_of(key)} was written by a newer ctxpipe; update ctxpipe"
                 raise StorageError(errno.ENOTSUP, reason)
-            digest = values["text"]
-            chars = int(values["chars"])
-            size = int(values["bytes"])
-            marks = [int(mark) for mark in values["marks"]]
+            digest, marks = values["text"], [int(mark) for mark in values["marks"]]
+            chars, size = int(values["chars"]), int(values["bytes"])
         except (ValueError, TypeError, LookupError) as error:
             raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed") from error
         if not _SHA256.fullmatch(str(digest)) or min(chars, size, *marks) < 0:
             raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed")
-        return _Pointer(folder=_folder(key), digest=digest, chars=chars, bytes=size, marks=marks)
+        return _Pointer(_folder(key), digest, chars, size, marks)
 
     # Records --------------------------------------------------------------------------------------
 
@@ -524,13 +518,10 @@ class ObjectStorage:
 
     async def _find(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         """What *ask* returns; None where there is no such object."""
-        try:
+        with ignore_absent():
             async with self._request():
                 return await ask()
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return None
+        return None
 
     async def _list(self, prefix: str | None) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
         with _translate_errors():

@@ -284,7 +284,7 @@ class PostgresJournal(ServerJournal):
                 name = f"{self.table}/{session}"
                 cursor = await connections.leasing.execute(statement.encode(), [name])
                 [answer] = await cursor.fetchone() or [False]
-        except self._errors() as error:
+        except Exception as error:
             if connections.leasing is not None:
                 await connections.leasing.close()
             raise self._as_storage_error(error) from error
@@ -300,17 +300,12 @@ class PostgresJournal(ServerJournal):
             self._of_loop.set(connections)
             return connections
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        from psycopg import Error
+    def _is_passing(self, error: Exception) -> bool | None:
+        from psycopg import Error, OperationalError
 
-        return (Error, TimeoutError)
-
-    def _is_passing(self, error: Exception) -> bool:
-        from psycopg import OperationalError
-
-        if not isinstance(error, OperationalError):
-            return False
-        return error.sqlstate is None or error.sqlstate.startswith(_PASSING)
+        if isinstance(error, OperationalError):
+            return error.sqlstate is None or error.sqlstate.startswith(_PASSING)
+        return False if isinstance(error, (Error, TimeoutError)) else None
 
     async def _attempt(self, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
         try:
@@ -318,7 +313,7 @@ class PostgresJournal(ServerJournal):
                 with fail_after(self._timeout):
                     await self._migrate(connection)
                     return await work(connection)
-        except self._errors() as error:
+        except Exception as error:
             if self._is_passing(error):
                 await self._close_idle()  # after a restart none of them works
             raise

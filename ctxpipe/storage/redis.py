@@ -236,18 +236,15 @@ class RedisJournal(ServerJournal):
             **_driver_version(),
         )
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        from redis.exceptions import RedisError
-
-        return (RedisError, OSError)
-
-    def _is_passing(self, error: Exception) -> bool:
+    def _is_passing(self, error: Exception) -> bool | None:
         from redis import exceptions
 
+        away = (exceptions.ConnectionError, exceptions.BusyLoadingError, exceptions.TimeoutError)
         if isinstance(error, exceptions.AuthenticationError):
             return False
-        away = (exceptions.ConnectionError, exceptions.BusyLoadingError, exceptions.TimeoutError)
-        return isinstance(error, (*away, OSError))
+        if isinstance(error, (*away, OSError)):
+            return True
+        return False if isinstance(error, exceptions.RedisError) else None
 
     async def _attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T:
         with fail_after(self._timeout):

@@ -227,8 +227,11 @@ class ServerJournal(SharedJournal):
         while True:
             try:
                 return await self._attempt(work)
-            except self._errors() as error:
-                if not self._is_passing(error) or time.monotonic() >= deadline:
+            except Exception as error:
+                is_passing = self._is_passing(error)
+                if is_passing is None:
+                    raise
+                if not is_passing or time.monotonic() >= deadline:
                     raise self._as_storage_error(error) from error
             await sleep(_RETRY_SECONDS)
 
@@ -243,12 +246,8 @@ class ServerJournal(SharedJournal):
     # What a server does ---------------------------------------------------------------------------
 
     @abstractmethod
-    def _errors(self) -> tuple[type[Exception], ...]:
-        """What its driver raises."""
-
-    @abstractmethod
-    def _is_passing(self, error: Exception) -> bool:
-        """Whether the same may succeed once the server is there again."""
+    def _is_passing(self, error: Exception) -> bool | None:
+        """Whether the same may succeed once the server is back; None for no error of the driver."""
 
     @abstractmethod
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:

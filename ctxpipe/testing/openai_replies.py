@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .billing import Usage
-from .replies import Answer, Failure
+from .replies import Answer, Failure, chunks
 from .turns import JsonObject
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "sse",
 ]
 
-CHUNK = 64  # characters of a streamed delta
 CREATED = 1_767_225_600
 FINISH = {
     "end_turn": "stop",
@@ -55,11 +54,6 @@ def error_event(failure: Failure) -> bytes:
     """The event that ends a stream of a response."""
     error = openai_error_json(failure)["error"]
     return sse({**error, "type": "error", "sequence_number": 99}, "error")
-
-
-def _parts(words: str) -> Iterator[str]:
-    for start in range(0, len(words), CHUNK):
-        yield words[start : start + CHUNK]
 
 
 def _text_of(blocks: Iterable[JsonObject], kind: str) -> str:
@@ -152,14 +146,14 @@ def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
 
 def _deltas(message: JsonObject) -> Iterator[JsonObject]:
     yield {"role": "assistant", "content": "", "refusal": None}
-    for text in _parts(message.get("reasoning_content") or ""):
+    for text in chunks(message.get("reasoning_content") or ""):
         yield {"reasoning_content": text}
-    for text in _parts(message["content"] or ""):
+    for text in chunks(message["content"] or ""):
         yield {"content": text}
     for index, call in enumerate(message.get("tool_calls", [])):
         function = call["function"]
         yield {"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]}
-        for text in _parts(function["arguments"]):
+        for text in chunks(function["arguments"]):
             yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
@@ -279,7 +273,7 @@ def _text_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
     [part] = item["content"]
     at = {"item_id": item["id"], "output_index": index, "content_index": 0}
     yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
-    for text in _parts(part["text"]):
+    for text in chunks(part["text"]):
         yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": []}
     yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
     yield {"type": "response.content_part.done", **at, "part": part}
@@ -287,7 +281,7 @@ def _text_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
 
 def _call_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
     at = {"item_id": item["id"], "output_index": index}
-    for text in _parts(item["arguments"]):
+    for text in chunks(item["arguments"]):
         yield {"type": "response.function_call_arguments.delta", **at, "delta": text}
     yield {
         "type": "response.function_call_arguments.done",

@@ -19,6 +19,7 @@ __all__ = [
     "Hang",
     "Reply",
     "answer",
+    "chunks",
     "overloaded",
     "prompt_too_long",
     "rate_limited",
@@ -56,10 +57,9 @@ class Answer:
         if any(block["type"] == "tool_use" for block in self.blocks):
             return "tool_use"
         answered = {block.get("tool_use_id") for block in self.blocks}
-        for block in self.blocks:
-            if block["type"] in SERVER_USES and block.get("id") not in answered:
-                return "pause_turn"
-        return "end_turn"
+        waiting = [block for block in self.blocks if block["type"] in SERVER_USES]
+        is_paused = any(block.get("id") not in answered for block in waiting)
+        return "pause_turn" if is_paused else "end_turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,8 @@ def answer(
     pause_seconds: float = 0.0,
 ) -> Answer:
     """The model answers with *content*, texts and blocks; with none at all it answers nothing."""
-    blocks: list[Mapping[str, object]] = []
-    for part in content:
-        if isinstance(part, str):
-            blocks.append(text(part))
-        else:
-            blocks.append(part)
-    return Answer(tuple(blocks), stop_reason, seconds, pause_seconds)
+    blocks = tuple(text(part) if isinstance(part, str) else part for part in content)
+    return Answer(blocks, stop_reason, seconds, pause_seconds)
 
 
 def refusal(*content: str | Mapping[str, object]) -> Answer:
@@ -149,9 +144,7 @@ def refusal(*content: str | Mapping[str, object]) -> Answer:
 
 def rate_limited(retry_after: float | None = None) -> Failure:
     """HTTP 429, with the header retry-after when *retry_after* (seconds) is given."""
-    headers: dict[str, str] = {}
-    if retry_after is not None:
-        headers["retry-after"] = f"{retry_after:g}"
+    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     message = "This request would exceed your organization's rate limit. Please try again later."
     return Failure(429, "rate_limit_error", message, headers)
 
@@ -184,9 +177,7 @@ def message_json(
     usage: Mapping[str, object],
 ) -> dict[str, Any]:
     """The body of a plain answer."""
-    details = None
-    if reply.reason == "refusal":
-        details = {"type": "refusal", "category": None, "explanation": None}
+    refused = {"type": "refusal", "category": None, "explanation": None}
     return {
         "id": name,
         "type": "message",
@@ -195,7 +186,7 @@ def message_json(
         "content": [dict(block) for block in blocks],
         "stop_reason": reply.reason,
         "stop_sequence": None,
-        "stop_details": details,
+        "stop_details": refused if reply.reason == "refusal" else None,
         "usage": dict(usage),
     }
 
@@ -240,27 +231,28 @@ def stream_events(message: JsonObject) -> Iterator[dict[str, Any]]:
 
 def _block_events(index: int, block: JsonObject) -> Iterator[dict[str, Any]]:
     start = dict(block)
-    deltas: list[dict[str, Any]] = []
+    deltas: list[tuple[str, str]] = []  # each with the name of its field
     match block["type"]:
         case "text":
             start["text"] = ""
-            deltas = [{"type": "text_delta", "text": part} for part in _chunks(block["text"])]
+            deltas = [("text", part) for part in chunks(block["text"])]
         case "thinking":
-            start["thinking"] = ""
-            start["signature"] = ""
-            thoughts = _chunks(block["thinking"])
-            deltas = [{"type": "thinking_delta", "thinking": part} for part in thoughts]
-            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            start |= {"thinking": "", "signature": ""}
+            deltas = [("thinking", part) for part in chunks(block["thinking"])]
+            deltas.append(("signature", block["signature"]))
         case "tool_use" | "server_tool_use" | "mcp_tool_use":
             start["input"] = {}
-            parts = ["", *_chunks(json.dumps(block["input"]))]
-            deltas = [{"type": "input_json_delta", "partial_json": part} for part in parts]
+            parts = ["", *chunks(json.dumps(block["input"]))]
+            deltas = [("partial_json", part) for part in parts]
     yield {"type": "content_block_start", "index": index, "content_block": start}
-    for delta in deltas:
+    for name, part in deltas:
+        kind = "input_json" if name == "partial_json" else name
+        delta = {"type": f"{kind}_delta", name: part}
         yield {"type": "content_block_delta", "index": index, "delta": delta}
     yield {"type": "content_block_stop", "index": index}
 
 
-def _chunks(words: str) -> Iterator[str]:
+def chunks(words: str) -> Iterator[str]:
+    """*words* as they are streamed."""
     for start in range(0, len(words), CHUNK):
         yield words[start : start + CHUNK]
