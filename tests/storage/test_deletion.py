@@ -332,6 +332,18 @@ async def test_a_tombstone_holds_no_text_of_the_id(tmp_path: Path) -> None:
     assert files_with("cust1", tmp_path) == []
 
 
+async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_path: Path) -> None:
+    storage, generation = LocalStorage(tmp_path), Generation("s")
+    with generation.running():
+        await storage.write([("s/a.md", WORDS)])
+    await storage.delete("s")
+
+    with generation.running(), pytest.raises(SessionDeleted):
+        await storage.write([("s/a.md", WORDS)])
+
+    assert files_with(WORDS, tmp_path) == []
+
+
 async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     for number in range(40):
