@@ -112,7 +112,7 @@ fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each o
 	@set -e; for target in transcripts placeholders archives journals folding; do \
 		echo "== $$target"; $(BIN)/python tests/fuzz/search.py $$target $(FUZZ_SECONDS); done
 
-mutants: $(STAMP)  ## the power of the tests: sixty faults, each of which a test must find; fifteen minutes
+mutants: $(STAMP)  ## the power of the tests: sixty faults, each of which a test must find; ten minutes
 	$(BIN)/python scripts/mutants.py --jobs 2
 
 # TRANSCRIPTS is a folder of recorded conversations; without it those that need one are left out. Load and several
