@@ -7,9 +7,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from .errors import SettingsError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .pipeline import ContextPipeline
     from .refusals import Refusal
     from .reports import Result
-    from .session.open_calls import OpenCalls
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
     from .session.signals import Diagnostics
     from .storage import JournalStorage
@@ -37,70 +36,61 @@ _LOOK_SECONDS = 0.5  # between two looks at whether the loop still runs
 
 
 class _Portal:
-    """The one event loop of this process for synchronous callers."""
+    """The one event loop of this process for synchronous callers.
+
+    anyio's ``BlockingPortalProvider`` does not do: when it is collected it waits for its thread,
+    and in the child of a fork, which has none, it waits for ever.
+    """
 
     def __init__(self) -> None:
+        """Also forgets a loop whose thread is not in this process: it was left behind by a fork."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def reset(self) -> None:
-        """Forget a loop whose thread is not in this process: it was left behind by a fork."""
-        self.__init__()  # type: ignore[misc]
+        self._thread = threading.Thread()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What *work* gives. Who is interrupted while he waits cancels it.
-
-        Raises RuntimeError when nobody can work.
-        """
+        """What *work* gives; an interrupt cancels it. Raises RuntimeError when nobody can work."""
         try:
-            loop, thread = self._start()
-            _ensure_other_thread(thread)
-            future = asyncio.run_coroutine_threadsafe(work, loop)
+            future = asyncio.run_coroutine_threadsafe(work, self._start())
         except BaseException:
             work.close()
             raise
-        return _wait_for(future, thread)
+        while True:
+            try:
+                return future.result(_LOOK_SECONDS)
+            except NotYet:
+                if future.done():
+                    return future.result()
+                if sys.is_finalizing() or not self._thread.is_alive():
+                    raise RuntimeError(
+                        "the interpreter is shutting down; the turn was not finished"
+                    ) from None
+            except BaseException:
+                future.cancel()
+                raise
 
-    def _start(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    def _start(self) -> asyncio.AbstractEventLoop:
         if sys.is_finalizing():
             raise RuntimeError("the interpreter is shutting down; nothing can be run any more")
         with self._lock:
-            if self._loop is None or self._thread is None or not self._thread.is_alive():
-                loop = asyncio.new_event_loop()
+            if self._loop is None or not self._thread.is_alive():
+                self._loop = asyncio.new_event_loop()
                 # A daemon: a program that ends must not wait for it.
-                thread = threading.Thread(target=loop.run_forever, name="ctxpipe-sync", daemon=True)
-                thread.start()
-                self._loop, self._thread = loop, thread
-            return self._loop, self._thread
-
-
-def _ensure_other_thread(thread: threading.Thread) -> None:
-    if threading.current_thread() is thread:
-        raise RuntimeError(
-            "a ctxpipe.sync.Session was called by its own event loop; there use ctxpipe.Session"
-        )
-
-
-def _wait_for(future: Future[T], thread: threading.Thread) -> T:
-    while True:
-        try:
-            return future.result(_LOOK_SECONDS)
-        except NotYet:
-            if future.done():
-                return future.result()
-            if sys.is_finalizing() or not thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="ctxpipe-sync", daemon=True
+                )
+                self._thread.start()
+            if threading.current_thread() is self._thread:
                 raise RuntimeError(
-                    "the interpreter is shutting down; the turn was not finished"
-                ) from None
-        except BaseException:
-            future.cancel()
-            raise
+                    "a ctxpipe.sync.Session was called by its own event loop; "
+                    "there use ctxpipe.Session"
+                )
+            return self._loop
 
 
 _PORTAL = _Portal()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_PORTAL.reset)
+    os.register_at_fork(after_in_child=_PORTAL.__init__)  # type: ignore[misc]
 
 
 def call_on_loop(work: Callable[..., T], *arguments: Any) -> T:
@@ -139,12 +129,12 @@ class Session:
         return repr(self._session)
 
     def __enter__(self) -> Self:
-        _PORTAL.call(self._session.__aenter__())
+        wait_for(self._session.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
         """Write down what was appended; after that the session is not used any more."""
-        _PORTAL.call(self._session.__aexit__(None, None, None))
+        wait_for(self._session.__aexit__(None, None, None))
 
     @property
     def session_id(self) -> str:
@@ -171,13 +161,13 @@ class Session:
         request: Mapping[str, object] | None = None,
     ) -> Result:
         """As `ctxpipe.Session.run`."""
-        return _PORTAL.call(
+        return wait_for(
             self._session.run(history, system=system, tools=tools, force=force, request=request)
         )
 
     def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
         """As `ctxpipe.Session.compact`."""
-        return _PORTAL.call(self._session.compact(history, focus=focus))
+        return wait_for(self._session.compact(history, focus=focus))
 
     def compact_next(self, focus: str = "") -> None:
         """As `ctxpipe.Session.compact_next`."""
@@ -187,16 +177,12 @@ class Session:
         self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any
     ) -> Result | None:
         """As `ctxpipe.Session.recover`."""
-        return _PORTAL.call(self._session.recover(refusal, history, sent, **arguments))
+        return wait_for(self._session.recover(refusal, history, sent, **arguments))
 
     @overload
     def create(
         self,
         client: MessagesClient,
-        *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         **request: Unpack[Parameters],
     ) -> Reply: ...
 
@@ -204,10 +190,6 @@ class Session:
     def create(
         self,
         client: BetaClient,
-        *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         **request: Unpack[BetaParameters],
     ) -> BetaMessage: ...
 
@@ -216,16 +198,13 @@ class Session:
 
         A stream is an async one, for `stream` use the method of that name.
         """
-        return _PORTAL.call(self._session.create(client, **request))
+        return wait_for(self._session.create(client, **request))
 
     @overload
     def stream(
         self,
         client: MessagesClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         output_format: Any = None,
         **request: Unpack[Parameters],
     ) -> AbstractContextManager[_Stream]: ...
@@ -235,9 +214,6 @@ class Session:
         self,
         client: BetaClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         output_format: Any = None,
         **request: Unpack[BetaParameters],
     ) -> AbstractContextManager[_Stream]: ...
@@ -248,23 +224,23 @@ class Session:
         over.
         """
         opened = self._session.stream(client, **request)
-        stream = _Stream(_PORTAL.call(opened.__aenter__()))
+        stream = _Stream(wait_for(opened.__aenter__()))
         try:
             with conversation_of(self._session).inside_exchange():
                 yield stream
         except BaseException as error:
-            if not _PORTAL.call(opened.__aexit__(type(error), error, error.__traceback__)):
+            if not wait_for(opened.__aexit__(type(error), error, error.__traceback__)):
                 raise
         else:
-            _PORTAL.call(opened.__aexit__(None, None, None))
+            wait_for(opened.__aexit__(None, None, None))
 
     def history(self, *, branch: str | None = None) -> list[Message]:
         """As `ctxpipe.Session.history`."""
-        return _PORTAL.call(self._session.history(branch=branch))
+        return wait_for(self._session.history(branch=branch))
 
     def branches(self) -> list[str]:
         """As `ctxpipe.Session.branches`."""
-        return _PORTAL.call(self._session.branches())
+        return wait_for(self._session.branches())
 
     def append(self, *messages: Message) -> None:
         """As `ctxpipe.Session.append`."""
@@ -275,10 +251,7 @@ class Session:
     ) -> None:
         """As `ctxpipe.Session.observe`."""
 
-        async def observe() -> None:
-            self._session.observe(usage, sent, model=model)
-
-        _PORTAL.call(observe())
+        call_on_loop(partial(self._session.observe, usage, sent, model=model))
 
 
 class _Stream:
@@ -297,7 +270,7 @@ class _Stream:
 
     def get_final_message(self) -> Any:
         """The whole reply, once it is there."""
-        return _PORTAL.call(self._stream.get_final_message())
+        return wait_for(self._stream.get_final_message())
 
     def _each(self, source: Any) -> Iterator[Any]:
         items = aiter(source)
@@ -306,5 +279,5 @@ class _Stream:
         async def following() -> Any:
             return await anext(items, end)
 
-        while (item := _PORTAL.call(following())) is not end:
+        while (item := wait_for(following())) is not end:
             yield item

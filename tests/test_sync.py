@@ -294,7 +294,7 @@ def serve(*replies: str) -> Iterator[tuple[MessagesServer, anthropic.AsyncAnthro
         stop.set()
         thread.join()
         with suppress(Exception):
-            sync._PORTAL.call(client.close())
+            sync.wait_for(client.close())
 
 
 def test_the_model_is_called_and_streamed_without_await() -> None:

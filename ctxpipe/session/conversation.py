@@ -336,20 +336,8 @@ class Conversation:
                 result = await self._runner.run(step, self.session_id, self._record, asked, stages)
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
-            else:
-                if self._verify:
-                    is_bulk = is_bulky(step.agreement.history)
-                    await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
-                if await memory.write(step):
-                    if step.is_idle:
-                        await memory.ensure_not_deleted()
-                    await self._ensure_not_deleted()
-                    if self._watch is not None:
-                        for warning in await self._watch.follow(
-                            memory.timeline, step, result.reports
-                        ):
-                            memory.notify(warning)
-                    return self._finish(step, result)
+            elif await self._commit(step):
+                return await self._finish(step, result)
             await memory.catch_up(history)
 
     async def _align(self, history: list[Message], *, thorough: bool) -> Step:
@@ -370,18 +358,33 @@ class Conversation:
             mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
         return step
 
-    def _finish(self, step: Step, result: Result) -> Result:
+    async def _commit(self, step: Step) -> bool:
+        """Write *step* to the journal; False when others have written one first."""
+        memory = self._memory
+        if self._verify:
+            is_bulk = is_bulky(step.agreement.history)
+            await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
+        if not await memory.write(step):
+            return False
+        if step.is_idle:
+            await memory.ensure_not_deleted()
+        await self._ensure_not_deleted()
+        return True
+
+    async def _finish(self, step: Step, result: Result) -> Result:
         """Remember *step*; the *result* for the caller."""
+        memory = self._memory
+        if self._watch is not None:
+            for warning in await self._watch.follow(memory.timeline, step, result.reports):
+                memory.notify(warning)
         first = result.first_changed_index
-        unreported = self._memory.unreported
-        if unreported is not None:
-            first = unreported if first is None else min(unreported, first)
-            first = min(first, len(result.messages))
+        if memory.unreported is not None:
+            end = len(result.messages)
+            first = min(memory.unreported, end if first is None else first, end)
         self._cache.note(step, first)
         self._apply(step)
-        self._record.keep(len(self._memory.timeline.context))
-        notices = tuple(self._memory.notices)
-        self._memory.notices = []
+        self._record.keep(len(memory.timeline.context))
+        notices, memory.notices = tuple(memory.notices), []
         return Result(  # dataclasses.replace takes four times as long, on every turn
             result.messages,
             result.reports,

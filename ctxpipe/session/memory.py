@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,9 +97,7 @@ class Memory:
         self.generation: Generation = Generation(session_id, has_journal=journal is not None)
         self._session_id = session_id
         self._record = record
-        self._journal: Journal | None = None
-        if journal:
-            self._journal = Journal(journal, session_id, keys)
+        self._journal = Journal(journal, session_id, keys) if journal else None
         self._packing = Packing(journal, session_id, texts=texts)
         self._is_read = journal is None
         self._base = 0
@@ -113,9 +116,7 @@ class Memory:
     @property
     def storage(self) -> JournalStorage | None:
         """The storage of the journal, if there is one."""
-        if self._journal is None:
-            return None
-        return self._journal.storage
+        return None if self._journal is None else self._journal.storage
 
     @property
     def has_unwritten(self) -> bool:
@@ -132,6 +133,15 @@ class Memory:
         logger.warning("session %s: %s", self._session_id, text)
         self.notices.append(text)
 
+    @contextmanager
+    def _notify_failure(self, problem: str) -> Iterator[None]:
+        """An error of a storage becomes a notice of *problem*."""
+        try:
+            with storage_errors():
+                yield
+        except StorageError as error:
+            self.notify(f"{problem}: {safe_text(error)}")
+
     # Reading --------------------------------------------------------------------------------------
 
     async def catch_up(self, history: list[Message]) -> None:
@@ -146,17 +156,16 @@ class Memory:
             elif is_stale or await self._has_news(journal):
                 await self._follow(journal, history)
         except StorageError as error:
-            self._report_unreadable(error)
+            problem = "the journal cannot be read"
+            if not self._is_read:
+                self._journal = None
+                problem += "; the session begins anew, and without a journal"
+            self.notify(f"{problem}: {safe_text(error)}")
         self._is_read = True
-        await self._touch(journal.storage)
-
-    def _report_unreadable(self, error: StorageError) -> None:
-        problem = "the journal cannot be read"
-        if not self._is_read:
-            self._journal = None
-            problem += "; the session begins anew, and without a journal"
-        cause = safe_text(error)
-        self.notify(f"{problem}: {cause}")
+        touch = getattr(texts_of(journal.storage), "touch", None)  # where it wants to know of use
+        if touch is not None:
+            with self._notify_failure("the texts cannot be marked as used"):
+                await touch(self._session_id)
 
     async def ensure_not_deleted(self) -> None:
         """Ask the journal, where nothing was written to it. Raises SessionDeleted."""
@@ -185,10 +194,7 @@ class Memory:
 
     async def _resume(self, journal: Journal, history: list[Message]) -> None:
         """Continue the branch that *history* has most in common with."""
-        entries, lines = await self._read_lines(
-            journal,
-            history,
-        )
+        entries, lines = await self._read_lines(journal, history)
         line = max(lines, key=lambda line: line.step.known)
         if entries and not line.step.known:
             self.notify(ANOTHER_HISTORY)
@@ -201,22 +207,15 @@ class Memory:
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
         """Take over what others have written to this branch, unless *history* differs from it."""
-        entries, [line] = await self._read_lines(
-            journal,
-            history,
-            self._branch,
-        )
+        entries, [line] = await self._read_lines(journal, history, self._branch)
         if not self._is_in(entries):
             self._base = 0
-            snapshot = self.timeline.snapshot()
-            turn = await in_thread(self._packing.pack, snapshot)
-            self._unwritten = [turn]
+            self._unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
             self.notify(REPLACED)
             return
         is_at_end = line.base == _length(entries, line.branch)
         is_longer = line.step.known >= len(self.timeline.history)
-        is_cut = line.step.agreement.is_cut
-        if (is_at_end or is_longer) and not is_cut:
+        if (is_at_end or is_longer) and not line.step.agreement.is_cut:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
         else:
@@ -226,16 +225,10 @@ class Memory:
         """Whether the entry that the timeline rests on is one of *entries*."""
         if not self._base:
             return True
-        if len(entries) < self._base:
-            return False
-        last = entries[self._base - 1]
-        return last.seal == self._seal
+        return len(entries) >= self._base and entries[self._base - 1].seal == self._seal
 
     async def _read_lines(
-        self,
-        journal: Journal,
-        history: list[Message],
-        branch: str | None = None,
+        self, journal: Journal, history: list[Message], branch: str | None = None
     ) -> tuple[list[Entry], list[Line]]:
         """All entries of *journal*, and what *history* is on *branch*, or on each of them.
 
@@ -245,12 +238,7 @@ class Memory:
         entries, is_damaged = await journal.read()
         self._look_for_own(entries)
         try:
-            lines = await in_thread(
-                self._replay_lines,
-                entries,
-                history,
-                branch,
-            )
+            lines = await in_thread(self._replay_lines, entries, history, branch)
         except DAMAGED:  # the seals are valid and the entries are not
             entries = []
             is_damaged = True
@@ -266,48 +254,22 @@ class Memory:
         return entries, lines
 
     def _replay_lines(
-        self,
-        entries: Sequence[Entry],
-        history: list[Message],
-        branch: str | None,
+        self, entries: Sequence[Entry], history: list[Message], branch: str | None
     ) -> list[Line]:
-        if branch is None:
-            all_names = ["", *(entry.branch for entry in entries)]
-            names = list(dict.fromkeys(all_names))
-        else:
-            names = [branch]
-        lines: list[Line] = []
-        for name in names:
-            base = _length(entries, name)
-            line = self._line(entries, base, name, history)
-            lines.append(line)
-        return lines
+        names = _branches(entries) if branch is None else [branch]
+        return [self._line(entries, _length(entries, name), name, history) for name in names]
 
     def _line(
-        self,
-        entries: Sequence[Entry],
-        base: int,
-        branch: str,
-        history: list[Message],
+        self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
     ) -> Line:
         """*branch* at its end, or where *history* has left it when that is no later."""
         numbers = chain(entries, base)
         path = [entries[number] for number in numbers]
-        replay = self._packing.replay(
-            path,
-            history,
-            self._new_timeline,
-        )
+        replay = self._packing.replay(path, history, self._new_timeline)
         step = replay.timeline.begin(history)
         fits_earlier = replay.fitted > 0 and replay.fitted >= step.known
         if step.agreement.is_cut and fits_earlier:
-            last = numbers[replay.fitting - 1]
-            return self._line(
-                entries,
-                last + 1,
-                branch,
-                history,
-            )
+            return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
         return Line(base, branch, replay, step)
 
     def _take_over(self, line: Line, entries: Sequence[Entry]) -> None:
@@ -315,8 +277,7 @@ class Memory:
         self.is_adopted = line.replay.is_adopted
         self._base = line.base
         self._branch = line.branch
-        length = _length(entries, line.branch)
-        self._is_behind = line.base < length
+        self._is_behind = line.base < _length(entries, line.branch)
         self._unwritten = []
         self._record.keep(0)
         if line.base:
@@ -329,27 +290,19 @@ class Memory:
 
     def _first_change(self, other: Timeline) -> int | None:
         """The first message of the context that *other* does not send as well."""
-        ours = self.timeline.sent
-        theirs = other.sent
+        ours, theirs = self.timeline.sent, other.sent
         same = common_prefix(ours, theirs)
         shorter = min(len(ours), len(theirs))
         while same < shorter and says_the_same(ours[same], theirs[same]):
             same += 1
-        if same == len(ours):
-            return None
-        return same
+        return None if same == len(ours) else same
 
     async def _restore_files(self, texts: TextReader | None) -> None:
         """Write files again that the context refers to and somebody has deleted."""
-        if texts is None:
-            return
-        try:
-            with storage_errors():
+        restored = lost = 0
+        if texts is not None:
+            with self._notify_failure("the files that the context refers to cannot be checked"):
                 restored, lost = await write_lost_files(self.timeline, texts)
-        except StorageError as error:
-            cause = safe_text(error)
-            self.notify(f"the files that the context refers to cannot be checked: {cause}")
-            return
         if restored:
             files = count_phrase(restored, "file")
             self.notify(f"{files} that the context refers to had gone: written again")
@@ -363,35 +316,19 @@ class Memory:
 
         It saves money, nothing else: without one the turn goes on.
         """
-        leased: AbstractAsyncContextManager[object] = nullcontext()
-        try:
-            with storage_errors():
-                acquire = getattr(self.storage, "lease", None)
-                if seconds is not None and acquire is not None:
-                    leased = acquire(self._session_id, seconds)
-                await leased.__aenter__()
-        except StorageError as error:
-            self.notify(f"the session cannot be leased: {safe_text(error)}")
-            leased = nullcontext()
+        leased: AbstractAsyncContextManager[object] | None = None
+        acquire = getattr(self.storage, "lease", None)
+        if seconds is not None and acquire is not None:
+            with self._notify_failure("the session cannot be leased"):
+                lease = acquire(self._session_id, seconds)
+                await lease.__aenter__()
+                leased = lease
         try:
             yield
         finally:
-            try:
-                with storage_errors():
+            if leased is not None:
+                with self._notify_failure("the lease cannot be given back"):
                     await leased.__aexit__(None, None, None)
-            except StorageError as error:
-                self.notify(f"the lease cannot be given back: {safe_text(error)}")
-
-    async def _touch(self, journal: JournalStorage) -> None:
-        """Tell the storage of the texts that the session is in use, where it wants to know."""
-        try:
-            with storage_errors():
-                touch = getattr(texts_of(journal), "touch", None)
-                if touch is not None:
-                    await touch(self._session_id)
-        except StorageError as error:
-            cause = safe_text(error)
-            self.notify(f"the texts cannot be marked as used: {cause}")
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -404,12 +341,9 @@ class Memory:
         journal = self._journal
         if journal is None or not self._must_write(step):
             return True
-        calibration = self._calibration()
-        is_bulk = step.agreement.is_bulk is not False or bool(self._unwritten)
-        if not is_bulk:
-            is_bulk = _is_bulky(step.edits)
+        calibration, attempts = self._calibration(), self._attempts()
         turns = self._unwritten
-        attempts = self._attempts()
+        is_bulk = step.agreement.is_bulk is not False or bool(turns) or _is_bulky(step.edits)
         journal.unanswered = ""
         try:
             is_news = attempts != self._saved_attempts
@@ -418,14 +352,12 @@ class Memory:
                 if is_news:
                     turn["attempts"] = attempts
                 turns = [*turns, turn]
-            is_written = await self._append(journal, turns, is_bulk=is_bulk)
-            if not is_written:
+            if not await self._append(journal, turns, is_bulk=is_bulk):
                 return False
         except StorageError as error:
             self._unwritten = turns
             journal.unanswered = ""  # the turn counts, wherever its entry is
-            cause = safe_text(error)
-            self.notify(f"the journal cannot be written: {cause}")
+            self.notify(f"the journal cannot be written: {safe_text(error)}")
         else:
             self._unwritten = []
             self._saved = calibration
@@ -440,11 +372,7 @@ class Memory:
         return has_news and not self._is_behind
 
     async def _append(
-        self,
-        journal: Journal,
-        turns: Sequence[dict[str, Any]],
-        *,
-        is_bulk: bool,
+        self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
     ) -> bool:
         """Append *turns* as one entry; False when entries of others have to be read first."""
         begins_branch = self._is_behind and self._is_shared
@@ -453,12 +381,10 @@ class Memory:
             number = journal.count
             if begins_branch:
                 branch = str(number)
-            entry = self._entry(branch, turns)
-            if await journal.write(entry, is_bulk=is_bulk):
+            if await journal.write(self._entry(branch, turns), is_bulk=is_bulk):
                 break
             has_news = await self._has_news(journal)
-            is_longer = journal.count > number
-            if is_longer and (begins_branch or not has_news):
+            if journal.count > number and (begins_branch or not has_news):
                 continue  # the entries are of other branches
             if journal.count == number == self._refused_at:
                 raise StorageError(errno.EAGAIN, REFUSED.format(number))
@@ -474,21 +400,12 @@ class Memory:
         return True
 
     def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:
-        samples = self._record.ledger.samples
         windows = list(self._record.windows.items())
-        return Entry(
-            self._base,
-            branch,
-            turns,
-            samples,
-            windows,
-            self._packing.salt,
-        )
+        samples = self._record.ledger.samples
+        return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
 
     def _calibration(self) -> tuple[float, dict[str | None, int]]:
-        factor = self._record.ledger.factor
-        windows = dict(self._record.windows)
-        return factor, windows
+        return self._record.ledger.factor, dict(self._record.windows)
 
     def _attempts(self) -> dict[str, Any]:
         """What the stages remember of their attempts, by their places."""
@@ -516,9 +433,7 @@ class Memory:
         """Whether bills and refusals have taught what the journal does not hold."""
         factor, windows = self._saved
         drift = abs(self._record.ledger.factor - factor)
-        if drift > NOTABLE_DRIFT * factor:
-            return True
-        return self._record.windows != windows
+        return drift > NOTABLE_DRIFT * factor or self._record.windows != windows
 
     def apply(self, step: Step) -> None:
         """Take *step* into the timeline, once it is written."""
@@ -536,11 +451,7 @@ class Memory:
 
     # The history ----------------------------------------------------------------------------------
 
-    async def history(
-        self,
-        branch: str | None,
-        known: Sequence[Message] = (),
-    ) -> list[Message]:
+    async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
         """The whole history, as `Session.history` describes it.
 
         Texts of messages that are *known* already are not read again.
@@ -557,17 +468,10 @@ class Memory:
             return list(self.timeline.history)
         if branch and not _length(entries, branch):
             session = excerpt(self._session_id)
-            name = excerpt(branch)
-            raise SettingsError(f"there is no branch {name} of session {session}")
+            raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
         packing = copy(self._packing)  # the session itself takes nothing over here
         try:
-            replay = await in_thread(
-                self._longest,
-                packing,
-                entries,
-                branch,
-                known,
-            )
+            replay = await in_thread(self._longest, packing, entries, branch, known)
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redacts and replay.raw:
@@ -597,15 +501,12 @@ class Memory:
 
     async def branches(self) -> list[str]:
         """The names of the branches, in order. Raises StorageError."""
-        entries = await self._entries()
-        names = {entry.branch for entry in entries}
-        return sorted(names - {""}, key=int)
+        return sorted(_branches(await self._entries())[1:], key=int)
 
     async def _entries(self) -> list[Entry]:
         if self._journal is None:
             return []
-        journal = copy(self._journal)
-        entries, _ = await journal.read()
+        entries, _ = await copy(self._journal).read()
         return entries
 
     def _longest(
@@ -620,15 +521,17 @@ class Memory:
             path = _path(entries, self._base)
             path.append(self._entry(self._branch, self._unwritten))
             return packing.replay(path, known, Timeline)
-        names = {"", *(entry.branch for entry in entries)}
-        if branch is not None:
-            names = {branch}
-        replays: list[Replay] = []
-        for name in sorted(names):
-            path = _path(entries, _length(entries, name))
-            replay = packing.replay(path, known, Timeline)
-            replays.append(replay)
+        names = sorted(_branches(entries)) if branch is None else [branch]
+        paths = [_path(entries, _length(entries, name)) for name in names]
+        replays = [packing.replay(path, known, Timeline) for path in paths]
         return max(replays, key=lambda replay: len(replay.raw))
+
+
+def _branches(entries: Sequence[Entry]) -> list[str]:
+    """The names of the branches that *entries* are of, the first "", in the order of their first
+    entries.
+    """
+    return list(dict.fromkeys(["", *(entry.branch for entry in entries)]))
 
 
 def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
@@ -639,14 +542,10 @@ def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
 def _length(entries: Sequence[Entry], branch: str) -> int:
     """How many of *entries* there are up to the last one of *branch*."""
     for number in range(len(entries), 0, -1):
-        entry = entries[number - 1]
-        if entry.branch == branch:
+        if entries[number - 1].branch == branch:
             return number
     return 0
 
 
 def _is_bulky(edits: Sequence[Edit]) -> bool:
-    messages: list[Message] = []
-    for edit in edits:
-        messages += edit.messages
-    return is_bulky(messages)
+    return is_bulky([message for edit in edits for message in edit.messages])

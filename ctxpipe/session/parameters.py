@@ -47,7 +47,17 @@ if TYPE_CHECKING:
         BetaToolUnionParam,
     )
 
-__all__ = ["BetaClient", "BetaParameters", "MessagesClient", "Parameters", "Transport"]
+    from ..messages import Message
+    from .open_calls import OpenCalls
+
+__all__ = [
+    "BetaClient",
+    "BetaParameters",
+    "MessagesClient",
+    "OwnParameters",
+    "Parameters",
+    "Transport",
+]
 
 
 class MessagesClient(Protocol):
@@ -66,6 +76,14 @@ class BetaClient(Protocol):
         """Its messages."""
 
 
+class OwnParameters(TypedDict, total=False):
+    """What a session takes beside it, and is not sent."""
+
+    messages: list[Message] | None
+    open_calls: OpenCalls
+    cache_breakpoints: int | None
+
+
 class Transport(TypedDict, total=False):
     """How a request is sent."""
 
@@ -75,33 +93,36 @@ class Transport(TypedDict, total=False):
     timeout: float | Timeout | None
 
 
-class Parameters(Transport, total=False):
-    """What ``client.messages.create`` takes beside the messages."""
+class Common(OwnParameters, Transport, total=False):
+    """What ``messages.create`` takes with every client."""
 
     max_tokens: Required[int]
     model: Required[ModelParam]
-    cache_control: CacheControlEphemeralParam | None
-    container: MessageCreateParamsContainerParam | None
-    diagnostics: DiagnosticsParam | None
     inference_geo: str | None
-    metadata: MetadataParam
-    output_config: OutputConfigParam
     service_tier: Literal["auto", "standard_only"]
     speed: Literal["standard", "fast"] | None
     stop_sequences: SequenceNotStr[str]
-    system: str | Iterable[TextBlockParam]
-    thinking: ThinkingConfigParam
-    tool_choice: ToolChoiceParam
-    tools: Iterable[ToolUnionParam]
     user_profile_id: str
     workspace_id: str
 
 
-class BetaParameters(Transport, total=False):
+class Parameters(Common, total=False):
+    """What ``client.messages.create`` takes beside the messages."""
+
+    cache_control: CacheControlEphemeralParam | None
+    container: MessageCreateParamsContainerParam | None
+    diagnostics: DiagnosticsParam | None
+    metadata: MetadataParam
+    output_config: OutputConfigParam
+    system: str | Iterable[TextBlockParam]
+    thinking: ThinkingConfigParam
+    tool_choice: ToolChoiceParam
+    tools: Iterable[ToolUnionParam]
+
+
+class BetaParameters(Common, total=False):
     """What ``client.beta.messages.create`` takes beside the messages."""
 
-    max_tokens: Required[int]
-    model: Required[ModelParam]
     betas: list[AnthropicBetaParam]
     billing_policy: BetaBillingPolicyParam | None
     cache_control: BetaCacheControlEphemeralParam | None
@@ -111,17 +132,11 @@ class BetaParameters(Transport, total=False):
     diagnostics: BetaDiagnosticsParam | None
     fallback_credit_token: BetaFallbackCreditTokenParam | str | None
     fallbacks: BetaFallbacksParam | None
-    inference_geo: str | None
     mcp_servers: Iterable[BetaRequestMCPServerURLDefinitionParam]
     metadata: BetaMetadataParam
     output_config: BetaOutputConfigParam
-    service_tier: Literal["auto", "standard_only"]
-    speed: Literal["standard", "fast"] | None
-    stop_sequences: SequenceNotStr[str]
     system: str | Iterable[BetaTextBlockParam]
     thinking: BetaThinkingConfigParam
     thread: BetaMessageThreadParam | None
     tool_choice: BetaToolChoiceParam
     tools: Iterable[BetaToolUnionParam]
-    user_profile_id: str
-    workspace_id: str

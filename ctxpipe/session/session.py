@@ -214,9 +214,6 @@ class Session:
         self,
         client: MessagesClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         stream: Literal[False] = False,
         **request: Unpack[Parameters],
     ) -> Reply: ...
@@ -226,9 +223,6 @@ class Session:
         self,
         client: MessagesClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         stream: Literal[True],
         **request: Unpack[Parameters],
     ) -> AsyncStream[RawMessageStreamEvent]: ...
@@ -238,9 +232,6 @@ class Session:
         self,
         client: BetaClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         stream: Literal[False] = False,
         **request: Unpack[BetaParameters],
     ) -> BetaMessage: ...
@@ -250,9 +241,6 @@ class Session:
         self,
         client: BetaClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         stream: Literal[True],
         **request: Unpack[BetaParameters],
     ) -> AsyncStream[BetaRawMessageStreamEvent]: ...
@@ -309,9 +297,6 @@ class Session:
         self,
         client: MessagesClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         output_format: Any = None,
         **request: Unpack[Parameters],
     ) -> AbstractAsyncContextManager[AsyncMessageStream[Any]]: ...
@@ -321,9 +306,6 @@ class Session:
         self,
         client: BetaClient,
         *,
-        messages: list[Message] | None = None,
-        open_calls: OpenCalls = "raise",
-        cache_breakpoints: int | None = None,
         output_format: Any = None,
         **request: Unpack[BetaParameters],
     ) -> AbstractAsyncContextManager[BetaAsyncMessageStream[Any]]: ...

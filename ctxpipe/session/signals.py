@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,14 +45,14 @@ class Signals:
     """What a session has counted since it was opened, where old exchanges collapse.
 
     Since its first rewrite: *calls* of the model, the *steps_read_back*, which are tool calls that
-    name the file of a collapsed step, and the *find_imitations*, which are lines of replies in the
+    name the file of a collapsed step, and the *imitations*, which are lines of replies in the
     form of a note. Before it and after it: all *tool_calls*, and those *repeated*, with the tool
     and the input of an earlier one. What a journal tells of other processes counts as before it.
     """
 
     calls: int = 0
     steps_read_back: int = 0
-    find_imitations: int = 0
+    imitations: int = 0
     tool_calls_before: int = 0
     repeated_before: int = 0
     tool_calls_after: int = 0
@@ -101,24 +102,12 @@ class Watch:
         self._warned: set[str] = set()
         self._has_resumed = False  # the history before the first turn has been read
         self._has_rewritten = False
-        self._calls = 0
-        self._read_back = 0
-        self._imitated = 0
-        self._tool_calls = [0, 0]  # before the first rewrite, and after it
-        self._repeated = [0, 0]
+        self._counts: Counter[str] = Counter()  # by the fields of `Signals`
 
     @property
     def signals(self) -> Signals:
         """What was counted so far."""
-        return Signals(
-            self._calls,
-            self._read_back,
-            self._imitated,
-            self._tool_calls[0],
-            self._repeated[0],
-            self._tool_calls[1],
-            self._repeated[1],
-        )
+        return Signals(**self._counts)
 
     async def follow(
         self, timeline: Timeline, step: Step, reports: Sequence[StageReport]
@@ -149,19 +138,20 @@ class Watch:
             if message["role"] != "assistant":
                 continue
             if self._has_rewritten:
-                self._calls += 1
-                self._imitated += sum(map(find_imitations, texts(message)))
+                self._counts["calls"] += 1
+                self._counts["imitations"] += sum(map(find_imitations, texts(message)))
             for call in tool_calls([message]):
                 self._learn_call(call)
 
     def _learn_call(self, call: ToolCall) -> None:
         given = f"{call.name}\n{compact_json(call.input)}".encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(given, digest_size=_DIGEST).digest()
-        self._tool_calls[self._has_rewritten] += 1
-        self._repeated[self._has_rewritten] += digest in self._made
+        when = "after" if self._has_rewritten else "before"
+        self._counts[f"tool_calls_{when}"] += 1
+        self._counts[f"repeated_{when}"] += digest in self._made
         self._made.add(digest)
         if self._has_rewritten:
-            self._read_back += any(map(self._names_step, strings(call.input)))
+            self._counts["steps_read_back"] += any(map(self._names_step, strings(call.input)))
 
     def _names_step(self, text: str) -> bool:
         return any(self._step.search(piece) for piece in overlapping_pieces(text))
@@ -174,7 +164,7 @@ class Watch:
 
     def _warnings(self) -> Iterator[tuple[str, str]]:
         signals = self.signals
-        if signals.find_imitations:
+        if signals.imitations:
             yield "imitated", IMITATED
         if signals.calls < LEAST_CALLS:
             return
