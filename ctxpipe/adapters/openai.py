@@ -138,7 +138,7 @@ def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
 
 def _begin(response: httpx2.Response, exchange: HttpExchange) -> None:
     content_type = response.headers.get("content-type", "")
-    exchange.answered(response.status_code, content_type)
+    exchange.begin_answer(response.status_code, content_type)
 
 
 def _is_stream(response: httpx2.Response) -> bool:

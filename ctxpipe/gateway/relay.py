@@ -94,7 +94,7 @@ class Relay:
         """
         response = await self._send()
         chunks = response.aiter_raw()
-        held = [chunk async for chunk in self._held(chunks)]
+        held = [chunk async for chunk in self._hold_back(chunks)]
         if self._shaper.is_dry:
             return response, held, chunks
         self._shaper.learn_window(self._exchange, self._request.headers)
@@ -122,10 +122,10 @@ class Relay:
             headers.append((BETA, beta))
         response = await self._upstream.ask(self._request, raw, headers)
         self._opened.push_async_callback(response.aclose)
-        self._exchange.answered(response.status_code, response.headers.get("content-type", ""))
+        self._exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
         return response
 
-    async def _held(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _hold_back(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The beginning of *chunks*, as far as a refusal would show in it."""
         while self._exchange.is_undecided:
             chunk = await anext(chunks, None)

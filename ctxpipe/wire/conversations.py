@@ -295,7 +295,7 @@ class Conversations:
             return None
         dialog = None
         while dialog is None:  # while journals were read, another request may have begun the same
-            dialog, is_certain = self._continued(name, codec, begins, items)
+            dialog, is_certain = self._find_continued(name, codec, begins, items)
             if not is_certain:
                 dialog = await self._open(name, codec, begins, items, open_session, dialog)
         self._warn_of_alternation(dialog)
@@ -340,7 +340,7 @@ class Conversations:
         if not dialog.is_provisional:
             yield self._by_id, dialog.session.session_id
 
-    def _continued(
+    def _find_continued(
         self, name: str, codec: Codec | MessagesCodec, begins: Beginning, items: Sequence[Item]
     ) -> tuple[Dialog | None, bool]:
         """The one in memory that *items* continue furthest, and whether it is certain that no

@@ -229,7 +229,7 @@ class Exchange:
 class HttpExchange(Exchange):
     """One request in bytes, in a *format*, and the reply to it, chunk by chunk.
 
-    ``await begin_bytes(raw, find)``, send `content`; tell `answered` of the answer's head, `feed`
+    ``await begin_bytes(raw, find)``, send `content`; call `begin_answer` with the answer's head, `feed`
     of each chunk and `end` of its end. While the exchange *is_undecided*, what was fed is to be
     held back: it may be a refusal, and `retry` says whether `content` is to be sent again.
     """
@@ -284,7 +284,7 @@ class HttpExchange(Exchange):
 
     # The reply ------------------------------------------------------------------------------------
 
-    def answered(self, status: int, content_type: str) -> None:
+    def begin_answer(self, status: int, content_type: str) -> None:
         """An answer begins."""
         is_stream = STREAM in content_type
         is_refusing = status in REFUSING

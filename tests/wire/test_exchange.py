@@ -174,7 +174,7 @@ async def test_what_is_not_shaped_passes_as_it_came_and_says_why(
     assert exchange.content() is raw
     assert exchange.reason
     assert reason in exchange.reason
-    exchange.answered(400, "application/json")
+    exchange.begin_answer(400, "application/json")
     assert not exchange.is_undecided
     assert not exchange.feed(b"prompt is too long")
     assert not exchange.end()
@@ -217,7 +217,7 @@ async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
     exchange = await begin_http(Mount(ContextPipeline()), known, {known.key: said, "model": "m"})
     before = factor(exchange)
 
-    exchange.answered(200, content_type)
+    exchange.begin_answer(200, content_type)
     for start in range(0, len(reply), step):
         if exchange.feed(reply[start : start + step]):
             exchange.learn_usage()
@@ -233,7 +233,7 @@ async def test_only_the_beginning_of_a_stream_that_may_be_refused_is_held_back(t
         offloading(tmp_path), RESPONSES, {"input": [{"role": "user", "content": "x"}]}
     )
 
-    exchange.answered(200, "text/event-stream")
+    exchange.begin_answer(200, "text/event-stream")
     undecided: list[bool] = []
     for kind in ("response.created", "response.output_item.added"):
         exchange.feed(events({"type": kind}))
@@ -254,10 +254,10 @@ async def test_after_too_long_there_is_a_shorter_request(late: bool, tmp_path: P
 
     error = {"type": "error", "message": "Your input exceeds the context window of this model."}
     if late:
-        exchange.answered(200, "text/event-stream")
+        exchange.begin_answer(200, "text/event-stream")
         exchange.feed(events({"type": "response.created"}, error))
     else:
-        exchange.answered(400, "application/json")
+        exchange.begin_answer(400, "application/json")
         exchange.feed(json.dumps(error).encode())
         assert exchange.is_undecided
 
