@@ -14,7 +14,7 @@ from ..messages import field
 from ..refusals import as_refusal
 from ..wire.conversations import SessionName, texts_at
 from ..wire.exchange import Exchange, Mount
-from ..wire.formats import CHAT, MESSAGES, RESPONSES
+from ..wire.formats import CHAT, MESSAGES, RESPONSES, Format
 from ..wire.usage import openai_usage
 from ..wire.versions import Versions, ensure_hook, load
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ctxpipe_logger"]
 
 MAX_PENDING = 1_000  # calls whose reply has not come
-FORMATS = {
+FORMATS: dict[str, Format] = {
     "acompletion": CHAT,
     "aresponses": RESPONSES,
     "responses": RESPONSES,

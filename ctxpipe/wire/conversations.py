@@ -31,7 +31,7 @@ from ..messages.bulk import weight
 from ..messages.identity import digest, says_the_same
 from ..names import hashed_name
 from ..pipeline import ContextPipeline
-from ..settings import CALLABLE, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
+from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
 from .codec import Codec, Item, ItemReader
 from .messages import MessagesCodec
@@ -101,7 +101,7 @@ def conversation(name: str) -> Iterator[None]:
 def check_mount(pipeline: object, session_id: object, journal: object) -> None:
     """Raise SettingsError unless these can be the settings of a mount."""
     _PIPELINE.check("pipeline", pipeline)
-    if not (session_id is None or SESSION_ID.accepts(session_id) or CALLABLE.accepts(session_id)):
+    if not (session_id is None or SESSION_ID.accepts(session_id) or FUNCTION.accepts(session_id)):
         raise SettingsError(
             f"session_id is {excerpt(session_id)};"
             " give a name, a function that finds it in a request, or None"

@@ -21,7 +21,7 @@ class ReplyReader:
     __slots__ = ("_is_stream", "_rest", "wanted")
 
     def __init__(self, *, is_stream: bool = True, wanted: bytes = b"") -> None:
-        self.wanted = wanted
+        self.wanted: bytes = wanted
         self._is_stream = is_stream
         self._rest = bytearray()
 

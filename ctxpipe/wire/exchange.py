@@ -229,10 +229,13 @@ class Exchange:
 class HttpExchange(Exchange):
     """One request in bytes, in a *format*, and the reply to it, chunk by chunk.
 
-    ``await begin_bytes(raw, find)``, send `content`; call `begin_answer` with the answer's head, `feed`
-    of each chunk and `end` of its end. While the exchange *is_undecided*, what was fed is to be
-    held back: it may be a refusal, and `retry` says whether `content` is to be sent again.
+    ``await begin_bytes(raw, find)``, send `content`; call `begin_answer` with the answer's head,
+    `feed` with each chunk, and `end`. While the exchange *is_undecided*, what was fed is to be held
+    back: it may be a refusal, and `retry` says whether `content` is to be sent again.
     """
+
+    items: Sequence[Item]
+    reason: str
 
     def __init__(self, conversations: Conversations, known: Format) -> None:
         super().__init__(conversations)

@@ -57,7 +57,7 @@ class Responses(Format):
 
     path = "/responses"
     key = "input"
-    codec = ResponsesCodec()
+    codec: ClassVar[Codec | MessagesCodec] = ResponsesCodec()
     may_refuse_late = True
 
     def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
@@ -75,7 +75,7 @@ class Messages(Format):
     """Anthropic's Messages API."""
 
     path = "/v1/messages"
-    codec = MessagesCodec()
+    codec: ClassVar[Codec | MessagesCodec] = MessagesCodec()
 
     def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
         """Not where the server is to summarize the conversation, has done so, or holds it."""

@@ -31,6 +31,7 @@ NOT_KNOWN = {
     "ctxpipe.adapters.pydantic_ai.Ctxpipe",
     "ctxpipe.adapters.pydantic_ai.Ctxpipe.for_run",
     "ctxpipe.cli.missing",
+    "ctxpipe.testing.running.application",
     "ctxpipe.testing.running.start",
     "ctxpipe.tokens.ledger.UnreadBill",
 }

@@ -452,7 +452,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
         {"pipeline": PIPELINE, "session_id": "s"},
         {
             "pipeline": [None, [skip], ContextPipeline, "p"],
-            "session_id": [None, "", 5, answer_late],
+            "session_id": ["", 5, answer_late],
             "journal": [".ctxpipe", 5, LocalStorage],
             "cache_breakpoints": [*optional(SIZES), 5],
             "threads": ["refuse", 5, None],
