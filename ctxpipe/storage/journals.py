@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain, count
+from itertools import count
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -63,8 +63,12 @@ class JournalFile:
                 return False, now
             os.ftruncate(file, now.size)  # remove the torn line of a process that was killed
             try:
-                for piece in chain(line, (b"\n",)):
-                    _write_all(file, piece)
+                last = b""
+                for piece in line:
+                    _write_all(file, last)
+                    last = piece
+                # With the line break in one call: an entry of one piece is there or it is not.
+                _write_all(file, last + b"\n")
                 if synced:
                     sync(file)
             except BaseException:
