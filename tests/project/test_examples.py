@@ -526,7 +526,7 @@ def test_a_folder_that_is_not_there_is_an_error(example: str) -> None:
     assert "there is no folder nowhere" in done.stderr
 
 
-def test_a_storage_that_cannot_be_written_costs_the_page_and_is_told(
+def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -536,7 +536,7 @@ def test_a_storage_that_cannot_be_written_costs_the_page_and_is_told(
 
     assert done.returncode == 1
     assert re.fullmatch(
-        r"\S+\.html could not be written: Not a directory", done.stderr.splitlines()[-1]
+        r"\S+\.jsonl? could not be written: Not a directory", done.stderr.splitlines()[-1]
     )
 
 
