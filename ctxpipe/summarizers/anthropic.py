@@ -184,7 +184,8 @@ class AnthropicSummarizer:
         if self.client is not None:
             return await _reply(self.client, request)
         sdk = await to_thread.run_sync(import_module, "anthropic")  # the import takes seconds
-        async with sdk.AsyncAnthropic() as client:
+        # In a thread too: a client reads certificates, and the first one imports what sends.
+        async with await to_thread.run_sync(sdk.AsyncAnthropic) as client:
             return await _reply(client, request)
 
     @property
