@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import sqlite3
@@ -26,7 +27,6 @@ from ctxpipe.summarizers import ExtractiveSummarizer
 FIRST = conversation(user("x"))
 SECOND = conversation(user("x"), assistant("y"), user("z"))
 SECONDS = 0.6
-LONG = 3.0  # for what must be told from waiting twice while the machine is busy
 LOCKED = "another process holds its lock"
 
 
@@ -170,6 +170,37 @@ async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_agai
     assert await journal.entries("s") == ["first", "second"]
 
 
+class Clock:
+    """Time that passes only while somebody sleeps, and then at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ends: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        self._ends.append(end)
+        try:
+            while self.now < end:
+                for _ in range(10):  # whoever is awake does what is to be done
+                    await asyncio.sleep(0)
+                self.now = max(self.now, min(self._ends))
+        finally:
+            self._ends.remove(end)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What waiting goes by, in tests of locks that no other process holds."""
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(anyio, "sleep", clock.sleep)
+    return clock
+
+
 class Lock:
     """A lock that another process holds, or does not."""
 
@@ -184,29 +215,28 @@ class Lock:
         return "done"
 
 
-async def test_calls_outside_a_session_have_a_deadline_each() -> None:
+async def test_calls_outside_a_session_have_a_deadline_each(clock: Clock) -> None:
     lock = Lock()
 
-    for _ in range(2):
+    for number in range(2):
         lock.tries = 0
         with pytest.raises(StorageError, match="cannot use a file: another process holds its lock"):
             await waiting.wait_for_lock(lock.use)
         assert lock.tries > 3
+        assert SECONDS <= clock.now - number * SECONDS < 2 * SECONDS
     lock.is_held = False
     assert await waiting.wait_for_lock(lock.use) == "done"
 
 
 @pytest.mark.parametrize("waited", ["in vain", "until it got the lock"])
 async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(
-    waited: str, monkeypatch: pytest.MonkeyPatch
+    waited: str, clock: Clock
 ) -> None:
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", LONG)
     first, second = Lock(), Lock()
-    began = time.monotonic()
 
     with waiting.lock_deadline():
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(release, first, 0.7 * LONG if waited != "in vain" else 30.0)
+            tasks.start_soon(release, first, 0.7 * SECONDS if waited != "in vain" else 30.0)
             with suppress(waiting.Locked), waiting.lock_deadline():
                 await waiting.wait_for_lock(first.use)
             tasks.cancel_scope.cancel()
@@ -214,7 +244,7 @@ async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(
             await waiting.wait_for_lock(second.use)
 
     assert first.is_held == (waited == "in vain")
-    assert time.monotonic() - began < 1.5 * LONG
+    assert clock.now < 1.5 * SECONDS
     assert second.tries
 
 
@@ -223,7 +253,9 @@ async def release(lock: Lock, seconds: float) -> None:
     lock.is_held = False
 
 
-async def test_a_short_wait_is_possible_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_wait_is_possible_after_the_deadline(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "LEAST_SECONDS", SECONDS)
     lock = Lock()
 
@@ -262,25 +294,25 @@ async def appended(session: Session) -> None:
     ids=["run", "compact", "flush"],
 )
 async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
-    work: Callable[[Session], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+    work: Callable[[Session], Awaitable[object]], clock: Clock
 ) -> None:
     reading, writing = Lock(), Lock()
     compact = Compact(ExtractiveSummarizer(), require_archive=False)
     session = ContextPipeline([compact]).session("s", journal=Journal(reading, writing))
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", LONG)
-    began = time.monotonic()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(release, reading, 0.7 * LONG)
+        tasks.start_soon(release, reading, 0.7 * SECONDS)
         await work(session)
 
     assert not reading.is_held
     assert writing.tries
-    assert time.monotonic() - began < 1.5 * LONG
+    assert clock.now < 1.5 * SECONDS
     assert conversation_of(session)._memory.has_unwritten
 
 
-async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own() -> None:
+async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own(
+    clock: Clock,
+) -> None:
     reading, writing = Lock(), Lock()
     reading.is_held = False
     pipeline, journal = ContextPipeline([]), Journal(reading, writing)
