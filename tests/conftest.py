@@ -6,6 +6,7 @@ asyncio under anyio's plugin, in debug mode, no blocking call, and no other mach
 from __future__ import annotations
 
 import asyncio.constants
+import gc
 import ipaddress
 import logging
 import os
@@ -38,6 +39,12 @@ settings.register_profile(  # for `make mutants`: that a test fails is all it as
     "mutants", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported by now stays: no later collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_here(host: object) -> bool:

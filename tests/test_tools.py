@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import anthropic
 import anyio
 import pytest
 from anthropic.types import ToolUseBlock
 from histories import tool_result, tool_use
 from hypothesis import given
 from hypothesis import strategies as st
+from in_memory import messages_api
 from models import MODEL
 
 from ctxpipe import (
@@ -799,10 +799,8 @@ async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage) -> None:
         testing.tool_use("search_offloaded", {"self": 1, "input": 2, "path": 3}, "t5"),
     )
     shaping = ctxpipe_middleware(ContextPipeline(), session_id="s")
-    async with (
-        testing.MessagesServer([script, "done"]) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="k", middleware=[shaping]) as client,
-    ):
+    served = testing.MessagesServer([script, "done"])
+    async with messages_api(served, middleware=[shaping]) as (server, client):
         runner = client.beta.messages.tool_runner(
             model=MODEL,
             max_tokens=100,

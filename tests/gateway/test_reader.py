@@ -31,7 +31,7 @@ async def talk(
 ) -> AsyncIterator[ClientSession]:
     """The official client of the Model Context Protocol at ``/mcp``."""
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=30, trust_env=False) as client,
+        httpx2.AsyncClient(headers=headers, timeout=30, trust_env=False, verify=False) as client,
         streamable_http_client(gateway.url + "/mcp", http_client=client) as (read, write, *_),
         ClientSession(read, write) as session,
     ):

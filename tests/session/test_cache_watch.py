@@ -17,6 +17,7 @@ import anthropic
 import anyio
 import pytest
 from histories import assistant, step, text, tool_result, user
+from in_memory import messages_api
 from models import MODEL, OTHER_MODEL
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
@@ -114,10 +115,8 @@ class Talk:
 async def talk(script: Any = None, model: Model | None = None) -> AsyncIterator[Talk]:
     clock = Clock()
     answers = script or (lambda _: "Yes.")
-    async with (
-        MessagesServer(answers, model=model or Model(), clock=clock) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
-    ):
+    served = MessagesServer(answers, model=model or Model(), clock=clock)
+    async with messages_api(served) as (server, client):
         yield Talk(server, client, clock)
 
 
@@ -488,20 +487,15 @@ async def test_a_stream_is_understood() -> None:
 async def test_the_marks_of_the_middleware_are_known() -> None:
     pipeline = ContextPipeline([], prices=PRICES)
     clock = Clock()
-    async with MessagesServer(lambda _: "Yes.", clock=clock) as server:
-        client = anthropic.AsyncAnthropic(
-            base_url=server.url,
-            api_key="test",
-            max_retries=0,
-            middleware=[ctxpipe_middleware(pipeline, session_id="s", cache_breakpoints=4)],
-        )
-        async with client:
-            history = [user(words(0))]
-            for system in ("Be brief.", "Be brief.", "Be brief.", "Be long."):
-                await client.messages.create(
-                    model=OTHER_MODEL, max_tokens=9, system=system, messages=history
-                )
-                history += [assistant("Yes."), user(words(len(history)))]
+    shaping = ctxpipe_middleware(pipeline, session_id="s", cache_breakpoints=4)
+    served = MessagesServer(lambda _: "Yes.", clock=clock)
+    async with messages_api(served, middleware=[shaping]) as (_, client):
+        history = [user(words(0))]
+        for system in ("Be brief.", "Be brief.", "Be brief.", "Be long."):
+            await client.messages.create(
+                model=OTHER_MODEL, max_tokens=9, system=system, messages=history
+            )
+            history += [assistant("Yes."), user(words(len(history)))]
     misses = pipeline.session("s").diagnostics.cache_misses
 
     assert [miss.cause for miss in misses] == [Cause.SYSTEM]

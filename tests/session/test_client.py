@@ -14,6 +14,7 @@ from typing import Any
 import anthropic
 import pytest
 from histories import assistant, user
+from in_memory import messages_api
 from models import SUMMARIES
 
 from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
@@ -22,7 +23,7 @@ from ctxpipe.messages import Message
 from ctxpipe.reports import Compacted, StageReport
 from ctxpipe.session.client import lendable
 from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
-from ctxpipe.testing import MessagesServer, Reply, RequestBody, server_error
+from ctxpipe.testing import MessagesServer, Reply, RequestBody, rate_limited
 
 
 class Run:
@@ -61,13 +62,9 @@ def reply(body: RequestBody) -> Reply:
 async def serving(
     script: Any = reply, **options: Any
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
-    async with (
-        MessagesServer(script) as server,
-        anthropic.AsyncAnthropic(
-            base_url=server.url, api_key="given to the client alone", **options
-        ) as client,
-    ):
-        yield server, client
+    given: Any = {"api_key": "given to the client alone", "max_retries": 2, **options}
+    async with messages_api(MessagesServer(script), **given) as talking:
+        yield talking
 
 
 def models(server: MessagesServer) -> list[Any]:
@@ -141,7 +138,7 @@ async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_h
 
 async def test_the_retries_of_a_lent_client_are_off(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    failing = iter([server_error(), "Summarized.", "Answered."])
+    failing = iter([rate_limited(0), "Summarized.", "Answered."])
     async with serving(lambda _: next(failing), max_retries=7) as (server, client):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
 

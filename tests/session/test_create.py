@@ -18,6 +18,7 @@ import anyio
 import httpx2
 import pytest
 from histories import conversation, step, tool_result, user
+from in_memory import messages_api
 
 from ctxpipe import (
     Budget,
@@ -69,13 +70,8 @@ async def talk(
     script: Script, *, model: Model | None = None, **client: Any
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     """A server that follows *script*, and a client of it that tries once."""
-    async with (
-        MessagesServer(script, model=model or Model()) as server,
-        anthropic.AsyncAnthropic(
-            base_url=server.url, api_key="test", **{"max_retries": 0, **client}
-        ) as client_of_it,
-    ):
-        yield server, client_of_it
+    async with messages_api(MessagesServer(script, model=model or Model()), **client) as talking:
+        yield talking
 
 
 # The ways to ask; each gives the message that was answered.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from histories import assistant, conversation, step, user
+from in_memory import messages_api
 
 from ctxpipe import (
     BatchOffload,
@@ -210,14 +211,9 @@ async def test_an_interruption_passes(method: str, error: type[BaseException]) -
 async def test_a_reply_is_not_lost_because_a_journal_cannot_take_it(
     error: Callable[[], BaseException],
 ) -> None:
-    import anthropic
-
     storage = Failing()
     storage.failing = "append"
-    async with (
-        MessagesServer(["one", "two"]) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="-", max_retries=0) as client,
-    ):
+    async with messages_api(MessagesServer(["one", "two"])) as (_, client):
         owner = session(storage)
         owner.append(user("first"))
         storage.error = error

@@ -22,6 +22,7 @@ import pytest
 from histories import assistant, chat, conversation, step, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import NIGHTLY
 
 from ctxpipe import (
     Breaker,
@@ -441,7 +442,7 @@ async def test_thinking_with_a_stale_signature_is_known_again(tmp_path: Path) ->
 
 async def test_after_any_cuts_a_new_process_knows_what_the_old_one_knew(tmp_path: Path) -> None:
     chance = random.Random(7)
-    for number in range(25):
+    for number in range(25 if NIGHTLY else 8):
         storage = LocalStorage(tmp_path / str(number))
         session, history = new_session(storage), loop(3)
         for turn in range(12):

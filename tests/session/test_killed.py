@@ -10,8 +10,8 @@ import pytest
 from places import ROOT, SUPPORT
 from recorded import NIGHTLY
 
-# in the nightly profile at every point, else at every sixth
-STEP = 1 if NIGHTLY else 6
+# in the nightly profile at every point, else at every 45th: before, between and after all summaries
+STEP = 1 if NIGHTLY else 45
 
 CHANGED = {
     "batch": {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"},

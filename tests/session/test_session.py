@@ -321,7 +321,7 @@ async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_ne
     tmp_path: Path,
 ) -> None:
     history, told = loop(30), set[int | None]()
-    for at in range(1, 40):
+    for at in range(1, 40, 1 if NIGHTLY else 3):
         session = compacting(tmp_path, Summaries()).session(
             f"s{at}", journal=LocalStorage(tmp_path)
         )
@@ -337,7 +337,7 @@ async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bon
 ) -> None:
     """Whoever was cancelled may have asked the model with the history as it was."""
     history, options = loop(30), list[object]()
-    for at in range(1, 40):
+    for at in range(1, 40, 1 if NIGHTLY else 3):
         session = compacting(tmp_path, Summaries()).session(
             f"s{at}", journal=LocalStorage(tmp_path)
         )
@@ -380,7 +380,7 @@ async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
 async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
     tmp_path: Path,
 ) -> None:
-    many, pipeline = 1000 if NIGHTLY else 200, small(tmp_path)
+    many, pipeline = 1000 if NIGHTLY else 50, small(tmp_path)
     sessions = [pipeline.session(f"s{number}") for number in range(many)]
 
     async def turn(number: int, stop: int) -> None:

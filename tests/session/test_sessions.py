@@ -258,29 +258,29 @@ async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_pa
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 30, 2_000], ids=["all fit", "few fit"])
-def test_a_session_is_found_in_as_many_steps_among_a_hundred_as_among_ten_thousand(
+def test_a_session_is_found_in_as_many_steps_among_a_hundred_as_among_a_thousand(
     max_bytes: int,
 ) -> None:
     sessions = Sessions(ContextPipeline(), journal=MemoryStorage(), max_bytes=max_bytes)
     steps: dict[int, int] = {}
-    for number in range(10_001):
+    for number in range(1_001):
         sessions.get(f"s{number}").append(user("go"))
-        if number in (100, 10_000):
+        if number in (100, 1_000):
             sessions.get("s50")
             steps[number] = calls_of(lambda: sessions.get("s50"))
 
-    assert steps[10_000] <= steps[100] + 5
+    assert steps[1_000] <= steps[100] + 5
 
 
 def test_a_pipeline_finds_its_session_in_as_many_steps_however_many_are_above_the_limit() -> None:
     steps: dict[int, int] = {}
-    for most in (100, 5_000):
+    for most in (100, 1_000):
         pipeline = ContextPipeline(max_sessions=most)
         for number in range(most + 10):
             pipeline.session(f"s{number}")
         steps[most] = calls_of(lambda: pipeline.session("new"))  # noqa: B023
 
-    assert steps[5_000] <= steps[100] + 5
+    assert steps[1_000] <= steps[100] + 5
 
 
 def calls_of(work: Callable[[], object]) -> int:

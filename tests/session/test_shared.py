@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from places import SUPPORT
 from recorded import NIGHTLY
 from sharing_session import TURNS, history
@@ -19,7 +20,7 @@ from sharing_session import TURNS, history
 from ctxpipe import ContextPipeline, LocalStorage
 
 WORKER = SUPPORT / "sharing_session.py"
-MANY = 8 if NIGHTLY else 4
+MANY = 8 if NIGHTLY else 3
 STOPS = range(1, 2 * TURNS + 2, 2)
 
 
@@ -59,8 +60,10 @@ def workers(number: int, root: Path, *options: str) -> Iterator[list[Worker]]:
             worker.process.communicate()
 
 
-def summaries_of_one(root: Path) -> int:
-    with workers(1, root) as [worker]:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The summaries that one process pays for, to which no other does anything."""
+    with workers(1, tmp_path_factory.mktemp("alone")) as [worker]:
         return max(int(worker.turn(stop)["asked"]) for stop in STOPS)
 
 
@@ -74,9 +77,8 @@ def is_prefix_kept(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
 
 
 def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_every_prefix(
-    tmp_path: Path,
+    tmp_path: Path, alone: int
 ) -> None:
-    alone = summaries_of_one(tmp_path / "alone")
     breaks = 0
     with workers(2, tmp_path / "shared") as made:
         before, asked = None, [0, 0]
@@ -90,9 +92,9 @@ def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_ever
     assert (sum(asked), breaks) == (alone, 0)
 
 
-def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(tmp_path: Path) -> None:
-    alone = summaries_of_one(tmp_path / "alone")
-
+def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(
+    tmp_path: Path, alone: int
+) -> None:
     asked, contexts = raced(MANY, tmp_path / "shared", "30")
 
     assert asked == alone

@@ -10,6 +10,7 @@ import anthropic
 import pytest
 from histories import assistant, chat, conversation, step, text, user
 from histories import thinking as thought
+from in_memory import messages_api
 
 from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message
@@ -48,13 +49,9 @@ TOOLS: Any = [
 async def serving(
     script: Script, model: Model | None = None, **client: Any
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
-    async with (
-        MessagesServer(
-            script, counter=lambda text: len(text) // 4, model=model or Model()
-        ) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **client) as sdk,
-    ):
-        yield server, sdk
+    server = MessagesServer(script, counter=lambda text: len(text) // 4, model=model or Model())
+    async with messages_api(server, **{"max_retries": 2, **client}) as talking:
+        yield talking
 
 
 async def no_sleep(_seconds: float) -> None:
@@ -107,7 +104,7 @@ async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
 async def test_a_client_of_its_own_is_made_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving(["ok"]) as (server, _):
+    async with MessagesServer(["ok"]) as server:
         monkeypatch.setenv("ANTHROPIC_API_KEY", "from-the-environment")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
         summary = await AnthropicSummarizer()(HISTORY)

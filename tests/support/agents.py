@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import anthropic
 from histories import tool_result, user
+from in_memory import messages_api
 from models import MODEL, SUMMARIES
 
 from ctxpipe import Session
@@ -52,10 +53,7 @@ async def api(
     script: Script, **model: Any
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     """The API that plays *script*, and a client for it. Whatever it has refused is an error."""
-    async with (
-        MessagesServer(script, model=Model(**model)) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
-    ):
+    async with messages_api(MessagesServer(script, model=Model(**model))) as (server, client):
         yield server, client
     assert [request.problems for request in server.refused] == []
 

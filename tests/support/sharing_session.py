@@ -30,7 +30,7 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Retry, Summary
 
-TURNS = 60
+TURNS = 32
 
 
 def history() -> list[Message]:
@@ -57,7 +57,7 @@ async def play(root: Path, lease_seconds: float | None) -> None:
         Compact(summarize, storage, breaker=Breaker(clock=float, retry=Retry(max_retries=0))),
         SmartTruncate(storage),
     )
-    pipeline = ContextPipeline(stages, budget=Budget(window=6000, trigger=3000))
+    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1500))
     session = pipeline.session("s", journal=storage, lease_seconds=lease_seconds)
     given = history()
     while line := await asyncio.to_thread(sys.stdin.readline):

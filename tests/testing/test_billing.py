@@ -13,6 +13,7 @@ import anthropic
 import anyio
 import pytest
 from anthropic.types import Message, Usage
+from in_memory import messages_api
 
 from ctxpipe.testing import MessagesServer, Model, answer, overloaded, thinking, tool_use
 from ctxpipe.tokens import TokenCounter
@@ -32,10 +33,7 @@ class Clock:
 @asynccontextmanager
 async def talk(model: Model = SMALL, **options: Any) -> AsyncIterator[Talk]:
     script = options.pop("script", lambda _: "fine")
-    async with (
-        MessagesServer(script, model=model, **options) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
-    ):
+    async with messages_api(MessagesServer(script, model=model, **options)) as (_, client):
         yield Talk(client)
 
 

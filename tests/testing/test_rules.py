@@ -13,6 +13,7 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
+from in_memory import messages_api
 
 from ctxpipe.testing import MessagesServer, Model, problems
 
@@ -641,7 +642,7 @@ async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_
     rule: str,
 ) -> None:
     broken, sound, wording, model = RULES[rule]
-    async with talk(model) as (server, client):
+    async with messages_api(MessagesServer(["fine"], model=model, counter=len)) as (server, client):
         with pytest.raises(anthropic.BadRequestError) as caught:
             await client.messages.create(model="m", max_tokens=9, messages=broken)  # type: ignore[arg-type]
         reply = await client.messages.create(model="m", max_tokens=9, messages=sound)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from in_memory import messages_api
 
 from ctxpipe.testing import (
     MessagesServer,
@@ -39,11 +40,9 @@ def think_and_call(body: RequestBody) -> Any:
 async def talk(
     model: Model | None = None,
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
-    async with (
-        MessagesServer(think_and_call, model=model or Model(), counter=len) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
-    ):
-        yield server, client
+    server = MessagesServer(think_and_call, model=model or Model(), counter=len)
+    async with messages_api(server) as talking:
+        yield talking
 
 
 async def ask(client: anthropic.AsyncAnthropic, messages: list[Any], **options: Any) -> Any:

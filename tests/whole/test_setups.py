@@ -16,6 +16,7 @@ import pytest
 from anthropic.types import Message as Reply
 from anthropic.types import TextBlock, Usage
 from histories import conversation, user
+from in_memory import messages_api
 from models import MODEL
 
 from ctxpipe import (
@@ -565,10 +566,7 @@ async def test_a_client_that_cannot_be_awaited_is_refused_before_anything_is_sen
 
 async def test_the_beta_of_a_client_takes_betas() -> None:
     session = ContextPipeline([skip]).session("s")
-    async with (
-        MessagesServer(["Hello."]) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
-    ):
+    async with messages_api(MessagesServer(["Hello."])) as (_, client):
         beta = cast("Any", client.beta)
         reply = await session.create(
             beta,
