@@ -106,6 +106,7 @@ class Memory:
         self.appended: list[Message] = []
         self.taken: int = 0
         self._doubtful = 0  # appended messages in the entry that was given to the journal last
+        self._found = ""  # the seal of such an entry that is there, and not in the timeline yet
         self._is_behind = False  # the branch has entries that the history does not continue
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
@@ -187,6 +188,7 @@ class Memory:
         if self._journal is None or not self._journal.unanswered:
             return
         if any(entry.seal == self._journal.unanswered for entry in entries):
+            self._found = self._journal.unanswered
             self._journal.unanswered = ""
             del self.appended[: self._doubtful]
             self.taken = max(0, self.taken - self._doubtful)
@@ -279,6 +281,7 @@ class Memory:
         self._branch = line.branch
         self._is_behind = line.base < _length(entries, line.branch)
         self._unwritten = []
+        self._found = ""
         self._record.keep(0)
         if line.base:
             last = entries[line.base - 1]
@@ -396,6 +399,7 @@ class Memory:
         self._base = journal.count
         self._seal = journal.seal
         self._branch = branch
+        self._found = ""
         self._is_behind = False
         return True
 
@@ -487,15 +491,13 @@ class Memory:
             return self.timeline.history
         if not self._is_read:
             return await self.history(None)
-        unanswered = self._journal.unanswered
         try:
             has_news = await self._has_news(copy(self._journal))
         except StorageError:
             if self._unwritten:
                 return self.timeline.history
             raise
-        has_found_own = unanswered != self._journal.unanswered
-        if not has_news or (self._unwritten and not has_found_own):
+        if not has_news or (self._unwritten and not self._found):
             return self.timeline.history
         return await self.history(self._branch, self.timeline.history)
 
@@ -518,8 +520,11 @@ class Memory:
     ) -> Replay:
         """The longest history; that of *branch*, or of this session once it has read its own."""
         if branch is None and self._is_read:
-            path = _path(entries, self._base)
-            path.append(self._entry(self._branch, self._unwritten))
+            seals = [entry.seal for entry in entries]
+            found = self._found in seals
+            path = _path(entries, seals.index(self._found) + 1 if found else self._base)
+            if not found:  # it holds what could not be written before
+                path.append(self._entry(self._branch, self._unwritten))
             return packing.replay(path, known, Timeline)
         names = sorted(_branches(entries)) if branch is None else [branch]
         paths = [_path(entries, _length(entries, name)) for name in names]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from api_rules import faults, parts
 from histories import assistant, text, tool_result, tool_use, user
 from hypothesis import example, given
@@ -246,6 +247,29 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), min_si
 ENTRY_OF_TWO_TURNS = [("flush", 32), ("cancel", 30), ("stream", 9), ("model", 34), ("model", 34)]
 ENTRY_OF_TWO_TURNS += [("journal", 28), ("unanswered", 34), ("append", 24), ("model", 6)]
 ENTRY_OF_TWO_TURNS += [("flush", 9), ("stream", 12), ("flush", 1)]
+
+
+async def test_a_reply_is_in_the_history_as_soon_as_its_cancelled_entry_is_found() -> None:
+    world = World([0])
+    session = world.sessions().get("s")
+    session.append(user("question"))
+    answer = world.create
+
+    async def cancel_the_next_writer(**body: Any) -> Reply:
+        reply = await answer(**body)
+        world.failures.add("answer")
+        return reply
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(world, "create", cancel_the_next_writer)
+        client: Any = world
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(session.create(client, **ASKED))
+
+    known, _ = await conversation_of(session).own_history()
+
+    assert [message["role"] for message in known] == ["user", "assistant"]
+    assert await session.history() == known
 
 
 @example(ENTRY_OF_TWO_TURNS, [1, 2, 5, 2, 0])
