@@ -913,7 +913,8 @@ async def test_after_each_failure_the_same_list_goes_on_archived_to_the_next_sta
             return Skip("nothing to do")
 
         async with talking(*failure.script) as (server, client):
-            retry = Retry(sleep=clock.sleep, clock=clock, attempt_seconds=0.5)
+            seconds = 0.5 if "hangs" in failure.name else 60  # what answers may be slow under load
+            retry = Retry(sleep=clock.sleep, clock=clock, attempt_seconds=seconds)
             stage = Compact(
                 AnthropicSummarizer(client), archive=storage, breaker=Breaker(retry=retry)
             )
