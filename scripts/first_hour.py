@@ -58,7 +58,7 @@ class Hour:
                     await self._run_python(block, prompt)
 
     def _prompt(self) -> Prompt:
-        return Prompt(self.project, self.variables, str(self.python))
+        return Prompt(self.project, self.variables, [str(self.python)])
 
     async def _run_python(self, block: Block, prompt: Prompt) -> None:
         print(f"  {block.where}", flush=True)

@@ -140,11 +140,16 @@ def pattern_of(promised: str) -> str:
 class Prompt:
     """A prompt in a process of its own, which runs Python blocks: ``async with Prompt(…)``.
 
-    *python* is the interpreter. When it ends it raises Deviation where a function that a block
-    defines was never called, or a coroutine never awaited.
+    *python* is the command of the interpreter. When it ends it raises Deviation where a function
+    that a block defines was never called, or a coroutine never awaited.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], python: str = sys.executable):
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        python: Sequence[str] = (sys.executable,),
+    ):
         self.folder = folder
         self._environment = dict(environment)
         self._python = python
@@ -158,7 +163,7 @@ class Prompt:
         """Run *block*. Raises Deviation where it fails, or prints something else than promised."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                self._python,
+                *self._python,
                 str(PROMPT),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from histories import conversation, step, user
 from places import ROOT
+from processes import prepared_python
 
 import ctxpipe
 from ctxpipe.config import read_config
@@ -41,7 +42,7 @@ def each(blocks: list[Block]) -> Any:
     return pytest.mark.parametrize("block", blocks, ids=[block.where for block in blocks])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def nothing_blocks_the_loop() -> None:
     """Not here: a page sets things up at a prompt, where the loop waits for the reader anyway."""
 
@@ -100,7 +101,7 @@ async def test_a_program_runs_as_it_stands_and_prints_what_the_page_says(
     async with (
         MessagesServer(model) as server,
         OpenAIServer(model) as openai,
-        Prompt(tmp_path, environment_of(server, openai)) as prompt,
+        Prompt(tmp_path, environment_of(server, openai), prepared_python()) as prompt,
     ):
         await prompt.run(block)
     assert not server.refused
@@ -117,7 +118,7 @@ async def test_the_examples_of_a_page_run_in_order_and_print_what_the_page_says(
     async with (
         MessagesServer(model) as server,
         OpenAIServer(model) as openai,
-        Prompt(tmp_path, environment_of(server, openai)) as prompt,
+        Prompt(tmp_path, environment_of(server, openai), prepared_python()) as prompt,
     ):
         for block in RUN:
             if block.page == page and block.kind == "python" and not block.is_program:
@@ -170,8 +171,11 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command", dict.fromkeys(c for _, c in COMMANDS if c.startswith("ctxpipe "))
 )
-def test_a_command_of_ours_runs(command: str, recordings: Path):
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def test_a_command_of_ours_runs(command: str, recordings: Path, tmp_path: Path):
+    program = tmp_path / "ctxpipe"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(prepared_python())} -m ctxpipe "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # By a shell, as a reader would: it expands the patterns.
     done = subprocess.run(  # noqa: S602
         command,

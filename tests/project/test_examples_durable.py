@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from places import ROOT
+from processes import prepared_python
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
@@ -43,7 +43,7 @@ def start(server: MessagesServer, folder: Path, state: Path) -> subprocess.Popen
         "PYTHONPATH": str(ROOT),
     }
     command = [
-        sys.executable,
+        *prepared_python(),
         "-m",
         "examples.durable_loop",
         "Read it.",

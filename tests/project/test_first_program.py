@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from places import ROOT
+from processes import prepared_python
 from readme import program_with_key
 
 from ctxpipe.testing import MessagesServer, Reply, answer, tool_use
@@ -93,7 +93,7 @@ async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str
             "CONTEXT_TOKEN_LIMIT": SMALL_WINDOW,
         }
         done = await anyio.run_process(
-            [sys.executable, "-c", code], check=False, cwd=folder, env=environment
+            [*prepared_python(), "-c", code], check=False, cwd=folder, env=environment
         )
     assert done.returncode == 0, done.stderr.decode()
     assert not server.refused
@@ -146,7 +146,7 @@ async def test_with_a_key_it_is_the_same_program_but_for_one_line(tmp_path: Path
     async with MessagesServer(script) as server:
         environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
         done = await anyio.run_process(
-            [sys.executable, "-c", program_with_key()], cwd=tmp_path, env=environment
+            [*prepared_python(), "-c", program_with_key()], cwd=tmp_path, env=environment
         )
 
     assert done.stdout.decode() == "answer: It is test_price.\n"
@@ -175,7 +175,7 @@ async def test_no_call_that_the_model_makes_up_ends_a_first_program(code: str, t
             "ANTHROPIC_API_KEY": "test",
         }
         done = await anyio.run_process(
-            [sys.executable, "-c", code], check=False, cwd=tmp_path, env=environment
+            [*prepared_python(), "-c", code], check=False, cwd=tmp_path, env=environment
         )
 
     assert done.returncode == 0, done.stderr.decode()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from processes import prepared_python
 
 from scripts.pages import (
     Deviation,
@@ -18,7 +19,7 @@ from scripts.pages import (
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def nothing_blocks_the_loop() -> None:
     """Not here: it makes files and processes, as a script does."""
 
@@ -27,7 +28,7 @@ async def run_page(text: str, folder: Path) -> None:
     """Run the Python blocks of a page that says *text*."""
     page = folder / "page.md"
     page.write_text(text, "utf-8")
-    async with Prompt(folder, os.environ) as prompt:
+    async with Prompt(folder, os.environ, prepared_python()) as prompt:
         for block in blocks_of(page):
             if block.kind == "python":
                 await prompt.run(block)

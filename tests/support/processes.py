@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 __all__ = [
     "folder_of_another_user",
+    "prepared_python",
     "python",
     "python_killed_at",
     "python_of_another_user",
@@ -47,6 +50,29 @@ def python(script: str, *arguments: object, seconds: float = 120) -> str:
 def python_of_another_user(script: str, *arguments: object) -> str:
     """What *script* prints, run by a user to whom permissions apply: root runs it as nobody."""
     return python(BECOMING_ANOTHER_USER + script, *arguments)
+
+
+@cache
+def prepared_python() -> list[str]:
+    """The command of a Python that has imported the SDKs already: in the place of `sys.executable`.
+
+    For programs as users write them. What an import loads or how texts are hashed needs a new one.
+    """
+    file = str(Path(__file__).with_name("prepared_python.py"))
+    folder = tempfile.TemporaryDirectory()
+    address = f"{folder.name}/socket"
+    server = subprocess.Popen(
+        [sys.executable, file, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    @atexit.register
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    return [sys.executable, "-I", "-S", file, address]
 
 
 @contextmanager

@@ -1,0 +1,166 @@
+"""A Python that has imported what takes long: each program that it runs is a fork of it.
+
+To import anthropic takes more than a second of a processor, a fork some hundredths. A program has
+arguments, a folder, an environment, standard streams, signals and an exit code of its own, as in a
+new interpreter; only the modules are in memory before. `processes.prepared_python` has the command.
+
+One file for both ends: ``prepared_python.py ADDRESS`` serves, and ``prepared_python.py ADDRESS -c
+CODE …`` (or ``-m MODULE …``, or ``FILE …``) runs a program, with the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+# With what the SDKs and anyio import at the first call only.
+MODULES = (
+    *(
+        "anthropic",
+        "anyio._backends._asyncio",
+        "ast_grep_py",
+        "genai_prices",
+        "httpcore2",
+        "openai",
+    ),
+    *(
+        "opentelemetry.propagate",
+        "rich.progress",
+        "tiktoken_ext.openai_public",
+        "truststore",
+        "typer",
+    ),
+    *(
+        "ctxpipe.adapters.anthropic",
+        "ctxpipe.cli",
+        "ctxpipe.sync",
+        "ctxpipe.testing",
+        "ctxpipe.tools",
+    ),
+    *("ctxpipe.workers.processes", "ctxpipe.workers.worker"),
+)
+
+
+def ask(address: str, arguments: list[str]) -> None:
+    """Have *arguments* run with this process's streams, and end as the program ends."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        socket.send_fds(connection, [b"!"], [0, 1, 2])
+        request = [arguments, os.getcwd(), dict(os.environ)]
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        answers = connection.makefile()
+        program = int(answers.readline())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(program, number))
+        status = int(answers.readline())
+    if os.WIFSIGNALED(status):
+        if os.WTERMSIG(status) != signal.SIGKILL:
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
+
+
+def serve(address: str) -> list[str] | None:
+    """In the process of a program its arguments; None once standard input has ended."""
+    import contextlib
+    import importlib
+    import select
+
+    for name in MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    print("ready", flush=True)
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return keep(connection)
+        connection.close()
+    with contextlib.suppress(ChildProcessError):  # so that what they took is known
+        while True:
+            os.wait()
+    return None
+
+
+def keep(connection: socket.socket) -> list[str]:
+    """Run a program, which ends with the one who has asked. Returns in its process."""
+    import contextlib
+    import threading
+
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    with connection.makefile() as requests:
+        arguments, folder, environment = json.loads(requests.readline())
+    program = os.fork()
+    if program == 0:
+        connection.close()
+        become(streams, folder, environment)
+        return list(arguments)
+    for stream in (0, 1, *streams):
+        os.close(stream)
+    connection.sendall(b"%d\n" % program)
+
+    def end_with_connection() -> None:
+        with contextlib.suppress(OSError):  # the program has ended first
+            connection.recv(1)
+            os.kill(program, signal.SIGKILL)
+
+    threading.Thread(target=end_with_connection, daemon=True).start()
+    _, status = os.waitpid(program, 0)
+    with contextlib.suppress(OSError):  # the one who has asked was killed
+        connection.sendall(b"%d\n" % status)
+    os._exit(0)
+
+
+def become(streams: list[int], folder: str, environment: dict[str, str]) -> None:
+    """Take over the streams, the folder and the environment of the one who has asked."""
+    for place, stream in enumerate(streams):
+        os.dup2(stream, place)
+        os.close(stream)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    for place, name in ((1, "stdout"), (2, "stderr")):
+        is_written_at_once = place == 2 or os.isatty(place) or "PYTHONUNBUFFERED" in environment
+        buffering = 1 if is_written_at_once else -1
+        written = open(place, "w", buffering, encoding="utf-8", closefd=False)  # noqa: SIM115
+        setattr(sys, name, written)
+        setattr(sys, f"__{name}__", written)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+
+
+def run(arguments: list[str]) -> None:
+    """Run a program as the interpreter's command line does."""
+    import runpy
+    import types
+
+    how, *rest = arguments
+    match how:
+        case "-c":
+            code, *sys.argv[1:] = rest
+            sys.argv[0] = "-c"
+            sys.path.insert(0, "")
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
+            exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102
+        case "-m":
+            sys.argv[:] = rest
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        case _:
+            sys.argv[:] = arguments
+            sys.path.insert(0, os.path.dirname(how))
+            runpy.run_path(how, run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[2:]:
+        ask(sys.argv[1], sys.argv[2:])
+    program = serve(sys.argv[1])
+    if program is not None:
+        run(program)
