@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
-import pytest
 from places import ROOT
 
 import ctxpipe
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    # a broken link or anchor is a warning, and strict
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 def test_the_site_holds_every_page(site: Path):

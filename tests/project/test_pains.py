@@ -108,15 +108,6 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 LINES = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """Without debug mode, in which the SDK's calls take ten times as long.
-
-    The modules' own tests run in it.
-    """
-    return "asyncio", {"debug": False}
-
-
 class Clock:
     """Seconds that pass when a test says so."""
 

@@ -12,7 +12,6 @@ import runpy
 import socket
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
@@ -20,7 +19,6 @@ import anyio
 import pytest
 from places import ROOT
 from readme import program_with_key
-from recorded import NIGHTLY
 
 from ctxpipe.testing import MessagesServer
 
@@ -41,33 +39,6 @@ def told(command: list[str], folder: Path) -> str:
 
 def pip(*arguments: str) -> str:
     return told([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], ROOT)
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    [built] = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module", params=["newest", *(["oldest"] if NIGHTLY else [])])
-def installed(
-    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The interpreter of a fresh environment that holds the wheel and nothing else.
-
-    It is installed without extras.
-    """
-    folder = tmp_path_factory.mktemp(request.param)
-    oldest = folder / "oldest.txt"
-    oldest.write_text(
-        "\n".join(runpy.run_path(str(ROOT / "scripts" / "oldest.py"))["oldest"]()), "utf-8"
-    )
-    venv.create(folder / "venv", with_pip=False, symlinks=True)
-    limits = ["--constraint", str(oldest)] if request.param == "oldest" else []
-    pip("--python", str(folder / "venv"), "install", "--quiet", "--no-compile", *limits, str(wheel))
-    return folder / "venv" / "bin" / "python"
 
 
 # These tests --------------------------------------------------------------------------------------
