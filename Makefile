@@ -47,8 +47,19 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## lint, then pytest
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# PART=session is ctxpipe/session or ctxpipe/session.py, and the tests of the same name.
+PART_FILES = $(wildcard $(foreach place,ctxpipe/$(PART) tests/$(PART) ctxpipe/$(PART).py tests/test_$(PART).py tests/test_$(PART)_*.py,$(place)))
+
+ifdef PART
+test: $(STAMP)  ## lint, then pytest; PART=session takes ruff, the imports and the tests of that part only
+	$(BIN)/ruff check $(PART_FILES)
+	$(BIN)/ruff format --check $(PART_FILES)
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10 $(filter tests/%,$(PART_FILES))
+else
+test: lint
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
+endif
 
 test-services: $(STAMP)  ## storages against PostgreSQL, Redis and an S3; INSTALL=1 installs what is missing
 	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
@@ -98,7 +109,7 @@ examples:  ## every mount's example, in the environments of test-adapters, again
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
 
-nightly: coverage  ## the gate of coverage, the long property tests: 10,000 examples each, then first-hour
+nightly: test coverage  ## new slow tests, the gate of coverage, properties with 10,000 examples each, first-hour
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 	$(MAKE) test-extras test-adapters examples
 	$(MAKE) first-hour

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import tomllib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,60 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     return sendable((yield))
 
 
+# The budget -------------------------------------------------------------------------------------
+
+BUDGET_SECONDS = 2
+SLOW = tomllib.loads(Path(__file__).with_name("slow.toml").read_text("utf-8"))
+BEGAN = pytest.StashKey[float]()
+
+
+def processor_seconds() -> float:
+    """What this process and those that it has waited for have used of a processor."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[BEGAN] = processor_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A report of the end holds what the test took, with the fixtures that it was first to need."""
+    report = yield
+    if call.when == "teardown" and BEGAN in item.stash:
+        took = processor_seconds() - item.stash[BEGAN]
+        report.user_properties.append(("processor_seconds", took))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests above the budget that `slow.toml` gives no reason for."""
+    took: dict[str, float] = {}
+    for report in terminalreporter.getreports(""):
+        name = report.nodeid.partition("[")[0]
+        seconds = dict(report.user_properties).get("processor_seconds", 0)
+        took[name] = max(seconds, took.get(name, 0))
+    new = sorted(name for name, seconds in took.items() if seconds > BUDGET_SECONDS)
+    for name in new:
+        if name not in SLOW:
+            line = f"{took[name]:.1f} s of a processor, with no reason in tests/slow.toml: {name}"
+            terminalreporter.write_line(line)
+
+
+# Of the stack where a coroutine, a task or a callback was made, the debug mode notes one frame: to
+# collect ten takes an eighth of all tests.
+asyncio.constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
+
+
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"debug": True}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def nothing_blocks_the_loop() -> Iterator[None]:
     """A call of ctxpipe that would block the event loop is an error."""
     with blockbuster_ctx("ctxpipe", excluded_modules=["ctxpipe.testing"]) as blocking:
