@@ -589,6 +589,7 @@ async def test_system_prompt_and_tools_count_once_when_given() -> None:
         TokenCounter(),
         [{"name": "bash", "description": "runs a command", "input_schema": {"type": "object"}}],
     )
+    await ours.warm()
     expected = ours.text("hello") + ours.text("be brief") + ours.text(compact_json(tools[0]))
 
     assert ours.total([user("hello")], system="be brief", tools=tools) == expected
