@@ -12,8 +12,10 @@ __all__ = [
     "candidate_keys",
     "content_hash",
     "hashed_name",
+    "is_folder_of",
     "safe_name",
     "session_folder",
+    "sibling_id",
     "with_suffix",
 ]
 
@@ -24,6 +26,11 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _PLAIN_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
 _HASHED_FOLDER = re.compile(r".*-[0-9a-f]{16}")
+
+_SIBLING_DIGITS = 8
+_SIBLING = re.compile(rf"-([0-9a-f]{{{_SIBLING_DIGITS}}})(?=-)")  # in the folder of such an id
+SIBLING_CHARS = _SIBLING_DIGITS + 1
+"""How much longer the id of a sibling is."""
 
 
 def safe_name(name: str) -> str:
@@ -49,6 +56,22 @@ def session_folder(session_id: str) -> str:
     if is_plain and not _HASHED_FOLDER.fullmatch(session_id):
         return session_id
     return f"{_slug(session_id).lower()}-{_digest(session_id)[:16]}"
+
+
+def sibling_id(session_id: str, begins: bytes) -> str:
+    """The id of another conversation called *session_id*, which *begins* otherwise than the first.
+
+    It is below that name: who deletes or lists by the name, in whole components, finds it, too.
+    """
+    return f"{session_id}/{hashlib.sha256(begins).hexdigest()[:_SIBLING_DIGITS]}"
+
+
+def is_folder_of(session_id: str, folder: str) -> bool:
+    """Whether *folder* is that of the session, or of another conversation of that name."""
+    if folder == session_folder(session_id):
+        return True
+    found = _SIBLING.findall(folder)
+    return any(session_folder(f"{session_id}/{digits}") == folder for digits in found)
 
 
 def hashed_name(name: str, most: int) -> str:

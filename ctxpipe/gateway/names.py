@@ -13,7 +13,7 @@ from ..wire.conversations import UNNAMED
 __all__ = ["conversation_name"]
 
 MAX_NAME = 120
-_MADE_HERE = re.compile(rf".*(\.[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
+_MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
 
 # By client; the second header distinguishes sub-agents that run under one session.
 _HEADERS: tuple[tuple[str, str | None], ...] = (

@@ -75,7 +75,7 @@ class Shaper:
             model = model if isinstance(model, str) else None
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
 
-            def open_session(session_id: str, is_held: bool) -> Conversation:  # noqa: ARG001
+            def open_session(session_id: str, _is_held: bool) -> Conversation:
                 return conversation_of(pipeline.new_session(session_id, journal=self._journal))
 
             return conversation_name(headers, values), open_session

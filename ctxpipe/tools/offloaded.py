@@ -13,7 +13,7 @@ from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..locations import is_url, key_of_url
 from ..markers.placeholders import MAX_PATH
-from ..names import session_folder
+from ..names import is_folder_of, session_folder
 from ..session.session import Session, conversation_of
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
@@ -49,7 +49,8 @@ def offload_tools(
     """`read_offloaded` and `search_offloaded` over the texts of *storage*, or those of a session.
 
     A storage is any `TextReader`. They accept every form of path that a placeholder prints and read
-    nothing outside the storage. With *session_id* they read nothing of another session: where the
+    nothing outside the storage. With *session_id* they read nothing of another session, but of
+    conversations that an adapter has found under the same name, such as sub-agents: where the
     storage has a method ``key(path)``, as LocalStorage has, the key that it gives must be in the
     session's folder; a URL such as ``ctxpipe://session/name.md`` must name the session; of any
     other path only the last name counts, and is looked up in that folder. One answer has at most
@@ -208,26 +209,30 @@ class _Reader:
 
     def _resolve(self, path: str) -> str | None:
         """What to read for *path*; None where the model may not read it."""
-        folder = None
-        if self.session_id is not None:
-            folder = session_folder(self.session_id)
         find_key = getattr(self.storage, "key", None)
         if callable(find_key):
             key: str = find_key(path)
-            is_inside = folder is None or key.startswith(f"{folder}/")
-            return key if is_inside and ".." not in key.split("/") else None
+            return key if self._may_read(key) and ".." not in key.split("/") else None
         path = path.removeprefix("./")
-        if folder is None:
+        if self.session_id is None:
             return path
         if is_url(path):
             path = key_of_url(path) or ""
-            if not path.startswith(f"{folder}/"):
+            if not self._may_read(path):
                 return None
         *parents, name = path.split("/")
-        is_of_another = len(parents) == 1 and parents[0] != folder
-        if is_of_another or ".." in parents or not _NAME.fullmatch(name):
+        folder = parents[0] if len(parents) == 1 else session_folder(self.session_id)
+        key = f"{folder}/{name}"
+        if not self._may_read(key) or ".." in parents or not _NAME.fullmatch(name):
             return None
-        return f"{folder}/{name}"
+        return key
+
+    def _may_read(self, key: str) -> bool:
+        """Whether *key* is a text of the session, or of another conversation of its name."""
+        folder, separator, _ = key.partition("/")
+        return self.session_id is None or (
+            bool(separator) and is_folder_of(self.session_id, folder)
+        )
 
 
 async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:

@@ -13,7 +13,6 @@ However many there are, a lookup asks for a few ids.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 from collections import OrderedDict
@@ -29,7 +28,7 @@ from ..errors import CtxpipeError, SettingsError
 from ..messages import THINKING, as_blocks, kind
 from ..messages.bulk import weight
 from ..messages.identity import digest, says_the_same
-from ..names import hashed_name
+from ..names import SIBLING_CHARS, hashed_name, sibling_id
 from ..pipeline import ContextPipeline
 from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
@@ -62,6 +61,8 @@ OWN_BYTES = 16_000
 MAX_COMPARED = 256
 """So many of the newest bodies are compared with a new one, to read only what is new of it."""
 UNNAMED = "unnamed"
+MAX_NAME = MAX_SESSION_ID - SIBLING_CHARS
+"""A name is cut to this, so that every conversation of it can have an id."""
 ALTERNATING = (
     "several conversations come without a name, and are told apart by their histories alone: to "
     "find them by name in logs and folders, give session_id=, or call the client inside "
@@ -120,8 +121,7 @@ def conversation_name(
     given = session_id(request) if callable(session_id) else session_id
     for name in (given, _named.get(), *found):
         if isinstance(name, str) and name:
-            fits = len(name) <= MAX_SESSION_ID
-            return name if fits else hashed_name(name, MAX_SESSION_ID)
+            return name if len(name) <= MAX_NAME else hashed_name(name, MAX_NAME)
     return ""
 
 
@@ -175,13 +175,15 @@ def _opening(codec: ItemReader, items: Sequence[Item]) -> Sequence[Item]:
 def session_ids(name: str, begins: Beginning) -> Iterator[str]:
     """Where a conversation *name* that so *begins* may be kept: the first that is its own or free.
 
-    It bears the name alone; or, where another conversation does, the digest of its first message,
-    too; or that of the first reply. Without a name the first message is the name.
+    It bears the name alone; or, where another conversation does, it is below that name, by the
+    digest of its first message; or of the first reply, too. Without a name the first message is the
+    name.
     """
     root = name or f"{UNNAMED}-{begins.first.hex()[:12]}"
     yield root
-    for part in (begins.first, begins.first + begins.reply) if begins.reply else (begins.first,):
-        yield f"{root}.{hashlib.sha256(part).hexdigest()[:8]}"
+    yield sibling_id(root, begins.first)
+    if begins.reply:
+        yield sibling_id(root, begins.first + begins.reply)
 
 
 # The conversations --------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.errors import SettingsError
 from ctxpipe.session.conversation import Conversation
 from ctxpipe.session.session import conversation_of
-from ctxpipe.storage import JournalStorage
+from ctxpipe.storage import JournalStorage, delete_sessions
+from ctxpipe.tools import ToolInputError, offload_tools
 from ctxpipe.wire import MESSAGES, Conversations, Dialog, conversation, conversation_name
 from ctxpipe.wire.conversations import OWN_BYTES, texts_at
 
@@ -30,8 +31,15 @@ def test_the_name_that_was_given_counts_most():
     assert conversation_name(None, {}, []) == ""
 
 
-def test_a_name_that_is_too_long_is_cut():
-    assert len(conversation_name(None, {}, ["x" * 5000])) == 1000
+async def test_a_name_that_is_too_long_is_cut_so_that_each_conversation_of_it_has_an_id():
+    name = conversation_name(None, {}, ["x" * 5000])
+    client = Client()
+
+    found = [await client.ask([user(task)], name) for task in ("one", "two")]
+
+    ids = [dialog.session.session_id for dialog in found]
+    assert len(set(ids)) == 2
+    assert max(map(len, ids)) == 1000
 
 
 def test_long_names_that_begin_alike_stay_different():
@@ -157,11 +165,42 @@ async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(
     assert len(list(tmp_path.glob("*/a.md"))) == 2
 
 
+@pytest.mark.parametrize("name", ["job-42", "Cust 1/job"])
+async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(
+    name: str, tmp_path: Path
+):
+    client = Client(tmp_path)
+    storage = LocalStorage(tmp_path)
+    for task in ("one", "two"):
+        await client.ask([user(task), *step(task, f"{task}\n{LONG}")], name)
+    await client.ask([user("three"), *step("three", LONG)], f"{name}x")
+    places = {path.stem: str(path) for path in tmp_path.glob("*/*.md")}
+    [read, _] = offload_tools(storage, session_id=name)
+
+    assert (await read({"path": places["one"]})).startswith("one\n")
+    assert (await read({"path": places["two"]})).startswith("two\n")
+    with pytest.raises(ToolInputError):
+        await read({"path": places["three"]})
+
+
+async def test_a_name_is_deleted_with_each_of_its_conversations(tmp_path: Path):
+    client = Client(tmp_path)
+    for name in ("job-42", "job-43"):
+        for task in ("one", "two"):
+            await client.ask([user(task), *step(task, LONG)], name)
+    storage = LocalStorage(tmp_path)
+
+    assert len(await delete_sessions("job-42", storage)) == 2
+
+    assert len(await storage.sessions()) == 2
+    assert await storage.sessions("job-43") == await storage.sessions()
+
+
 async def test_the_first_conversation_of_a_name_bears_it_alone():
     client = Client()
 
     assert (await client.ask([user("Hi")], "s")).session.session_id == "s"
-    assert (await client.ask([user("Ho")], "s")).session.session_id.startswith("s.")
+    assert (await client.ask([user("Ho")], "s")).session.session_id.startswith("s/")
 
 
 async def test_an_id_without_a_name_is_the_same_in_every_process():
