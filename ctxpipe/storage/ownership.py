@@ -228,15 +228,21 @@ class StorageRoot:
         return (content or b"").decode("ascii", "replace")
 
     def _open_shared(self, name: str) -> int:
-        """The folder for a writer: for that of a session, until it is deleted."""
-        if running_generation(name) is None:
-            return self._open(name, create=True)
-        descriptor = self._open_locked(name, fcntl.LOCK_SH, create=True)
+        """The folder for a writer: that of a session is kept from being deleted meanwhile."""
+        is_of_session = name != "" and "/" not in name
+        if is_of_session:
+            descriptor = self._open_locked(name, fcntl.LOCK_SH, create=True)
+        else:
+            descriptor = self._open(name, create=True)
         try:
             self.check(name)
+            # A folder without a mark is looked at again: it may have got one since.
+            if not self._known.get(name):
+                self._inspect(name, descriptor)
         except BaseException:
             os.close(descriptor)
-            self.drop(name)
+            if is_of_session:
+                self.drop(name)
             raise
         return descriptor
 
@@ -325,6 +331,9 @@ class StorageRoot:
                 os.rmdir(name, dir_fd=root)
         except OSError:  # somebody has written into it meanwhile
             write_mark(descriptor, SESSION_MARK, mark.files)
+            if mark.session_id is not None:
+                user = _user(mark.session_id, has_journal=mark.has_journal)
+                self._add_line(name, descriptor, user)
             return False
         return True
 
@@ -351,35 +360,25 @@ class StorageRoot:
     # Opening --------------------------------------------------------------------------------------
 
     def _open(self, name: str, *, create: bool) -> int:
-        descriptor, is_new = self._open_root(create=create)
+        descriptor = self._open_root(create=create)
         for depth, part in enumerate(PurePosixPath(name).parts):
             parent = descriptor
             try:
                 if create and depth == 0 and self._marked:
-                    descriptor, is_new = self._enter_marked(part, parent)
+                    descriptor = self._enter_marked(part, parent)
                 else:
-                    descriptor, is_new = enter_folder(part, parent, create=create)
+                    descriptor, _ = enter_folder(part, parent, create=create)
             finally:
                 os.close(parent)
-        # A folder without a mark is read again: another process may have marked it since.
-        is_marked = self._known.get(name, False)
-        if create and (is_new or not is_marked):
-            try:
-                self._inspect(name, descriptor)
-            except OSError:
-                os.close(descriptor)
-                raise
         return descriptor
 
-    def _enter_marked(self, name: str, root: int) -> tuple[int, bool]:
-        """The folder *name*, made with its mark if it is not there, and whether it is new."""
-        is_new = False
+    def _enter_marked(self, name: str, root: int) -> int:
+        """The folder *name*, made with its mark if it is not there."""
         while True:
             try:
-                return enter_folder(name, root)[0], is_new
+                return enter_folder(name, root)[0]
             except FileNotFoundError:
                 self._make_marked(name, root)
-                is_new = True
 
     def _make_marked(self, name: str, root: int) -> None:
         """Make the folder *name* and its mark in one step.
@@ -413,7 +412,7 @@ class StorageRoot:
                 sweep(folder, time.time() - STALE_SECONDS)
         self._known[name] = is_marked
 
-    def _open_root(self, *, create: bool) -> tuple[int, bool]:
+    def _open_root(self, *, create: bool) -> int:
         if create:
             root, is_new = self._pinned.create()
         else:
@@ -426,7 +425,7 @@ class StorageRoot:
         except OSError:
             os.close(root)
             raise
-        return root, is_new
+        return root
 
     def _admit(self, root: int) -> None:
         """Refuse a root whose form is too new, and a link to a folder that somebody else uses."""

@@ -614,3 +614,50 @@ async def test_a_folder_that_somebody_writes_into_while_it_is_dropped_keeps_its_
     await storage.delete("s")
 
     assert names_below(tmp_path / "s") == {"a.md", SESSION_MARK}
+
+
+async def test_a_folder_that_is_being_dropped_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a session, too: what is written between the mark and the folder is in no list."""
+    storage = LocalStorage(tmp_path)
+    await storage.write([("s/a.md", "x")])
+    rmdir, refused = os.rmdir, list[StorageError]()
+
+    def late(name: str, **options: Any) -> None:
+        if name == "s":
+            try:
+                LocalStorage(tmp_path).write_blocking([("s/b.md", "y")])
+            except StorageError as error:
+                refused.append(error)
+        rmdir(name, **options)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    await storage.delete("s")
+    monkeypatch.undo()
+
+    assert len(refused) == 1
+    assert not (tmp_path / "s").exists()
+    await storage.write([("s/b.md", "y")])
+    await storage.delete("s")
+    assert not (tmp_path / "s").exists()
+
+
+async def test_a_folder_that_cannot_be_dropped_is_still_known_as_that_of_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    pipeline = ContextPipeline([])
+    await pipeline.session("Cust 1/a", journal=storage).run([MESSAGE])
+    [folder] = [path for path in tmp_path.iterdir() if (path / SESSION_MARK).exists()]
+    rmdir = os.rmdir
+
+    def late(name: str, **options: Any) -> None:
+        if name == folder.name:
+            (folder / "theirs.txt").write_text("mine")
+        rmdir(name, **options)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    await storage.delete("Cust 1/a")
+
+    assert await storage.sessions("Cust 1") == ["Cust 1/a"]
