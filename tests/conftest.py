@@ -143,11 +143,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
-# Of the stack where a coroutine, a task or a callback was made, the debug mode notes one frame: to
-# collect ten takes an eighth of all tests.
-asyncio.constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
-
-
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"debug": True}

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
 
-__all__ = ["MessageCodec", "ctxpipe_middleware"]
+__all__ = ["LangChainCodec", "ctxpipe_middleware"]
 
 EMPTY = "[This message is empty.]"
 CALLS = frozenset(
@@ -105,10 +105,10 @@ def ctxpipe_middleware(
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LangChain of the expected form.
     """
-    return _Middleware(Mount(pipeline, session_id, journal))
+    return _AgentMiddleware(Mount(pipeline, session_id, journal))
 
 
-class _Middleware(AgentMiddleware[Any, Any, Any]):
+class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
     def __init__(self, mount: Mount) -> None:
         super().__init__()
         self._mount = mount
@@ -268,7 +268,7 @@ def _usage_of(billed: Mapping[str, Any]) -> dict[str, int] | None:
 # Messages -----------------------------------------------------------------------------------------
 
 
-class MessageCodec:
+class LangChainCodec:
     """LangChain's messages."""
 
     def frozen(self, items: Sequence[Item], start: int) -> int:  # noqa: ARG002
@@ -376,7 +376,7 @@ class MessageCodec:
         return kept
 
 
-CODEC = MessageCodec()
+CODEC = LangChainCodec()
 
 
 def _calls(items: Sequence[Item]) -> set[object]:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
 
-__all__ = ["Ctxpipe", "MessageCodec"]
+__all__ = ["Ctxpipe", "PydanticCodec"]
 
 EMPTY = "[This message is empty.]"
 
@@ -195,7 +195,7 @@ def _usage(response: ModelResponse) -> dict[str, int] | None:
 # Messages -----------------------------------------------------------------------------------------
 
 
-class MessageCodec:
+class PydanticCodec:
     """pydantic-ai's messages; a request may hold results and words of the user at once."""
 
     def frozen(self, items: Sequence[Item], start: int) -> int:
@@ -296,7 +296,7 @@ class MessageCodec:
         return kept
 
 
-CODEC = MessageCodec()
+CODEC = PydanticCodec()
 
 
 def _ids(items: Sequence[Item], key: str) -> set[object]:

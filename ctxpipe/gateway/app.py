@@ -74,7 +74,7 @@ class Gateway:
         self.app.router.redirect_slashes = False
 
     @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         # Both read files at their first use; the model is any that is listed.
         await to_thread.run_sync(find_prices, EXAMPLE_MODEL)
         for shaper in self._shapers.values():

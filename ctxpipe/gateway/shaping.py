@@ -12,7 +12,7 @@ from ..session.session import conversation_of
 from ..storage import LocalStorage
 from ..storage.memory import MemoryStorage
 from ..wire.conversations import Conversations, Dialog
-from .conversations import Content
+from .content import Content
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines

@@ -269,7 +269,7 @@ class PostgresJournal(ServerJournal):
                 leased.discard(session)
         return is_held
 
-    async def _unlock(self, session: str, token: str) -> None:  # noqa: ARG002
+    async def _unlock(self, session: str, token: str) -> None:  # noqa: ARG002  the name is enough
         self._connections().leased.discard(session)
         # Where it fails the connection is closed, and the lock gone with it.
         with suppress(StorageError):

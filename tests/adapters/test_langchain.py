@@ -28,7 +28,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxpipe.adapters.langchain import MessageCodec, ctxpipe_middleware
+from ctxpipe.adapters.langchain import LangChainCodec, ctxpipe_middleware
 from ctxpipe.wire import Translation
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -175,7 +175,7 @@ def messages() -> list[Any]:
 
 
 def test_what_no_stage_touches_comes_back_as_the_very_same_objects():
-    translation = Translation(MessageCodec())
+    translation = Translation(LangChainCodec())
     given = messages()
 
     units = translation.read(given)
@@ -187,16 +187,16 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects():
 def test_a_changed_result_keeps_its_id_and_its_artifact():
     block = {"type": "tool_result", "tool_use_id": "c1", "content": "[offloaded]"}
 
-    changed = MessageCodec().rebuild(messages()[2], [block])
+    changed = LangChainCodec().rebuild(messages()[2], [block])
 
     assert (changed.content, changed.id, changed.artifact) == ("[offloaded]", "r1", {"a": 1})
 
 
 def test_changed_arguments_are_changed_in_both_places():
-    blocks = [dict(block) for block in MessageCodec().read(messages()[1]).blocks]
+    blocks = [dict(block) for block in LangChainCodec().read(messages()[1]).blocks]
     blocks[1]["input"] = {"number": "[offloaded]"}
 
-    changed = MessageCodec().rebuild(messages()[1], blocks)
+    changed = LangChainCodec().rebuild(messages()[1], blocks)
 
     assert changed.tool_calls[0]["args"] == {"number": "[offloaded]"}
     assert changed.content[1]["input"] == {"number": "[offloaded]"}
@@ -205,9 +205,9 @@ def test_changed_arguments_are_changed_in_both_places():
 
 
 def test_a_call_that_left_is_gone_from_both_places():
-    blocks = MessageCodec().read(messages()[1]).blocks[:1]
+    blocks = LangChainCodec().read(messages()[1]).blocks[:1]
 
-    changed = MessageCodec().rebuild(messages()[1], blocks)
+    changed = LangChainCodec().rebuild(messages()[1], blocks)
 
     assert changed.tool_calls == changed.invalid_tool_calls == []
     assert len(changed.content) == 1

@@ -20,7 +20,7 @@ pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not ins
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from ctxpipe.adapters.langchain import MessageCodec
+from ctxpipe.adapters.langchain import LangChainCodec
 
 PICTURES: list[Any] = [
     {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}},
@@ -143,7 +143,7 @@ def ends(messages: Sequence[Any]) -> list[int]:
 @given(histories())
 def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[Any]):
     assert not problems(items)
-    check_untouched(MessageCodec(), items)
+    check_untouched(LangChainCodec(), items)
 
 
 @every_pipeline
@@ -157,7 +157,7 @@ def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
     before = copy.deepcopy(items)
     session = pipeline(tmp_path_factory.mktemp("store")).session("s")
 
-    anyio.run(check_life, MessageCodec(), session, items, ends(items), forced, problems)
+    anyio.run(check_life, LangChainCodec(), session, items, ends(items), forced, problems)
 
     assert items == before
 
@@ -168,7 +168,7 @@ def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory: 
     folder = tmp_path_factory.mktemp("store")
 
     first, second = [
-        [message.model_dump() for message in anyio.run(sent_items, folder, MessageCodec(), items)]
+        [message.model_dump() for message in anyio.run(sent_items, folder, LangChainCodec(), items)]
         for _ in range(2)
     ]
 

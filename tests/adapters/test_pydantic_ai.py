@@ -36,7 +36,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from ctxpipe.adapters.pydantic_ai import Ctxpipe, MessageCodec
+from ctxpipe.adapters.pydantic_ai import Ctxpipe, PydanticCodec
 from ctxpipe.wire import Translation
 
 every_api = pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
@@ -183,7 +183,7 @@ def messages() -> list[Any]:
 
 
 def test_what_no_stage_touches_comes_back_as_the_very_same_objects():
-    translation = Translation(MessageCodec())
+    translation = Translation(PydanticCodec())
     given = messages()
 
     units = translation.read(given)
@@ -194,10 +194,10 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects():
 
 def test_a_changed_result_keeps_its_metadata_and_its_neighbours():
     given = messages()[2]
-    blocks = [dict(block) for block in MessageCodec().read(given).blocks]
+    blocks = [dict(block) for block in PydanticCodec().read(given).blocks]
     blocks[0]["content"] = "[offloaded]"
 
-    changed = MessageCodec().rebuild(given, blocks)
+    changed = PydanticCodec().rebuild(given, blocks)
 
     assert (changed.parts[0].content, changed.parts[0].metadata) == ("[offloaded]", {"a": 1})
     assert changed.parts[1:] == given.parts[1:]
@@ -206,10 +206,10 @@ def test_a_changed_result_keeps_its_metadata_and_its_neighbours():
 
 def test_a_changed_call_loses_its_id():
     given = messages()[1]
-    blocks = [dict(block) for block in MessageCodec().read(given).blocks]
+    blocks = [dict(block) for block in PydanticCodec().read(given).blocks]
     blocks[1]["input"] = {"number": "[offloaded]"}
 
-    changed = MessageCodec().rebuild(given, blocks)
+    changed = PydanticCodec().rebuild(given, blocks)
 
     assert changed.parts[1].args == '{"number":"[offloaded]"}'
     assert changed.parts[1].id is None
@@ -219,9 +219,9 @@ def test_a_changed_call_loses_its_id():
 
 def test_a_call_that_left_is_gone_alone():
     given = messages()[1]
-    blocks = MessageCodec().read(given).blocks
+    blocks = PydanticCodec().read(given).blocks
 
-    changed = MessageCodec().rebuild(given, [blocks[0], blocks[2]])
+    changed = PydanticCodec().rebuild(given, [blocks[0], blocks[2]])
 
     assert changed.parts == [given.parts[0], given.parts[2]]
 

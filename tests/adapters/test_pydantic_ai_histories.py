@@ -32,7 +32,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from ctxpipe.adapters.pydantic_ai import MessageCodec
+from ctxpipe.adapters.pydantic_ai import PydanticCodec
 
 PICTURES: list[Any] = [
     BinaryContent(b"\x89PNG" * 900, media_type="image/png"),
@@ -126,7 +126,7 @@ def ends(messages: Sequence[Any]) -> list[int]:
 @given(histories())
 def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[Any]):
     assert not problems(items)
-    check_untouched(MessageCodec(), items)
+    check_untouched(PydanticCodec(), items)
 
 
 @every_pipeline
@@ -140,7 +140,7 @@ def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
     before = copy.deepcopy(items)
     session = pipeline(tmp_path_factory.mktemp("store")).session("s")
 
-    anyio.run(check_life, MessageCodec(), session, items, ends(items), forced, problems)
+    anyio.run(check_life, PydanticCodec(), session, items, ends(items), forced, problems)
 
     assert items == before
 
@@ -150,7 +150,7 @@ def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
 def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory: Any):
     folder = tmp_path_factory.mktemp("store")
 
-    first, second = [anyio.run(sent_items, folder, MessageCodec(), items) for _ in range(2)]
+    first, second = [anyio.run(sent_items, folder, PydanticCodec(), items) for _ in range(2)]
 
     assert json.dumps(said(first)) == json.dumps(said(second))
 

@@ -6,10 +6,12 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from places import PACKAGE, ROOT
+from syntax import classes
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 DIAGRAMS: list[str] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -75,3 +77,11 @@ def test_a_climb_is_a_step_to_a_higher_layer(packages: list[str], climbs: int):
     layers = [["session"], ["runner"], ["timeline", "stages"], ["messages"]]
 
     assert WALK["climb_count"](packages, WALK["heights"](layers)) == climbs
+
+
+def test_no_class_of_the_wire_its_adapters_and_the_gateway_has_the_name_of_another():
+    rooms = ("wire.", "adapters.", "gateway.")
+    names = [node.name for name, node in classes() if name.startswith(rooms)]
+
+    assert len(names) > 50
+    assert [name for name, count in Counter(names).items() if count > 1] == []

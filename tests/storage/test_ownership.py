@@ -648,7 +648,7 @@ async def test_a_folder_that_cannot_be_dropped_is_still_known_as_that_of_its_ses
 ) -> None:
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([])
-    await pipeline.session("Cust 1/a", journal=storage).run([MESSAGE])
+    await pipeline.session("Cust 1/a", journal=storage).run(conversation(user("hello")))
     [folder] = [path for path in tmp_path.iterdir() if (path / SESSION_MARK).exists()]
     rmdir = os.rmdir
 

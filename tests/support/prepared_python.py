@@ -18,29 +18,24 @@ import sys
 
 # With what the SDKs and anyio import at the first call only.
 MODULES = (
-    *(
-        "anthropic",
-        "anyio._backends._asyncio",
-        "ast_grep_py",
-        "genai_prices",
-        "httpcore2",
-        "openai",
-    ),
-    *(
-        "opentelemetry.propagate",
-        "rich.progress",
-        "tiktoken_ext.openai_public",
-        "truststore",
-        "typer",
-    ),
-    *(
-        "ctxpipe.adapters.anthropic",
-        "ctxpipe.cli",
-        "ctxpipe.sync",
-        "ctxpipe.testing",
-        "ctxpipe.tools",
-    ),
-    *("ctxpipe.workers.processes", "ctxpipe.workers.worker"),
+    "anthropic",
+    "anyio._backends._asyncio",
+    "ast_grep_py",
+    "genai_prices",
+    "httpcore2",
+    "openai",
+    "opentelemetry.propagate",
+    "rich.progress",
+    "tiktoken_ext.openai_public",
+    "truststore",
+    "typer",
+    "ctxpipe.adapters.anthropic",
+    "ctxpipe.cli",
+    "ctxpipe.sync",
+    "ctxpipe.testing",
+    "ctxpipe.tools",
+    "ctxpipe.workers.processes",
+    "ctxpipe.workers.worker",
 )
 
 

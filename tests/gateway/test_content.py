@@ -1,0 +1,50 @@
+"""What a turn of the gateway was spent on, by kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateways import conversation, post, replies, serving
+
+from ctxpipe import TokenCounter
+from ctxpipe.gateway.content import Content
+from ctxpipe.testing import MessagesServer
+
+CALL = {"type": "tool_use", "id": "t", "name": "bash", "input": {"command": "ls"}}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "one two three " * 9}
+HISTORY: list[Any] = [
+    {"role": "user", "content": "look"},
+    {"role": "assistant", "content": [{"type": "text", "text": "I look."}, CALL]},
+    {"role": "user", "content": [RESULT]},
+]
+
+
+async def test_tokens_are_told_apart_by_kind():
+    counter = TokenCounter()
+    found = await Content().read(counter, HISTORY, system="be brief", tools=[{"name": "bash"}])
+    assert list(found) == ["user", "assistant", "calls", "results", "system", "tools"]
+    assert found["results"] == counter.block(RESULT)
+    assert found["system"] == counter.total([], system="be brief")
+
+
+async def test_a_context_that_goes_on_or_was_rewritten_is_read_as_one_that_is_new():
+    content, counter = Content(), TokenCounter()
+    short = [*HISTORY[:2], {"role": "user", "content": [{**RESULT, "content": "moved"}]}]
+    for messages in (HISTORY[:2], HISTORY, short, [], HISTORY, HISTORY[:1]):
+        assert await content.read(counter, messages) == await Content().read(counter, messages)
+
+
+async def test_what_is_known_is_not_read_again():
+    content, counter = Content(), TokenCounter()
+    await content.read(counter, HISTORY)
+    before = list(content._sums)
+    await content.read(counter, [*HISTORY, {"role": "assistant", "content": "done"}])
+    assert all(one is other for one, other in zip(before, content._sums, strict=False))
+
+
+async def test_a_turn_of_a_gateway_knows_what_its_tokens_were_spent_on(tmp_path):
+    async with MessagesServer(replies(1)) as api, serving(api.url, tmp_path) as gateway:
+        await post(gateway, {"messages": conversation(1), "system": "be brief"})
+    [turn] = gateway.gateway.record.turns
+    assert set(turn.kinds) == {"system", "user", "calls", "placeholders"}
+    assert abs(sum(turn.kinds.values()) - turn.sent) < 20
