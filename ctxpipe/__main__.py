@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__all__ = ["main"]
-
 COMMANDS = {
     "claude-code": "ctxpipe.adapters.claude_code",
     "demo": "ctxpipe.demo",

@@ -39,22 +39,6 @@ from .workers.pieces import pieces_at_blanks
 if TYPE_CHECKING:
     from .messages import Message
 
-__all__ = [
-    "Command",
-    "command_line",
-    "commands",
-    "identifiers",
-    "is_failure",
-    "is_one_line",
-    "one_line",
-    "paths_to_deny",
-    "says_failure",
-    "target",
-    "touched_paths",
-    "written_lines",
-    "written_paths",
-]
-
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
 _MAX_COMMAND_CHARS = 100_000

@@ -17,17 +17,6 @@ from typing import TypeAlias
 from .agent_tools import WIDE_GUTTER
 from .messages import Block, Message, blocks, field, kind
 
-__all__ = [
-    "WEIGHTS",
-    "Atom",
-    "AtomIndex",
-    "atoms",
-    "block_text",
-    "message_texts",
-    "path_atom",
-    "weight",
-]
-
 Atom: TypeAlias = str
 
 WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import pairwise
 from types import FunctionType
 
-__all__ = ["answers_at_once", "is_async", "takes_one"]
-
 
 def is_async(function: object) -> bool:
     """Whether *function* is an ``async def``, also inside `partial`, decorators or an object."""

@@ -58,8 +58,6 @@ from .storage.local import LocalStorage
 from .storage.ownership import StorageRoot
 from .words import count_phrase
 
-__all__ = ["app", "main"]
-
 app: typer.Typer = typer.Typer(
     help="See what an agent's context costs and what it forgets, "
     "on recorded conversations of your own.\n\n"

@@ -28,8 +28,6 @@ from .tools import answer, offload_tools
 if TYPE_CHECKING:
     from anthropic.types import ToolResultBlockParam, ToolUseBlockParam
 
-__all__ = ["main"]
-
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 ENDINGS = (".c", ".go", ".java", ".js", ".md", ".php", ".py", ".rb", ".rs", ".sh", ".ts", ".txt")
 MAX_FILES = 120

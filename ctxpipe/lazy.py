@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-__all__ = ["import_on_use"]
-
 
 def import_on_use(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
     """The `__getattr__` of *package*, by which each module in *names* is imported on first use.

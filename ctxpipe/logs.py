@@ -6,8 +6,6 @@ import logging
 
 from .words import escape_unprintable
 
-__all__ = ["LOGGERS", "keep_records_on_one_line"]
-
 LOGGERS = ("ctxpipe", "ctxpipe.gateway")
 """The loggers of this package: a record passes the filters of its own logger alone."""
 

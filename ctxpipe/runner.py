@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from .messages import Message, Problem
     from .reports import Detail
 
-__all__ = ["Record", "Request", "Runner", "Thinking", "Veto", "is_long", "model_of", "stage_name"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds

@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from .messages import Message
     from .reports import Detail
 
-__all__ = [
-    "Change",
-    "Intent",
-    "PlannedStage",
-    "Proposal",
-    "Rewindable",
-    "Skip",
-    "Stage",
-    "Stored",
-    "Tracked",
-    "Turn",
-]
-
-
 T = TypeVar("T")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .messages import Message
     from .stage import Stored
 
-__all__ = ["Step", "Timeline"]
-
 RECENT = 64
 """So many of the newest messages may have their cache marks moved in place."""
 WATCHED = 200

@@ -9,17 +9,6 @@ from dataclasses import MISSING, Field, fields
 from numbers import Number
 from typing import Any
 
-__all__ = [
-    "as_dollars",
-    "as_number",
-    "as_percent",
-    "as_ratio",
-    "count_phrase",
-    "escape_unprintable",
-    "one_line",
-    "short_repr",
-]
-
 SIGNIFICANT_DIGITS = 3
 
 

@@ -9,8 +9,6 @@ from ..prompt_cache.prompts import Prompt, Sent
 from ..words import one_line
 from .misses import Cause
 
-__all__ = ["Difference", "differences", "index_blocks"]
-
 NAME_CHARS = 40
 _SETTINGS = {
     "tool_choice": (Cause.TOOL_CHOICE, "tool_choice changed"),

@@ -24,8 +24,6 @@ from ..tokens import TokenCounter
 from .differences import Difference, differences, index_blocks
 from .misses import Bill, CacheMiss, Cause
 
-__all__ = ["CacheDoctor", "Sent"]
-
 MOST_WAITING = 4
 MOST_UNREAD = 2
 """Requests that are remembered while nobody has shown a bill."""

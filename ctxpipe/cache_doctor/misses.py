@@ -11,15 +11,6 @@ from ..prices import Prices
 from ..tokens.billed import context_tokens
 from ..words import as_dollars
 
-__all__ = [
-    "Bill",
-    "CacheMiss",
-    "Cause",
-    "Tally",
-    "as_bill",
-    "most_tokens_first",
-]
-
 
 class Cause(StrEnum):
     """Why tokens that were sent before were not read from the cache.

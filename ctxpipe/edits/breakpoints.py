@@ -10,8 +10,6 @@ from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_b
 from ..messages.rules import SERVER_RESULTS
 from ..settings import Wanted, is_size
 
-__all__ = ["MARKS", "with_breakpoints", "with_free_breakpoints"]
-
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
 """How many cache breakpoints may be asked for."""
 

@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from ..messages import Block, Message
     from ..tokens import TokenCounter
 
-__all__ = [
-    "Layout",
-    "Rewritten",
-    "Step",
-    "collapse",
-    "find_offloaded_files",
-    "first_free_number",
-    "lay_out",
-    "path_atoms",
-    "step_texts",
-    "texts_of_notes",
-]
-
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 
 _ANSWERED = re.compile(r"\d{1,9} answered: ")

@@ -44,27 +44,6 @@ from .offload import newest
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = [
-    "EvidenceBudget",
-    "Facts",
-    "Replacement",
-    "Source",
-    "after_summary",
-    "assemble",
-    "evidence_block",
-    "extract_commands",
-    "facts_to_keep",
-    "gather_facts",
-    "has_words",
-    "obstacle",
-    "open_tail",
-    "partition",
-    "pinned_indices",
-    "pinned_messages",
-    "replacements",
-    "user_commands",
-]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # Parts --------------------------------------------------------------------------------------------

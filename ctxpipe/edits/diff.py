@@ -10,8 +10,6 @@ from ..messages import as_blocks, blocks, common_prefix, is_equal
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Edit", "apply_edits", "diff", "first_changed_block"]
-
 
 class Edit(NamedTuple):
     """*messages* replace ``before[start:stop]``."""

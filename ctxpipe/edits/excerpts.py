@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias
 
 from ..atoms import Atom, atoms, weight
 
-__all__ = ["CHANCES", "Passage", "PassageKind", "choose_lines"]
-
 PassageKind: TypeAlias = Literal["call", "text", "view", "result"]
 
 CHANCES: Mapping[PassageKind, Mapping[str, float]] = {

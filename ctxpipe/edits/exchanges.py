@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ..messages import Message
     from ..tokens import TokenCounter
 
-__all__ = ["ExchangeIndex", "Shape", "answer_of", "blocks_to_keep", "exchange_length"]
-
 LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
 CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate is concerned
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from ..messages import Message
 from .offload import Candidate
 
-__all__ = ["CandidateTable", "Eviction", "Rates", "ReplyIndex", "best_eviction", "evict_all"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rates:

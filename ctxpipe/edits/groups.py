@@ -12,8 +12,6 @@ from ..tokens.billed import server_summary
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["after_compaction", "groups", "has_compaction", "server_spans"]
-
 
 def groups(messages: Sequence[Message]) -> Iterator[range]:
     """The messages as groups that stay or go as one.

@@ -37,26 +37,6 @@ if TYPE_CHECKING:
 
 _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
-__all__ = [
-    "Candidate",
-    "CandidateIndex",
-    "ReadBack",
-    "Scan",
-    "Selection",
-    "candidates",
-    "characters",
-    "is_placeholder",
-    "long_read_backs",
-    "newest",
-    "passes",
-    "placeholder_file",
-    "prescan",
-    "result_characters",
-    "scan_of",
-    "stored_text",
-    "with_placeholder",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Scan:

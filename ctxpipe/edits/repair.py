@@ -65,8 +65,6 @@ from ..messages.values import encoding_fault
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["interrupted_result", "repair"]
-
 UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
 _PASSES = 3

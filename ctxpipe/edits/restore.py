@@ -35,15 +35,6 @@ from .views import changes_folder, viewed_path
 if TYPE_CHECKING:
     from ..messages import Message, ToolCall, ToolResult
 
-__all__ = [
-    "WorkingFile",
-    "files_of_results",
-    "restored_message",
-    "trusting_working_set",
-    "was_changed",
-    "working_set",
-]
-
 _MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LINE_CHARS", "literal_matches", "regex_matches"]
-
 LINE_CHARS = 400
 _STEP_CHARS = 2**20  # one step of a search blocks the interpreter
 

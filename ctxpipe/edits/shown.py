@@ -12,8 +12,6 @@ from typing import NamedTuple, TypeAlias
 from ..agent_tools import ADDED_LINE, ANY_GUTTER, CUT, GUTTER, NOTE, NOTES, view
 from ..messages import strings
 
-__all__ = ["Shown", "obstacle"]
-
 _LONG = 2000  # characters; agents shorten longer lines
 _PIECE = 200
 _MAX_ADDED = 400  # a longer line is none that an agent adds

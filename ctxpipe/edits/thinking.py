@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from ..messages import Block, Message
     from .diff import Edit
 
-__all__ = [
-    "BINDING_BETA",
-    "Place",
-    "Stale",
-    "drop_block",
-    "mark_stale",
-    "open_loop",
-    "shift_stale",
-    "strip",
-]
-
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 BLOCK_BINDING = {"prefix_mismatch_behavior": "drop_block"}
 BINDABLE = frozenset({"adaptive", "enabled"})

@@ -36,27 +36,6 @@ from .views import viewed_path
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = [
-    "MIDDLE_END",
-    "MIDDLE_START",
-    "EditableRegion",
-    "FileView",
-    "FilterResult",
-    "Part",
-    "Window",
-    "breakdown_by_source",
-    "delete_centre",
-    "editable_region",
-    "file_views",
-    "filter_calls",
-    "has_command",
-    "join_parts",
-    "last_turn",
-    "middle",
-    "middle_range",
-    "truncate_conversation",
-]
-
 Window: TypeAlias = Literal["average", "covering"]
 """How much is deleted.
 

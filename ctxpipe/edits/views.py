@@ -25,8 +25,6 @@ from ..markers.placeholders import MAX_PATH
 if TYPE_CHECKING:
     from ..messages import ToolCall
 
-__all__ = ["changes_folder", "path_argument", "viewed_path"]
-
 LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
 
 

@@ -15,14 +15,6 @@ from .languages import STEPS, DefinitionType, Language, language_called, languag
 if TYPE_CHECKING:
     from ast_grep_py import Relation, Rule, SgNode
 
-__all__ = [
-    "Definition",
-    "definitions",
-    "definitions_in_batches",
-    "without_gutter",
-    "without_macros",
-]
-
 _BATCH = 500  # definitions: decoding them blocks the interpreter
 
 

@@ -13,22 +13,6 @@ from typing import Literal, TypeAlias
 from ..markers.placeholders import fold_block
 from .definitions import Definition, definitions
 
-__all__ = [
-    "MAX_LINE_SPAN",
-    "MAX_TOKENS",
-    "Definition",
-    "Folded",
-    "Outline",
-    "Section",
-    "definitions",
-    "drop_count",
-    "fold_files",
-    "fold_outlines",
-    "format_file",
-    "format_sections",
-    "merge_functions",
-]
-
 MAX_TOKENS = 10_000
 MAX_LINE_SPAN = 100
 

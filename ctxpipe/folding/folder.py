@@ -31,8 +31,6 @@ from .fold import (
 )
 from .languages import DefinitionType, language_of
 
-__all__ = ["Folder"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 Files: TypeAlias = Sequence[tuple[str, str]]

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-__all__ = ["LANGUAGES", "STEPS", "DefinitionType", "Language", "language_called", "language_of"]
-
 DefinitionType: TypeAlias = Literal["class", "interface", "type", "function"]
 """The type of a definition, the same in all languages.
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..storage import TextReader
     from .settings import Settings
 
-__all__ = ["READING", "Gateway"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 READING = "/mcp"

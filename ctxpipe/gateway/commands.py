@@ -26,8 +26,6 @@ from .settings import Settings, read_tokens
 if TYPE_CHECKING:
     from .serving import Serving
 
-__all__ = ["gateway", "wrap"]
-
 ANTHROPIC = "/anthropic"
 OPENAI = "/openai"
 """Under which paths `wrap` serves the two APIs."""

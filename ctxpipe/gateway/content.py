@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
     from ..tokens.spent import Kind
 
-__all__ = ["Content"]
-
 
 class Content:
     """Tells the tokens of one conversation's contexts apart by kind, as the replay page does.

@@ -17,16 +17,6 @@ from ..errors import CtxpipeError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = [
-    "MAX_BODY",
-    "MAX_HEAD",
-    "TOKEN",
-    "Guard",
-    "Refused",
-    "error_body",
-    "is_loopback",
-]
-
 MAX_BODY = 32 * 1024 * 1024
 """Bytes of a request; the Messages API takes no more."""
 

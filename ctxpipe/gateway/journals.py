@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ..storage.protocol import TextReader
     from ..storage.shared_journals import SharedJournal
 
-__all__ = ["check_journal", "journal_kind", "open_journal"]
-
 KINDS = {
     "sqlite": "SQLite",
     "postgres": "PostgreSQL",

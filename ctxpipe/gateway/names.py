@@ -10,8 +10,6 @@ from typing import Any
 from ..names import hashed_name
 from ..wire.conversations import UNNAMED
 
-__all__ = ["conversation_name"]
-
 MAX_NAME = 120
 _MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
 

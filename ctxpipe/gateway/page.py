@@ -18,8 +18,6 @@ from ..tokens.spent import KINDS, Kind
 from ..words import as_dollars, as_number, as_percent, count_phrase
 from .record import Record, Turn
 
-__all__ = ["headers", "write_page"]
-
 SECONDS = 3
 """After so many the browser asks again."""
 MAX_SESSIONS = 12

@@ -16,8 +16,6 @@ from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
 
-__all__ = ["PRESETS", "Pipelines", "context_window"]
-
 WINDOW = 200_000
 LONG_WINDOW = 1_000_000
 LONG_CONTEXT = "context-1m"

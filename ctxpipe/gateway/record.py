@@ -16,8 +16,6 @@ from ..words import as_dollars, count_phrase
 if TYPE_CHECKING:
     from ..tokens.spent import Kind
 
-__all__ = ["Leaving", "Record", "Turn", "dollars", "find_prices"]
-
 MAX_TURNS = 10_000
 """So many of the newest turns are kept for the page."""
 

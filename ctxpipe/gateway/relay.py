@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .shaping import Shaper
     from .upstream import Headers, Upstream
 
-__all__ = ["Relay"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 SWITCH = "x-ctxpipe"

@@ -18,8 +18,6 @@ from .app import READING, Gateway
 from .guard import MAX_HEAD, error_body
 from .settings import Settings
 
-__all__ = ["Serving"]
-
 BACKLOG = 2048
 GRACE_SECONDS = 5
 """How long replies under way may take after the gateway is told to stop."""

@@ -13,8 +13,6 @@ from ..settings import excerpt
 from .guard import is_loopback
 from .journals import check_journal
 
-__all__ = ["Settings", "check_upstream", "read_tokens"]
-
 MAX_BYTES = 1 << 30
 
 

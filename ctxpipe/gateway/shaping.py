@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..wire.exchange import FindConversation, HttpExchange
     from .settings import Settings
 
-__all__ = ["Shaper"]
-
 
 class Shaper:
     """Shapes the requests of everybody who shows the same *token*.

@@ -13,8 +13,6 @@ from starlette.responses import Response, StreamingResponse
 
 from .guard import MAX_BODY, Refused, too_large
 
-__all__ = ["Headers", "Upstream", "read_whole", "reply_with"]
-
 Headers: TypeAlias = list[tuple[str, str]]
 
 CONNECT_SECONDS = 10.0

@@ -10,8 +10,6 @@ from ..words import as_number, as_percent, count_phrase
 from .policies import WINDOW
 from .report import Figures, cost
 
-__all__ = ["Advice", "advise", "lead"]
-
 LEAST_SEEN = 0.9
 """Below, an agent misses what it has read."""
 

@@ -20,16 +20,6 @@ from ..words import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .replay import Replay
 from .transcripts import Transcript
 
-__all__ = [
-    "HEADINGS",
-    "CacheReport",
-    "Calibration",
-    "cache_report",
-    "calibration",
-    "rows",
-    "total_report",
-]
-
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
 BILLED = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 LIMIT = 10**12

@@ -13,8 +13,6 @@ from typing import Any, cast
 from ..messages import Message, as_blocks, blocks, kind
 from .records import Entry, Record, Recording, as_message, entry
 
-__all__ = ["is_session_line", "read"]
-
 ROLES = ("user", "assistant")
 
 

@@ -15,8 +15,6 @@ from .foreign import Items
 from .openai_responses import valid_item
 from .records import Record, Recording
 
-__all__ = ["is_rollout_line", "read"]
-
 LINES = frozenset({"compacted", "event_msg", "response_item", "session_meta", "turn_context"})
 NEVER_SENT = frozenset({"ghost_snapshot"})
 COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})

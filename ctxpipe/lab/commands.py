@@ -42,8 +42,6 @@ from .terminal import (
 from .transcripts import STDIN, Transcript, read_transcript
 from .workbench import Workbench
 
-__all__ = ["inspect", "recordings", "replay"]
-
 PRESET = "coding"
 
 T = TypeVar("T")

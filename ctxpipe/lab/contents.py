@@ -15,8 +15,6 @@ from ..tokens.spent import KINDS, Piece, Pieces
 from ..words import count_phrase, one_line
 from .transcripts import Transcript
 
-__all__ = ["Block", "Contents", "contents", "total_contents"]
-
 
 @dataclass(frozen=True, slots=True)
 class Block:

@@ -12,8 +12,6 @@ from ..wire.usage import openai_usage
 from ..wire.values import text_block
 from .records import Entry, Format, Recording, seconds
 
-__all__ = ["TEXT_OR_LIST", "Items", "request_of", "valid_object"]
-
 TEXT_OR_LIST = (str, list)
 KINDS: Mapping[Any, str] = {
     str: "text",

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from ..errors import TranscriptError
 from .records import Record
 
-__all__ = ["FORMATS", "decode", "json_records", "message_records"]
-
 OTHER_FILES = {
     b"SQLite format 3\0": "is a database; for a session of opencode give the file that "
     "`opencode export SESSION > session.json` writes",

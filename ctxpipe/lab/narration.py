@@ -21,8 +21,6 @@ from .replay import Moment, Replay
 from .report import Action, BlockFate, CostShare, PageTurn, Replaced, Report, Run, figures
 from .transcripts import Transcript
 
-__all__ = ["narrate"]
-
 BIGGEST = 15
 EXCERPT_CHARS = 600
 """Characters shown of each block, where many left at once."""

@@ -14,8 +14,6 @@ from ..wire import ChatCodec
 from .foreign import TEXT_OR_LIST, Items, request_of, valid_object
 from .records import Record, Recording
 
-__all__ = ["is_chat_record", "read"]
-
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 ONLY_HERE = ("tool", "function", "developer")
 PARTS = frozenset({"image_url", "input_audio", "refusal", "file"})

@@ -13,8 +13,6 @@ from ..wire.openai_responses import ANSWERED, OUTPUT
 from .foreign import TEXT_OR_LIST, Items, request_of, valid_object
 from .records import Record, Recording
 
-__all__ = ["is_response_record", "read", "valid_item"]
-
 ITEMS = ANSWERED | {name + OUTPUT for name in ANSWERED} | {"item_reference", "reasoning"}
 PARTS = frozenset({"input_file", "input_image", "input_text", "output_text"})
 STORED = ("previous_response_id", "conversation")

@@ -11,8 +11,6 @@ from ..wire.values import image_block, opaque_block, says, text_block
 from .foreign import valid_object
 from .records import Entry, Record, Recording, second_conversation, seconds
 
-__all__ = ["is_export", "read"]
-
 Block = dict[str, Any]
 WAITING = ("pending", "running")
 """States of a call that has no result yet."""

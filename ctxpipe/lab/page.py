@@ -24,8 +24,6 @@ from .cache import HEADINGS as CAUSES
 from .cache import rows
 from .report import FIGURES, HEADINGS, Figures, Report, cells
 
-__all__ = ["page", "write_page"]
-
 TEXT_BYTES = 1_200_000
 """All texts of actions together: the page must stay below 3 MB."""
 

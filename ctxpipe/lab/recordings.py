@@ -11,8 +11,6 @@ from ..errors import CtxpipeError, TranscriptError
 from ..words import count_phrase
 from .transcripts import STDIN, read_transcript
 
-__all__ = ["Recordings", "find_recordings"]
-
 SUFFIXES = (".json", ".jsonl")
 MOST_REASONS = 5
 

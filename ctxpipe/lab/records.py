@@ -11,18 +11,6 @@ from typing import Any, Literal, TypeAlias, cast
 from ..errors import InvalidHistory
 from ..messages import Message, ensure_messages
 
-__all__ = [
-    "Entry",
-    "Format",
-    "Record",
-    "Recording",
-    "as_message",
-    "counts",
-    "entry",
-    "second_conversation",
-    "seconds",
-]
-
 Format: TypeAlias = Literal[
     "messages under a header",
     "Anthropic messages",

@@ -20,16 +20,6 @@ from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
 
-__all__ = [
-    "Context",
-    "Past",
-    "Source",
-    "Store",
-    "Use",
-    "sources_to_fetch",
-    "use_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

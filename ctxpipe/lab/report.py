@@ -14,22 +14,6 @@ from .costs import Bill, bill, with_all_marks
 from .references import Use
 from .replay import Replay
 
-__all__ = [
-    "FIGURES",
-    "HEADINGS",
-    "Action",
-    "BlockFate",
-    "CostShare",
-    "Figures",
-    "PageTurn",
-    "Replaced",
-    "Report",
-    "Run",
-    "cells",
-    "cost",
-    "figures",
-]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Replaced:

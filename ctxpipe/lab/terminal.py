@@ -16,18 +16,6 @@ from rich.text import Text
 from ..words import escape_unprintable
 from .report import FIGURES, HEADINGS, Figures, cells
 
-__all__ = [
-    "LEGEND",
-    "discard_output",
-    "escape_unencodable_output",
-    "print_error",
-    "print_figures",
-    "print_json",
-    "print_line",
-    "print_notice",
-    "print_table",
-]
-
 LEGEND = "\n".join(f"{name:7}  {meaning}" for name, meaning in FIGURES.items())
 ENDLESS = 10_000
 GAP = 2

@@ -12,8 +12,6 @@ from ..messages import Message, ToolResult, result_text, tool_calls, tool_result
 from ..storage.files import FileText
 from ..storage.memory import MemoryStorage
 
-__all__ = ["Clock", "SeenFiles", "Workbench"]
-
 REFERENCE = "/ctxpipe/{key}"
 """Contexts name files by paths, as with a `LocalStorage`."""
 

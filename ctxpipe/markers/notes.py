@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Note", "find_imitations", "note_of", "step_line", "step_names_in", "words_line"]
-
 _OPENING = "[Earlier steps, shortened; whole in "
 _MAX_PATH = 4096
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{_MAX_PATH}}}?"

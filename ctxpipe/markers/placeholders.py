@@ -14,27 +14,6 @@ from ..errors import SettingsError
 from ..settings import excerpt, is_size
 from ..workers.pieces import overlapping_pieces
 
-__all__ = [
-    "BATCH",
-    "DIRECT",
-    "DROPPED",
-    "INTERRUPTED",
-    "MAX_SHOWN",
-    "OPENING",
-    "SILENT_ERROR",
-    "Preview",
-    "any_reference",
-    "fold_block",
-    "gap",
-    "is_batch",
-    "is_cut",
-    "is_folded",
-    "placeholder",
-    "reference",
-    "reference_with_preview",
-    "shorten",
-]
-
 # Required word for word.
 DIRECT = "[Tool result offloaded to file: {}]"
 BATCH = "[Content offloaded to: {}]"

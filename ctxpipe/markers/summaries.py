@@ -17,36 +17,6 @@ from .notes import note_of
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = [
-    "ACKNOWLEDGED",
-    "CONTINUE",
-    "EVIDENCE",
-    "EVIDENCE_END",
-    "FILE_ACKNOWLEDGED",
-    "INTRODUCTION",
-    "IN_PROGRESS",
-    "KEPT",
-    "REMINDER",
-    "REMINDER_END",
-    "SEEN",
-    "SUMMARY",
-    "acknowledged_count",
-    "archive_lines",
-    "archive_references",
-    "commands_in_force",
-    "is_connective",
-    "leading_count",
-    "missing_text",
-    "own_words",
-    "reminder",
-    "restored_path",
-    "restored_text",
-    "safe_summary",
-    "summary_body",
-    "summary_extras",
-    "text_of",
-]
-
 EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
 INTRODUCTION = (
     "Kept from the conversation without a model: a record to look things up in, not a request."

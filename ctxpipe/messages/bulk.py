@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["MAPPINGS", "is_bulky", "is_heavier", "weight"]
-
 MAPPINGS = (dict, Mapping)  # nearly always a dict, which is recognized six times as fast
 
 _ATOMS = frozenset({int, float, bool, type(None)})

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from .bulk import MAPPINGS
 
-__all__ = ["history_hint", "message_hint"]
-
 SEE = (
     "ctxpipe takes the messages of Anthropic's Messages API;"
     " see 'Messages of another API' in the docs"

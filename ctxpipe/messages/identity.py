@@ -14,16 +14,6 @@ from .vocabulary import as_blocks, blocks, field
 if TYPE_CHECKING:
     from .vocabulary import Block, Message
 
-__all__ = [
-    "digest",
-    "digest_of",
-    "parse",
-    "parse_from",
-    "says_the_same",
-    "with_marks",
-    "without_marks",
-]
-
 MARK = "cache_control"
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
 

@@ -21,8 +21,6 @@ from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_lengt
 if TYPE_CHECKING:
     from .vocabulary import Block, Message
 
-__all__ = ["MAX_CACHE_MARKS", "RULES", "CacheMarks", "Problem", "Rule", "check"]
-
 MAX_CACHE_MARKS = 4
 
 _MESSAGE_KEYS = frozenset({"role", "content"})

@@ -8,8 +8,6 @@ from .bulk import MAPPINGS
 from .foreign import history_hint, message_hint
 from .vocabulary import ROLES, SPOKEN, Block, field, kind
 
-__all__ = ["ensure_messages"]
-
 _KEYS = frozenset({"role", "content"})
 _SPEAKERS = ("user", "assistant")
 

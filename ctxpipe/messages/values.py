@@ -22,25 +22,6 @@ from ..errors import InvalidHistory
 from ..workers.pieces import join, pieces
 from .bulk import MAPPINGS, is_heavier
 
-__all__ = [
-    "MAX_DEPTH",
-    "SURROGATE",
-    "as_dict",
-    "as_json",
-    "canonical_json",
-    "canonical_pieces",
-    "compact_json",
-    "deep_copy",
-    "encoding_fault",
-    "is_encodable",
-    "is_equal",
-    "json_pieces",
-    "rebuilt",
-    "strings",
-    "wire_value",
-    "without_surrogates",
-]
-
 SURROGATE = "a lone surrogate"
 MAX_DEPTH = 1_000
 """Levels of nesting above which no client can send a block: Python's own encoder gives up there."""

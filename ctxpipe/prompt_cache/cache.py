@@ -12,15 +12,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "MOST_MINIMUM",
-    "Entry",
-    "Mark",
-    "PrefixCache",
-    "min_cached_tokens",
-    "seconds_to_live",
-]
-
 LOOKBACK_BLOCKS = 20
 """How many blocks, its own included, a mark looks back for a prefix that was written before."""
 

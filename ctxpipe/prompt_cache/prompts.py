@@ -29,8 +29,6 @@ from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
 from .cache import Mark, seconds_to_live
 
-__all__ = ["Prompt", "Sent", "as_prompt"]
-
 BETA_HEADER = "anthropic-beta"
 MARK = "cache_control"
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..timeline import Step
     from ..tokens import TokenCounter
 
-__all__ = ["CacheWatch"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MOST_MISSES = 200

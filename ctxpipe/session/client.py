@@ -14,18 +14,6 @@ from ..messages import field
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic, AsyncStream, Stream
 
-__all__ = [
-    "BETA",
-    "check_usage",
-    "has_usage",
-    "is_asked_by_a_stage",
-    "lendable",
-    "observe_stream",
-    "observe_sync_stream",
-    "request_arguments",
-    "stages_are_asking",
-]
-
 BETA = "anthropic-beta"
 
 _MISSING = object()

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from ..storage import JournalStorage
     from ..timeline import Step
 
-__all__ = ["CACHE_SECONDS", "Conversation"]
-
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
 NO_COMPACT = "there is nothing to compact with: the pipeline has no Compact stage"
 NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help

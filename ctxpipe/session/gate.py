@@ -22,8 +22,6 @@ from ..settings import excerpt
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Exchanges", "Gate", "Pass"]
-
 _passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..storage import JournalStorage
     from ..tokens.ledger import SavedSample
 
-__all__ = ["DAMAGED", "KEYS", "Entry", "Journal", "as_keys", "chain"]
-
 FORM = 2
 """The form of an entry. A journal with a newer one is neither read nor written."""
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..storage import TextReader
     from ..timeline import Timeline
 
-__all__ = ["write_lost_files"]
-
 _AT_ONCE = 16
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..runner import Record
     from ..storage import JournalStorage, TextReader
 
-__all__ = ["Memory"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 REDACTED = (

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
     from ..messages import Message, ToolCall
 
-__all__ = [
-    "OPEN_CALLS",
-    "OpenCalls",
-    "add_appended",
-    "close_calls",
-    "close_own_calls",
-    "unanswered_calls",
-]
-
 OpenCalls: TypeAlias = Literal["raise", "interrupted"]
 """What becomes of calls without a result: an error that names them, or results that say so."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ..storage import JournalStorage
     from .journal import Entry
 
-__all__ = ["Packing", "Replay"]
-
 _DIGEST = 16  # bytes
 _AT_ONCE = 16  # files that are read side by side
 _LONG = 1_000_000  # characters that are hashed in some milliseconds

@@ -50,15 +50,6 @@ if TYPE_CHECKING:
     from ..messages import Message
     from .open_calls import OpenCalls
 
-__all__ = [
-    "BetaClient",
-    "BetaParameters",
-    "MessagesClient",
-    "OwnParameters",
-    "Parameters",
-    "Transport",
-]
-
 
 class MessagesClient(Protocol):
     """An async client of the Messages API: ``AsyncAnthropic``, or that of another cloud."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ..runner import Record
     from ..tokens import Budget
 
-__all__ = ["can_be_about", "last_bill", "learn_window"]
-
 
 def can_be_about(refusal: Refusal, record: Record, raw: int, model: str | None) -> bool:
     """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.

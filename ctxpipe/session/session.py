@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters
     from .signals import Diagnostics
 
-__all__ = ["Session", "conversation_of"]
-
 T = TypeVar("T")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..storage import JournalStorage
     from .conversation import Conversation
 
-__all__ = ["Held", "Sessions"]
-
 MESSAGE_BYTES = 120
 """What a session remembers beside each message: `benchmarks/bench_session.py` prints it."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..reports import StageReport
     from ..timeline import Step, Timeline
 
-__all__ = ["Diagnostics", "Signals", "Watch"]
-
 MOST_READ_BACK = 15.0
 """Steps read back per 100 calls; on recorded sessions there are five to seven."""
 MOST_REPEATED = 1.5

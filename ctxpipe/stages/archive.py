@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = [
-    "Archived",
-    "archive_digest",
-    "archive_record",
-    "last_part",
-    "load_archive",
-    "parse_archive",
-    "read_verified",
-    "records_by_name",
-    "verified_archive",
-]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 FORM = 1

@@ -11,8 +11,6 @@ from typing import Any, Self
 from ..settings import FUNCTION, NUMBER, check_settings, instance_of
 from ..summarizers import Retry
 
-__all__ = ["Attempts", "Breaker"]
-
 FAILURES_IN_A_ROW = 3
 REFILLS_IN_A_ROW = 3
 REFILL_TURNS = 3

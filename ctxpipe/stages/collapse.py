@@ -26,8 +26,6 @@ from .archive import archive_record
 from .gates import overpayment
 from .offloaded import read_offloaded
 
-__all__ = ["Collapse"]
-
 PROTECTED = "thinking is protected, and a note would stand before kept thinking"
 
 ALPHA = 2.0  # 3 and 4 cost and show about the same; see the page on economics

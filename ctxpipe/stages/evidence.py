@@ -11,8 +11,6 @@ from ..settings import FUNCTION, SIZE, check_settings
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Evidence"]
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

@@ -17,8 +17,6 @@ from ..stage import Turn
 from ..tokens import TokenCounter
 from ..words import short_repr
 
-__all__ = ["Gate", "RatioGate", "RentOrBuyGate", "overpayment"]
-
 
 class Gate(Protocol):
     """Chooses which of the candidates leave the context now."""

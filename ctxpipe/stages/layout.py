@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
     from .restore import RestoredFile, RestoredFiles
 
-__all__ = [
-    "FileFolder",
-    "Layout",
-    "check_folder",
-    "choose_layout",
-    "fold_texts",
-    "folder_or_default",
-    "list_paths",
-    "token_breakdown",
-    "window_holds",
-]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATHS_INDEX = "compact-paths.txt"

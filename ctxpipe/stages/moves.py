@@ -25,19 +25,6 @@ from ..workers.threads import in_thread, in_thread_if
 if TYPE_CHECKING:
     from ..edits.offload import Candidate, Selection
 
-__all__ = [
-    "Act",
-    "Move",
-    "Place",
-    "Pointers",
-    "add_failures",
-    "offload_detail",
-    "predict_moves",
-    "recall_selection",
-    "worthwhile_moves",
-    "write_moves",
-]
-
 Place: TypeAlias = tuple[int, int]
 """Where a block is: the index of its message, and its own index there."""
 

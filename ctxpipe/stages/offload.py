@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from ..edits.offload import Candidate
     from ..messages import Message
 
-__all__ = [
-    "BatchOffload",
-    "DirectOffload",
-    "OffloadResult",
-    "OffloadedMessage",
-    "offload_tool_result",
-    "offload_tool_results",
-]
-
-
 # The functions, literal to the requirements -------------------------------------------------------
 
 

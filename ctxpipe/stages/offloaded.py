@@ -10,8 +10,6 @@ from ..names import session_folder
 from ..storage import TextReader
 from ..workers.threads import in_thread_if
 
-__all__ = ["read_offloaded"]
-
 _TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
 
 

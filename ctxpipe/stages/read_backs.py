@@ -32,8 +32,6 @@ from .moves import (
     write_moves,
 )
 
-__all__ = ["TrimReadBacks"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrimReadBacks:

@@ -50,8 +50,6 @@ from .offloaded import read_offloaded
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["ReadText", "Restore", "RestoredFile", "RestoredFiles", "restore_files"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..stage import Turn
     from ..storage import Archive
 
-__all__ = ["source_of"]
-
 RECENT = 3
 """How many earlier compactions are opened; what was before them is known from the last one."""
 MOST_ARCHIVES = 100

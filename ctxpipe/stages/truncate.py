@@ -32,8 +32,6 @@ from .layout import FileFolder, check_folder, folder_or_default
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["SmartTruncate", "Truncation", "smart_truncate"]
-
 MAX_TOKENS = 50_000
 logger: logging.Logger = logging.getLogger("ctxpipe")
 

@@ -7,9 +7,10 @@ from ..lazy import import_on_use
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .cleanup import Cleaned
     from .files import FileReader, FileText, LocalFiles
     from .generations import Generation, delete_sessions
-    from .local import Cleaned, LocalStorage
+    from .local import LocalStorage
     from .memory import MemoryStorage
     from .objects import ObjectStorage
     from .postgres import PostgresJournal
@@ -43,7 +44,8 @@ __all__ = [
 _NAMES = {
     ".files": "FileReader FileText LocalFiles",
     ".generations": "Generation delete_sessions",
-    ".local": "Cleaned LocalStorage",
+    ".cleanup": "Cleaned",
+    ".local": "LocalStorage",
     ".memory": "MemoryStorage",
     ".objects": "ObjectStorage",
     ".postgres": "PostgresJournal",

@@ -11,21 +11,6 @@ from itertools import count
 
 from .folders import FAULTS, file_info, ignore_unsupported, open_file
 
-__all__ = [
-    "STALE_SECONDS",
-    "TEMPORARY",
-    "claim",
-    "discard",
-    "exists",
-    "holds",
-    "is_temporary",
-    "read_bytes",
-    "sweep",
-    "sync",
-    "temporary_file",
-    "temporary_name",
-]
-
 TEMPORARY = ".ctxpipe-tmp-"
 _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"\d+-\d+-[0-9a-f]+")
 STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no writer any more

@@ -15,21 +15,6 @@ from .atomic import STALE_SECONDS, is_temporary
 from .folders import file_info, ignore_absent, regular_files, translate_errors
 from .ownership import JOURNAL, SESSION_MARK, Mark, StorageRoot
 
-__all__ = [
-    "JOURNAL",
-    "Cleaned",
-    "Limits",
-    "OwnFile",
-    "choose_files",
-    "delete_files",
-    "delete_session",
-    "drop_empty_folders",
-    "file_kind",
-    "find_files",
-    "is_owned",
-    "session_files",
-]
-
 LIVE_SECONDS = 3600.0
 """A session whose journal was written less than this ago is in use, whatever the age asked for."""
 

@@ -10,23 +10,6 @@ from contextlib import contextmanager, suppress
 
 from ..errors import SettingsError, StorageError
 
-__all__ = [
-    "FAULTS",
-    "PinnedFolder",
-    "RootError",
-    "check_platform",
-    "enter_folder",
-    "file_info",
-    "ignore_absent",
-    "ignore_unsupported",
-    "is_file",
-    "is_supported",
-    "open_file",
-    "open_to_append",
-    "regular_files",
-    "translate_errors",
-]
-
 FAULTS = frozenset(
     {
         errno.EIO,

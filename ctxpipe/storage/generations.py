@@ -18,19 +18,6 @@ from ..errors import SessionDeleted, SettingsError
 from ..names import session_folder
 from ..settings import TEXT, TOMBSTONE_DAYS
 
-__all__ = [
-    "GONE",
-    "TOUCH_SECONDS",
-    "Generation",
-    "delete_sessions",
-    "ids_below",
-    "new_tombstone",
-    "remember",
-    "running_generation",
-    "tombstone_name",
-    "tombstone_seconds",
-]
-
 T = TypeVar("T")
 
 GONE = (

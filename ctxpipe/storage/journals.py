@@ -20,8 +20,6 @@ try:
 except ImportError:  # Windows, where a LocalStorage refuses
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["JournalFile", "Position", "SessionLock"]
-
 _BLOCK = 1 << 20
 
 

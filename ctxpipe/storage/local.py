@@ -38,7 +38,6 @@ from ..workers.pieces import pieces
 from ..workers.threads import thread_limiter
 from .atomic import STALE_SECONDS, claim, exists, holds, sync, temporary_file
 from .cleanup import (
-    JOURNAL,
     Cleaned,
     Limits,
     choose_files,
@@ -51,7 +50,7 @@ from .cleanup import (
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
 from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import JournalFile, Position, SessionLock
-from .ownership import StorageRoot
+from .ownership import JOURNAL, StorageRoot
 from .protocol import Page
 from .records import (
     Record,
@@ -64,8 +63,6 @@ from .waiting import wait_for_lock
 
 if TYPE_CHECKING:
     from ..messages import Message
-
-__all__ = ["Cleaned", "LocalStorage"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")

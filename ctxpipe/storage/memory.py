@@ -27,8 +27,6 @@ from .records import (
     storable,
 )
 
-__all__ = ["MemoryStorage"]
-
 
 @dataclass(eq=False, slots=True, repr=False)
 class MemoryStorage:

@@ -74,8 +74,6 @@ from .references import check_reference
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["ObjectStorage"]
-
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 

@@ -47,17 +47,6 @@ try:
 except ImportError:  # Windows, where a LocalStorage refuses
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "FORM",
-    "JOURNAL",
-    "ROOT_MARK",
-    "SESSION_MARK",
-    "TOMBSTONES",
-    "Mark",
-    "StorageRoot",
-    "write_mark",
-]
-
 ROOT_MARK = ".ctxpipe-root"
 SESSION_MARK = ".ctxpipe-session"
 TOMBSTONES = ".ctxpipe-deleted"

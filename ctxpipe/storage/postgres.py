@@ -23,8 +23,6 @@ from .shared_journals import NewEntry, ServerJournal
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
-__all__ = ["PostgresJournal"]
-
 T = TypeVar("T")
 
 FORM = 1

@@ -30,16 +30,6 @@ from typing import Protocol, runtime_checkable
 from ..settings import instance_of
 from .records import Record
 
-__all__ = [
-    "JOURNAL_STORAGE",
-    "Archive",
-    "JournalStorage",
-    "Page",
-    "TextReader",
-    "TextWriter",
-    "texts_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Page:

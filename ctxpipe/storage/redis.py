@@ -21,8 +21,6 @@ from .shared_journals import NewEntry, ServerJournal
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-__all__ = ["RedisJournal"]
-
 T = TypeVar("T")
 
 _LEASE_SECONDS = 15.0  # after a kill the session is free again

@@ -12,8 +12,6 @@ from ..markers.placeholders import BATCH
 from ..markers.placeholders import reference as path_in
 from ..settings import excerpt
 
-__all__ = ["check_reference", "reference_of", "visible_path"]
-
 _REFERENCES = ("absolute", "relative", "storage")
 _MAX_TEMPLATE_CHARS = 1_000
 _SAMPLE = "folder/name.md"

@@ -6,8 +6,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-__all__ = ["SECRET_PATTERNS", "is_secret"]
-
 _DATA = "json|yaml|yml|toml|ini|cfg|conf|properties|txt|xml|csv|plist|enc"
 
 _TABLE = {

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["NewEntry", "ServerJournal", "SharedJournal"]
-
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2

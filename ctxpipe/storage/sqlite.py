@@ -21,8 +21,6 @@ from .records import Redact
 from .shared_journals import NewEntry, SharedJournal
 from .waiting import Locked, wait_for_lock
 
-__all__ = ["SQLiteJournal"]
-
 T = TypeVar("T")
 
 FORM = 1

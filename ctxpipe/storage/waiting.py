@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from ..errors import StorageError
 
-__all__ = ["LEAST_SECONDS", "LOCK_SECONDS", "Locked", "lock_deadline", "wait_for_lock"]
-
 T = TypeVar("T")
 
 LOCK_SECONDS = 10.0

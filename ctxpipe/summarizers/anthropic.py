@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = ["WITHOUT_MODEL", "AnthropicSummarizer"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 WITHOUT_MODEL = (

@@ -29,8 +29,6 @@ from .protocol import Summary
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["ExtractiveSummarizer"]
-
 GOALS = "Goals & Decisions"
 FILES = "File Operations"
 CALLS = "Tool Calls"

@@ -33,8 +33,6 @@ from .protocol import PromptTooLong, Summary
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["MOST_RECENT", "PromptSummarizer", "TranscriptPrompt", "instructions", "transcript"]
-
 # Required word for word.
 MOST_RECENT = (
     "Pay special attention to the MOST RECENT messages — summarize the current task state, what"

@@ -11,8 +11,6 @@ from ..errors import SummaryFailed
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["PromptTooLong", "Summarizer", "Summary", "SummaryRefused", "summarizer_name"]
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:

@@ -14,8 +14,6 @@ from ..tokens import TokenCounter
 from .rules import Model
 from .turns import JsonObject
 
-__all__ = ["Meter", "Prompt", "Usage"]
-
 STEP = 128  # documented: OpenAI caches a prompt in steps of so many tokens
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from .turns import JsonObject
 
-__all__ = ["chat_problems", "part_problems", "role_problem", "too_long", "wrong_type"]
-
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 MAX_CALL_ID = 40
 MAX_TOOL_NAME = 64

@@ -13,8 +13,6 @@ from .contract_journals import JOURNAL_CHECKS, LEASE_CHECKS
 from .contract_texts import RECORD_CHECKS, TEXT_CHECKS
 from .storage import Check, Factory, Failing, Redacting, StorageCheck, StoragePlace, expect
 
-__all__ = ["storage_conformance"]
-
 PROTOCOLS: tuple[type, ...] = (TextWriter, TextReader, Archive, JournalStorage)
 EXTRAS: Mapping[str, tuple[Check, ...]] = {
     "delete": DELETE_CHECKS,

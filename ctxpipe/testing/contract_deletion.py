@@ -18,8 +18,6 @@ from ..summarizers import Summary
 from .contract_failures import fill, text_or_none
 from .storage import StoragePlace, expect
 
-__all__ = ["DELETE_CHECKS", "LIST_CHECKS"]
-
 SESSION = "cust1/a b"
 WORDS = "what a person said"
 HOLDERS = 4

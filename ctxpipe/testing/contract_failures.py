@@ -14,15 +14,6 @@ from ..stages.offload import DirectOffload
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from .storage import Check, StoragePlace, expect, expect_error
 
-__all__ = [
-    "FAILURE_CHECKS",
-    "MISSING_CHECKS",
-    "REDACTION_CHECKS",
-    "SESSION_CHECKS",
-    "fill",
-    "text_or_none",
-]
-
 MOST_OPERATIONS = 200
 TEXT = "0123456789漢\n" * 3_000
 KEY = 'sk-"12345678'

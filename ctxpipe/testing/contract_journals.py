@@ -10,8 +10,6 @@ import anyio
 
 from .storage import StoragePlace, expect, expect_error
 
-__all__ = ["JOURNAL_CHECKS", "LEASE_CHECKS"]
-
 ODD_ENTRIES = ["", "ä 漢 🔑", "x" * 1_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb", '{"a": "\\u0000"}']
 SESSIONS = [
     "s",

@@ -17,8 +17,6 @@ from ..stages.archive import archive_digest, archive_record, verified_archive
 from ..storage import TextReader
 from .storage import StoragePlace, expect, expect_error
 
-__all__ = ["RECORD_CHECKS", "TEXT_CHECKS"]
-
 ODD_TEXTS = {
     "an empty one": "",
     "line breaks of all kinds": "a\nb\r\nc\rd\u2028e\x0bf",

@@ -10,17 +10,6 @@ from .billing import Usage
 from .replies import Answer, Failure, chunks
 from .turns import JsonObject
 
-__all__ = [
-    "chat_events",
-    "chat_json",
-    "error_event",
-    "openai_error_json",
-    "response_events",
-    "response_items",
-    "response_json",
-    "sse",
-]
-
 CREATED = 1_767_225_600
 FINISH = {
     "end_turn": "stop",

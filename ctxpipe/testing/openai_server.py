@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .running import Endpoint
 
-__all__ = ["OpenAIServer"]
-
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 TOO_LONG = "context_length_exceeded"

@@ -12,25 +12,6 @@ from .turns import SERVER_USES, JsonObject
 if TYPE_CHECKING:
     from anthropic.types import StopReason
 
-__all__ = [
-    "Answer",
-    "Cut",
-    "Failure",
-    "Hang",
-    "Reply",
-    "answer",
-    "chunks",
-    "overloaded",
-    "prompt_too_long",
-    "rate_limited",
-    "redacted_thinking",
-    "refusal",
-    "server_error",
-    "text",
-    "thinking",
-    "tool_use",
-]
-
 CHUNK = 64  # characters of a streamed delta
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from .chat_rules import part_problems, role_problem, too_long, wrong_type
 from .turns import JsonObject
 
-__all__ = ["ANSWERED", "REASONED", "item_type", "responses_problems"]
-
 ROLES = ("assistant", "system", "developer", "user")
 MAX_ID = 64
 # Documented: calls that the client answers, and the items that answer them.

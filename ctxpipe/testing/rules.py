@@ -24,8 +24,6 @@ from .turns import JsonObject, blocks_of
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["BadBody", "Model", "RequestBody", "parse_body", "problems"]
-
 
 class RequestBody(TypedDict, total=False):
     """The parsed body of a request, as a script sees it."""

@@ -15,8 +15,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-__all__ = ["Running", "application", "start"]
-
 ACCEPT_TURNS = 5  # of the loop: accept, transport, connection_made, and some to spare
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .running import Endpoint, Running
 
-__all__ = ["MissingExtra", "Received", "Script", "ScriptExhausted", "ScriptedServer"]
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]

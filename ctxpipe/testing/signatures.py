@@ -18,8 +18,6 @@ from typing import Any, Literal
 from .rules import THINKING, Model
 from .turns import JsonObject
 
-__all__ = ["BINDING_BETA", "Verdict", "as_blocks", "bare", "sign", "verify"]
-
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
 

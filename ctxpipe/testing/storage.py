@@ -11,18 +11,6 @@ from typing import Any, TypeAlias
 
 from ..errors import StorageError
 
-__all__ = [
-    "Check",
-    "ContractBroken",
-    "Factory",
-    "Failing",
-    "Redacting",
-    "StorageCheck",
-    "StoragePlace",
-    "expect",
-    "expect_error",
-]
-
 Factory: TypeAlias = Callable[[str], Any]
 Redacting: TypeAlias = Callable[[str, Callable[[str], str]], Any]
 Failing: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[Any]]

@@ -12,22 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = [
-    "CALLS",
-    "ID_PATTERNS",
-    "SERVER_RESULTS",
-    "SERVER_USES",
-    "JsonObject",
-    "blocks_of",
-    "client_calls",
-    "ends_in_result",
-    "is_paused",
-    "orphans",
-    "places",
-    "programmatic_calls",
-    "server_calls",
-]
-
 JsonObject: TypeAlias = Mapping[str, Any]
 """A body, a message or a block, as JSON is parsed."""
 

@@ -7,8 +7,6 @@ from typing import cast
 
 from ..messages import Message, blocks, field, kind
 
-__all__ = ["cached_tokens", "context_tokens", "part_after_summary", "server_summary"]
-
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens")
 _MESSAGES = ("message", "fallback_message")

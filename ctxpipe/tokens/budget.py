@@ -11,8 +11,6 @@ from typing import TypeAlias
 from ..errors import SettingsError
 from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, excerpt
 
-__all__ = ["Budget", "Share"]
-
 Share: TypeAlias = int | float | Decimal
 """A number of tokens (int), or a fraction of the window (float or Decimal, above 0, at most 1)."""
 

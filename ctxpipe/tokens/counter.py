@@ -25,15 +25,6 @@ from .parts import Part
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = [
-    "Counting",
-    "TokenCounter",
-    "as_counter",
-    "conservative",
-    "count_tokens",
-    "should_compact",
-]
-
 Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 """What may be given as a counter: ours, or a function from a text to its number of tokens."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["SEGMENT_CHARS", "period_texts", "segments", "squeeze"]
-
 SEGMENT_CHARS = 32_768
 
 # Why these cuts are exact. Both patterns split a text into pieces before any merging. No

@@ -16,8 +16,6 @@ from . import cuts, vocabulary
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = ["Encoder", "Function", "Tiktoken"]
-
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
 # Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
 _ENGINE_LIMIT = 200_000

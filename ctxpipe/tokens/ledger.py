@@ -15,8 +15,6 @@ from ..workers.threads import in_thread_if
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
-__all__ = ["Ledger", "is_possible"]
-
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
 MOST_FIXED = 32_000  # billed tokens that nobody counts, such as a system prompt not given here

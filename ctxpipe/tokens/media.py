@@ -20,16 +20,6 @@ from typing import TypeAlias
 from ..messages import field
 from .memo import Memo
 
-__all__ = [
-    "DOCUMENT_TOKENS",
-    "IMAGE_TOKENS",
-    "PDF_PAGE_TOKENS",
-    "document_part",
-    "image_tokens",
-    "page_count",
-    "size_of",
-]
-
 IMAGE_TOKENS = 1_568
 """The most that an image takes, and what is assumed for one whose size is not known."""
 LONG_EDGE = 1_568

@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 from ..messages import MEDIA, Block, Message, compact_json, field, kind, rebuilt
 from . import media
 
-__all__ = ["Part", "block_parts", "content_parts", "message_parts"]
-
 Part: TypeAlias = str | int
 """A text whose tokens count, or a number of tokens."""
 

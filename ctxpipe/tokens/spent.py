@@ -26,8 +26,6 @@ from ..messages import field as field_of
 from ..words import one_line
 from .counter import TokenCounter
 
-__all__ = ["KINDS", "Key", "Kind", "Piece", "Pieces"]
-
 Kind: TypeAlias = Literal[
     "system",
     "tools",

@@ -15,8 +15,6 @@ from ..errors import SettingsError, VocabularyError
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = ["SHIPPED", "Shipped", "check_name", "is_loaded", "load", "unpack"]
-
 
 @dataclass(frozen=True, slots=True)
 class Shipped:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from ..session.conversation import Conversation
 
-__all__ = ["compaction_tools", "offload_tools"]
-
 _PATTERN_CHARS = 1000
 _SEARCH_CHARS = 100_000_000
 _SEARCH_SECONDS = 2.0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..messages import Block
 
-__all__ = ["Tool", "ToolInputError", "answer", "as_beta_tools"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 

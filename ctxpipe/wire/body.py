@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from ..errors import CtxpipeError
 
-__all__ = ["Body", "TooDeep", "read_body"]
-
 MAX_DEPTH = 200
 """How deep the values of a request may nest. Tools' schemas are the deepest, at about twenty."""
 

@@ -22,18 +22,6 @@ from .values import opaque_block, text_block
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = [
-    "Codec",
-    "Item",
-    "ItemReader",
-    "Reading",
-    "Side",
-    "Unit",
-    "head_blocks",
-    "make_units",
-    "opening_unit",
-]
-
 Side: TypeAlias = Literal["system", "user", "assistant", "result"]
 """Who says an item; "result" answers a call."""
 

@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from ..session.conversation import Conversation
     from .body import Body
 
-__all__ = [
-    "Conversations",
-    "Dialog",
-    "SessionName",
-    "check_mount",
-    "conversation",
-    "conversation_name",
-    "texts_at",
-]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MAX_BYTES = 1 << 30

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ReplyReader"]
-
 MAX_KEPT = 32 * 1024 * 1024  # bytes of a reply, or of a line of a stream; more is not read
 _DATA = b"data:"
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .conversations import Dialog, OpenSession
     from .messages import MessagesCodec
 
-__all__ = ["Exchange", "HttpExchange", "Mount"]
-
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 UNSHAPED = "the context could not be shaped; the original request is sent"

@@ -12,8 +12,6 @@ from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
 from .usage import openai_usage
 
-__all__ = ["CHAT", "FORMATS", "MESSAGES", "RESPONSES", "Format", "format_of"]
-
 
 class Format:
     """How one API writes a conversation; this one as OpenAI's chat completions do."""

@@ -7,8 +7,6 @@ from typing import Any, cast
 from ..messages import as_blocks
 from .codec import Item, Reading, Side
 
-__all__ = ["MessagesCodec"]
-
 
 class MessagesCodec:
     """What a message says."""

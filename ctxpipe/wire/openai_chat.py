@@ -20,8 +20,6 @@ from .values import (
     text_block,
 )
 
-__all__ = ["ChatCodec"]
-
 SYSTEM = frozenset({"system", "developer"})
 RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it

@@ -28,8 +28,6 @@ from .values import (
     text_block,
 )
 
-__all__ = ["ResponsesCodec"]
-
 OUTPUT = "_output"
 """How the type of an item ends that answers a call."""
 ANSWERED = frozenset(

@@ -38,8 +38,6 @@ from .messages import MessagesCodec
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Translation", "Units", "Verbatim", "translation_of"]
-
 WATCHED = 8
 """So many of the newest items are read again each turn: a caller may edit them in place."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from ..messages import field
 
-__all__ = ["openai_usage", "usage"]
-
 
 def usage(
     total: object, *, read: object = 0, written: object = 0, output: object = 0

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from ..errors import CtxpipeError
 
-__all__ = ["MountUnavailable", "Versions", "ensure_hook", "load"]
-
 
 class MountUnavailable(CtxpipeError, ImportError):
     """A mount's package is not installed, or its hook has another form; the text says which."""

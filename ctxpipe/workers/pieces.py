@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 
-__all__ = ["join", "overlapping_pieces", "pieces", "pieces_at_blanks"]
-
 _PIECE_CHARS = 2**20
 _SEARCH_CHARS = 2**16  # slow patterns need a few milliseconds for so many
 _OVERLAP_CHARS = 2**13

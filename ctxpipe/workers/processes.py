@@ -19,8 +19,6 @@ from .worker import READY, Job
 if TYPE_CHECKING:
     from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-__all__ = ["Answers", "End", "Work", "in_process"]
-
 End: TypeAlias = Literal["done", "late", "failed", "unavailable"]
 Work: TypeAlias = Callable[[Sequence[str]], Iterable[object]]
 

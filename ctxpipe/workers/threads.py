@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from anyio import CapacityLimiter
     from anyio.lowlevel import RunVar
 
-__all__ = ["in_thread", "in_thread_if", "run_to_completion", "thread_limiter"]
-
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 

@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-__all__ = ["READY", "Job", "main", "serve"]
-
 READY = b"ready"
 
 _START_SECONDS = 60  # to receive the texts from a slow parent

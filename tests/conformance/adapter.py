@@ -30,14 +30,8 @@ from ctxpipe import (
 from ctxpipe.edits.compact import assemble, extract_commands, partition
 from ctxpipe.edits.offload import prescan
 from ctxpipe.edits.truncate import middle_range, truncate_conversation
-from ctxpipe.folding.fold import (
-    Definition,
-    Section,
-    drop_count,
-    fold_files,
-    format_sections,
-    merge_functions,
-)
+from ctxpipe.folding.definitions import Definition
+from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
 from ctxpipe.functions import offload_tool_result, offload_tool_results
 from ctxpipe.reports import Offloaded
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD

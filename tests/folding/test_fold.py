@@ -11,12 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SOURCES
 
-from ctxpipe.folding.definitions import definitions_in_batches, without_gutter, without_macros
-from ctxpipe.folding.fold import (
+from ctxpipe.folding.definitions import (
     Definition,
+    definitions,
+    definitions_in_batches,
+    without_gutter,
+    without_macros,
+)
+from ctxpipe.folding.fold import (
     Folded,
     Section,
-    definitions,
     drop_count,
     fold_files,
     fold_outlines,

@@ -44,7 +44,7 @@ from ctxpipe.messages import Message, blocks
 from ctxpipe.runner import Record
 from ctxpipe.session.memory import REPLACED
 from ctxpipe.session.session import conversation_of
-from ctxpipe.storage.cleanup import JOURNAL
+from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.summarizers import Retry, Summary
 
 LONG = "a long line of output\n" * 200

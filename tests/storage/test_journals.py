@@ -26,9 +26,8 @@ from processes import python, small_disk
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.names import session_folder
 from ctxpipe.storage import JournalStorage, waiting
-from ctxpipe.storage.cleanup import JOURNAL
 from ctxpipe.storage.journals import JournalFile, Position, SessionLock
-from ctxpipe.storage.ownership import StorageRoot
+from ctxpipe.storage.ownership import JOURNAL, StorageRoot
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ from ctxpipe.messages import Message
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.stages.archive import parse_archive
-from ctxpipe.storage.cleanup import JOURNAL as NAME
+from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.storage.records import encode_record, redact_text
 from ctxpipe.summarizers import Summary
 

@@ -21,7 +21,7 @@ from histories import assistant, conversation, user
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
-from ctxpipe.storage.cleanup import JOURNAL
+from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 FIRST = conversation(user("x"))

@@ -14,7 +14,7 @@ import anyio.to_thread
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.names import session_folder
 from ctxpipe.storage import Page
-from ctxpipe.storage.cleanup import JOURNAL
+from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.storage.records import Record, encode_record
 
 __all__ = ["FailingDisk"]

@@ -47,7 +47,7 @@ from ctxpipe import (
 from ctxpipe.messages import Message, as_json
 from ctxpipe.prices import Prices
 from ctxpipe.reports import StageReport
-from ctxpipe.storage.cleanup import JOURNAL as NAME
+from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary
 
 T = TypeVar("T")

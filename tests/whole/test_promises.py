@@ -81,8 +81,8 @@ from ctxpipe.messages import Message
 from ctxpipe.names import session_folder
 from ctxpipe.reports import Outcome, StageReport
 from ctxpipe.session import Session
-from ctxpipe.storage.cleanup import JOURNAL as NAME
 from ctxpipe.storage.files import LocalFiles
+from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary
 from ctxpipe.testing.signatures import sign
 
