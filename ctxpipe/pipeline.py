@@ -14,7 +14,6 @@ from .errors import SettingsError
 from .messages import field
 from .prices import PRICES
 from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
-from .session.client import check_usage
 from .session.conversation import CACHE_SECONDS, Conversation
 from .session.session import Session, conversation_of
 from .session.sessions import Held
@@ -26,6 +25,7 @@ from .stages.read_backs import TrimReadBacks
 from .stages.truncate import SmartTruncate
 from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
+from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
 from .workers.threads import in_thread_if
 

@@ -17,11 +17,11 @@ from ..errors import SettingsError
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session.client import (
     BETA,
-    is_asked_by_a_stage,
     lendable,
     observe_stream,
     observe_sync_stream,
 )
+from ..session.gate import is_asked_by_a_stage
 from ..settings import one_of
 from ..wire.conversations import SessionName, texts_at
 from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, warn

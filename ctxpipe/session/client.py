@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import SettingsError
 from ..messages import field
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic, AsyncStream, Stream
 
 BETA = "anthropic-beta"
-
-_MISSING = object()
-_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
 
 
 def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]:
@@ -56,21 +50,6 @@ def lendable(client: object) -> AsyncAnthropic | None:
     return None
 
 
-def is_asked_by_a_stage() -> bool:
-    """Whether a request is made by a stage, for a summary: its session would wait for itself."""
-    return _asked_by_a_stage.get()
-
-
-@contextmanager
-def stages_are_asking() -> Iterator[None]:
-    """Meanwhile `is_asked_by_a_stage`."""
-    token = _asked_by_a_stage.set(True)
-    try:
-        yield
-    finally:
-        _asked_by_a_stage.reset(token)
-
-
 def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:
     """Have *stream* tell of the message that it begins with, and of what the server has cleared,
     once that is read.
@@ -106,18 +85,3 @@ def _tell_of(event: object, begun: Any, tell: Callable[[Any], None]) -> Any:
         told = {name: field(begun, name) for name in ("usage", "model")}
         tell({**told, "context_management": cleared})
     return begun
-
-
-def has_usage(given: object) -> bool:
-    """Whether *given* is the usage of a reply, or a whole reply with one. Gateways leave it out."""
-    held = field(given, "usage")
-    return field(given if held is None else held, "input_tokens", _MISSING) is not _MISSING
-
-
-def check_usage(given: object) -> None:
-    """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
-    if not has_usage(given):
-        raise SettingsError(
-            f"usage is {type(given).__name__} without input_tokens; "
-            "give the usage of a reply: observe(reply.usage)"
-        )

@@ -35,11 +35,10 @@ from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
 from ..storage.waiting import lock_deadline
 from ..tokens import conservative
-from ..tokens.billed import cached_tokens
+from ..tokens.billed import cached_tokens, check_usage, has_usage
 from ..workers.threads import in_thread_if
 from .cache_watch import CacheWatch
-from .client import check_usage, has_usage, stages_are_asking
-from .gate import Exchanges, Gate
+from .gate import Exchanges, Gate, stages_are_asking
 from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
 from .open_calls import add_appended

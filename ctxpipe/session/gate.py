@@ -22,6 +22,7 @@ from ..settings import excerpt
 if TYPE_CHECKING:
     from ..messages import Message
 
+_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
 _passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())
 
 
@@ -184,3 +185,18 @@ class Exchanges:
             if id(message) in claims and count:
                 return list(appended[:count])
         return list(appended)
+
+
+def is_asked_by_a_stage() -> bool:
+    """Whether a request is made by a stage, for a summary: its session would wait for itself."""
+    return _asked_by_a_stage.get()
+
+
+@contextmanager
+def stages_are_asking() -> Iterator[None]:
+    """Meanwhile `is_asked_by_a_stage`."""
+    token = _asked_by_a_stage.set(True)
+    try:
+        yield
+    finally:
+        _asked_by_a_stage.reset(token)

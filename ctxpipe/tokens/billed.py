@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from ..errors import SettingsError
 from ..messages import Message, blocks, field, kind
 
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens")
 _MESSAGES = ("message", "fallback_message")
+_MISSING = object()
 _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
@@ -38,6 +40,21 @@ def part_after_summary(message: Message) -> Message:
 
 
 # The bill -----------------------------------------------------------------------------------------
+
+
+def has_usage(given: object) -> bool:
+    """Whether *given* is the usage of a reply, or a whole reply with one. Gateways leave it out."""
+    held = field(given, "usage")
+    return field(given if held is None else held, "input_tokens", _MISSING) is not _MISSING
+
+
+def check_usage(given: object) -> None:
+    """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
+    if not has_usage(given):
+        raise SettingsError(
+            f"usage is {type(given).__name__} without input_tokens; "
+            "give the usage of a reply: observe(reply.usage)"
+        )
 
 
 def context_tokens(reply: object) -> int:

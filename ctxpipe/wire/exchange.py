@@ -20,8 +20,9 @@ from ..edits.breakpoints import with_free_breakpoints
 from ..errors import safe_text
 from ..messages import field, pending_calls
 from ..refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
-from ..session.client import has_usage, is_asked_by_a_stage
+from ..session.gate import is_asked_by_a_stage
 from ..session.session import conversation_of
+from ..tokens.billed import has_usage
 from ..workers.threads import in_thread_if
 from .body import Body, TooDeep, read_body
 from .conversations import Conversations, SessionName, check_mount, conversation_name
