@@ -65,7 +65,7 @@ class Attempts:
     open_until: float = -math.inf
     open_at_tokens: int | None = None
     why: str = ""
-    archive: str = ""  # where the messages are that were to be compacted last
+    archive: str = ""  # where the messages are that were archived, and are not compacted yet
     archived: str = ""  # their digest
     warned: bool = False  # that there is no model to write the summaries
 
@@ -112,6 +112,7 @@ class Attempts:
         elif not self.on_trial:
             self.refills = 0
         self.failures = 0
+        self.archive = self.archived = ""
         self.last_turn = self.turns
         self.on_trial = False
         if self.refills < REFILLS_IN_A_ROW:

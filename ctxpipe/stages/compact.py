@@ -444,10 +444,15 @@ class Compact:
         shown = partial(visible_path, reference_of(self.archive), session_folder(turn.session_id))
         source = await source_of(turn, self.archive, shown)
         facts = await in_thread(compact.gather_facts, source)
-        path = await self._archive(turn, rest, facts)
+        # Before the summary, so that none is paid for where nothing can be kept. After an attempt
+        # that has kept its messages and had no summary it is after it: not once for each attempt.
+        is_first = not turn.recall(Attempts).archive
+        path = await self._archive(turn, rest, facts) if is_first else None
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
         summary = await self._summarize(turn, writer, rest)
+        if not is_first:
+            path = await self._archive(turn, rest, facts)
         restored = RestoredFiles(warnings=(_NOT_RESTORED,))
         if self.restore is not None:
             restored = await self.restore.read_again(
@@ -486,6 +491,7 @@ class Compact:
         digest = (await in_thread(digest_of, rest)).hex()
         if attempts.archived == digest and await archive_digest(self.archive, attempts.archive):
             return attempts.archive
+        attempts.archive = ""
         record = archive_record(rest, facts=facts)
         path = await _save(self.archive, turn.session_id, record, required=self.require_archive)
         if path is not None:
