@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING
 
 from .agent_tools import (
     EDITOR_COMMANDS,
@@ -25,6 +24,7 @@ from .agent_tools import (
     view,
 )
 from .messages import (
+    Message,
     ToolCall,
     compact_json,
     field,
@@ -35,9 +35,6 @@ from .messages import (
     tool_results,
 )
 from .workers.pieces import pieces_at_blanks
-
-if TYPE_CHECKING:
-    from .messages import Message
 
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
@@ -365,8 +362,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
 def _is_short(text: str) -> bool:
     if len(text) > _SHORT_CHARS:
         return False
-    lines = [line for line in text.splitlines() if line.strip()]
-    return len(lines) <= _SHORT_LINES
+    return len([line for line in text.splitlines() if line.strip()]) <= _SHORT_LINES
 
 
 # Identifiers --------------------------------------------------------------------------------------

@@ -69,8 +69,7 @@ def atoms(text: str) -> frozenset[Atom]:
 
 
 def _paths(text: str) -> set[Atom]:
-    found = map(path_atom, _PATH.findall(text))
-    return {path for path in found if path is not None}
+    return {path for path in map(path_atom, _PATH.findall(text)) if path is not None}
 
 
 def path_atom(path: str) -> Atom | None:
@@ -99,8 +98,7 @@ def _line(line: str) -> str:
     line = _BLANKS.sub(" ", line).strip()
     if len(line) < MIN_LINE:
         return ""
-    words = islice(_WORD.finditer(line), MIN_WORDS)
-    if sum(1 for _ in words) < MIN_WORDS:
+    if sum(1 for _ in islice(_WORD.finditer(line), MIN_WORDS)) < MIN_WORDS:
         return ""
     return line[:MAX_LINE]
 

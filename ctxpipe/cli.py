@@ -265,8 +265,7 @@ def _clean_limits(
 
 def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
     for file in files:
-        path = os.path.join(folder.path, file.folder, file.name)
-        print_line(path)
+        print_line(os.path.join(folder.path, file.folder, file.name))
     size = sum(file.size for file in files)
     print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
 
@@ -277,8 +276,7 @@ def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
             f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes"
         )
     size = sum(file.size for file in files)
-    question = f"Delete {len(files):,} files ({size:,} bytes) below {root}?"
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(f"Delete {len(files):,} files ({size:,} bytes) below {root}?", err=True):
         print_error("nothing was deleted")
         raise typer.Exit(FAILED)
 

@@ -75,8 +75,7 @@ def text_files(folder: str) -> Iterator[str]:
 
 async def show(files: Sequence[str]) -> None:
     """Play the agent's turns, and print what becomes of its context."""
-    root = await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "ctxpipe-")
-    storage = LocalStorage(root)
+    storage = LocalStorage(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "ctxpipe-"))
     stages = presets.coding_agent(storage, work_dir=None, summarize=ExtractiveSummarizer())
     pipeline = ContextPipeline(stages)
     session = pipeline.session("demo", journal=storage)
@@ -134,12 +133,11 @@ async def show_read_back(session: Session, tally: Tally) -> None:
     """Print what the model sees of a text that left, and what it gets when it searches that."""
     print("\nWhat the model sees of the first result that has left its context begins with\n")
     print(*tally.visible.splitlines()[:LINES], sep="\n")
-    search = {"path": tally.file, "pattern": "def ", "limit": LINES}
     call: ToolUseBlockParam = {
         "type": "tool_use",
         "id": "search",
         "name": "search_offloaded",
-        "input": search,
+        "input": {"path": tally.file, "pattern": "def ", "limit": LINES},
     }
     found = await answer(call, offload_tools(session))
     print("\nand when it calls search_offloaded with the pattern 'def ' it gets\n")

@@ -112,6 +112,5 @@ def _digest(text: str) -> str:
     digest = hashlib.sha256()
     # In pieces: encoding a text of 200 MB at once blocks the interpreter, and takes as much memory.
     for start in range(0, len(text), _PIECE_CHARS):
-        piece = text[start : start + _PIECE_CHARS]
-        digest.update(piece.encode("utf-8", "surrogatepass"))
+        digest.update(text[start : start + _PIECE_CHARS].encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

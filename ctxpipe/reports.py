@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from html import escape
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from .messages import Message, Problem
+from .prices import RewriteCost
 from .words import as_dollars, count_phrase, one_line
-
-if TYPE_CHECKING:
-    from .messages import Message, Problem
-    from .prices import RewriteCost
 
 __all__ = [
     "Collapsed",

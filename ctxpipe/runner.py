@@ -24,6 +24,8 @@ from .markers.notes import note_of
 from .messages import (
     THINKING,
     CacheMarks,
+    Message,
+    Problem,
     blocks,
     check,
     common_prefix,
@@ -36,7 +38,7 @@ from .messages import field as read
 from .messages.identity import parse_from
 from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
-from .reports import Compacted, Offloaded, Outcome, Result, StageReport
+from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Tracked, Turn
 from .timeline import Step
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from opentelemetry.trace import Span, Tracer
 
-    from .messages import Message, Problem
-    from .reports import Detail
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
@@ -153,12 +153,11 @@ class Record:
             context = messages
         else:
             context = [*self.context[:same], *plain]
-        stale = {place: block for place, block in self.stale.items() if place < same}
         return Step(
             known=0,
             adopted=False,
             messages=[],
-            stale=stale,
+            stale={place: block for place, block in self.stale.items() if place < same},
             given=messages,
             context=context,
             kept=same,
@@ -264,9 +263,8 @@ class Runner:
             is_bulk = is_bulky(step.context, start)
         messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-        tracked = Tracked(start, is_bulk)
         turn = await self._make_turn(
-            messages, session_id, record, request, step.agreement.raw, tracked
+            messages, session_id, record, request, step.agreement.raw, Tracked(start, is_bulk)
         )
         before = await self._count_tokens(turn)
         if not stages:
@@ -508,9 +506,8 @@ class Runner:
         try:
             self.on_report(report)
         except Exception as error:
-            reason = safe_text(error)
             # No traceback: its text may quote anything.
-            logger.error("on_report failed, and the turn goes on: %s", reason)  # noqa: TRY400
+            logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400
             logger.debug("on_report failed with", exc_info=error)
 
     def _log(self, report: StageReport) -> None:
@@ -691,8 +688,7 @@ def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
 
 def _first_rewritten(context: Sequence[Message]) -> tuple[int, int] | None:
     """The first place where a placeholder or a note may be something else than the model saw."""
-    notes = (index for index, message in enumerate(context) if note_of(message))
-    note = next(notes, None)
+    note = next((index for index, message in enumerate(context) if note_of(message)), None)
     place = first_batch_placeholder(context)
     if note is None:
         return place

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from .messages import is_bulky
+from .messages import Message, is_bulky
 from .tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
-    from .messages import Message
     from .reports import Detail
 
 T = TypeVar("T")

@@ -10,16 +10,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from .edits.diff import Edit, apply_edits, diff, first_changed_block
 from .edits.thinking import Stale, mark_stale, shift_stale
-from .messages import common_prefix, ensure_messages, is_equal
+from .messages import Message, common_prefix, ensure_messages, is_equal
 from .messages.identity import digest, parse, parse_from, says_the_same, with_marks, without_marks
-
-if TYPE_CHECKING:
-    from .messages import Message
-    from .stage import Stored
+from .stage import Stored
 
 RECENT = 64
 """So many of the newest messages may have their cache marks moved in place."""
@@ -386,8 +383,7 @@ class Timeline:
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""
         if self._verify:
-            digests = map(digest, now[:agreed])
-            pairs = zip(self._digests[adopted], digests, strict=False)
+            pairs = zip(self._digests[adopted], map(digest, now[:agreed]), strict=False)
             changes = (old != new for old, new in pairs)
             changed = (index for index, is_changed in enumerate(changes) if is_changed)
             return next(changed, agreed), 0

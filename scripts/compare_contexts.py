@@ -8,7 +8,7 @@ turn by turn through one session: by a caller with his whole history, by one who
 context, and from a journal, with a new session every 7th turn. Then come random lives: appends,
 cuts, branches, equal objects, moved cache marks, contexts adopted, new processes. Where the stages
 of the two versions differ on purpose, ``--stages own`` plays simple ones that stand in this file
-instead of the library's; ``--stages coding`` plays those of the coding preset.
+instead of the library's; ``coding``, ``lines`` and ``chat`` play those of the presets.
 
 A turn whose contexts differ is of one of these classes:
 
@@ -80,6 +80,7 @@ FIGURES = (
 CUTS = ("cut", "branch", "adopt and cut")
 ADOPTIONS = ("adopt", "adopt and cut")
 THINKING = ("thinking", "redacted_thinking")
+PRESETS = ("coding", "lines", "chat")
 LIVES_AT_ONCE = 25
 NEW_PROCESS = 7
 SECONDS = 600  # for one transcript, or some lives, on one side
@@ -108,7 +109,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=120, help="turns of a transcript at most")
     parser.add_argument("--lives", type=int, default=300, help="random lives")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
-    parser.add_argument("--stages", choices=("library", "own", "coding"), default="library")
+    parser.add_argument("--stages", choices=("library", "own", *PRESETS), default="library")
     parser.add_argument("--play", help=argparse.SUPPRESS)  # what one side is asked to do, as JSON
     asked = parser.parse_args()
     if asked.play:
@@ -353,10 +354,13 @@ class Caller:
 
     def library_stages(self, storage: Any) -> list[Any]:
         setting = self.setting
-        if setting.stages == "coding":
-            return presets.coding_agent(
-                storage, work_dir=None, summarize=self.summarize, clock=self.now
-            )
+        given: dict[str, Any] = {"summarize": self.summarize, "clock": self.now}
+        if setting.stages == "chat":
+            return presets.chat(storage, **given)
+        if setting.stages in PRESETS:
+            if setting.stages == "lines":
+                given["old_exchanges"] = "lines"
+            return presets.coding_agent(storage, work_dir=None, **given)
         breaker: dict[str, Any] = {
             "retry": Retry(max_retries=0),
             "cooldown_seconds": 120,

@@ -276,8 +276,7 @@ class CacheDoctor:
         if bill is None or not bill.read:
             return
         for entry in self._matching(prompt):
-            size = self._size(entry, prompt, bill)
-            if abs(size - bill.read) <= _tolerance(bill.read):
+            if abs(self._size(entry, prompt, bill) - bill.read) <= _tolerance(bill.read):
                 entry.used = max(entry.used, seconds)
                 break
 

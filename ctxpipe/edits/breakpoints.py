@@ -43,8 +43,7 @@ def with_breakpoints(
         changed["messages"] = _mark_messages(body, ends)
     if marks.shared and not marks.in_shared and free > len(ends):
         name, content = next(iter(marks.shared.items()))
-        mark = _mark_before(body, 0)
-        changed[name] = _mark_last(content, mark)
+        changed[name] = _mark_last(content, _mark_before(body, 0))
     return changed
 
 
@@ -149,8 +148,7 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     marks = [body.get("cache_control")]
     for message in body.get("messages", ())[index:]:
         marks += _marks(message)
-    lifetimes = [field(mark, "ttl") for mark in marks]
-    if "1h" in lifetimes:
+    if "1h" in [field(mark, "ttl") for mark in marks]:
         return {**MARK, "ttl": "1h"}
     return dict(MARK)
 
@@ -174,8 +172,7 @@ def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[in
         start, stop = rewritten
         if start <= last[-1]:
             last = [last[0], start - 1, stop - 1]
-    unique = dict.fromkeys(last)
-    existing = [index for index in unique if index >= 0]
+    existing = [index for index in dict.fromkeys(last) if index >= 0]
     return [index for index in existing if _markable(messages[index])]
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from ..activity import is_failure, one_line, target, touched_paths
 from ..agent_tools import COMMON_READING_TOOLS
@@ -18,6 +18,8 @@ from ..atoms import Atom, atoms, message_texts, path_atom
 from ..markers.notes import Note, note_of, step_line, words_line
 from ..markers.summaries import safe_summary
 from ..messages import (
+    Block,
+    Message,
     ToolCall,
     ToolResult,
     blocks,
@@ -28,14 +30,11 @@ from ..messages import (
     tool_results,
     without_surrogates,
 )
+from ..tokens import TokenCounter
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
 from .offload import placeholder_file, text_of
 from .views import viewed_path
-
-if TYPE_CHECKING:
-    from ..messages import Block, Message
-    from ..tokens import TokenCounter
 
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 
@@ -148,8 +147,7 @@ def _lines(
 
 
 def _results_by_id(messages: Sequence[Message], start: int, stop: int) -> dict[str, ToolResult]:
-    results = tool_results(messages, start, stop)
-    return {result.tool_use_id: result for result in results}
+    return {result.tool_use_id: result for result in tool_results(messages, start, stop)}
 
 
 def _beginning(text: str, chars: int) -> str:
@@ -196,8 +194,7 @@ def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
 def _step_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.call is None:
         return step.answer
-    inputs = [whole.get(text, text) for text in strings(step.call.input)]
-    given = "\n".join(inputs)
+    given = "\n".join([whole.get(text, text) for text in strings(step.call.input)])
     result = _result_text(step, whole)
     return f"{step.call.name}\n{given}\n---\n{result}"
 
@@ -228,8 +225,7 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
             continue  # a short answer, which stayed
         if not is_expected:
             return {}
-        path = paths[number]
-        found[path] = _step_text(step, {})
+        found[paths[number]] = _step_text(step, {})
         number = next(numbers, None)
     if number is not None:
         return {}
@@ -305,10 +301,8 @@ def collapse(
     before = layout.messages[: layout.start]
     after = layout.messages[layout.stop :]
     bare = [*before, *_with_notes(layout, {}, whole, folder, suffix, shape), *after]
-    leaving = [layout.messages[index] for index in layout.leaving]
-    leaving_tokens = sum(map(counter.message, leaving))
-    touched = path_atoms(bare[-2 * keep_recent :])
-    passages = list(_passages(layout, whole, touched))
+    leaving_tokens = sum(map(counter.message, [layout.messages[index] for index in layout.leaving]))
+    passages = list(_passages(layout, whole, path_atoms(bare[-2 * keep_recent :])))
     chosen = choose_lines(
         passages,
         _visible(bare),
@@ -321,10 +315,9 @@ def collapse(
     known = set(map(id, layout.messages))
     new = [message for message in parts if id(message) not in known]
     new_tokens = sum(map(counter.message, new))
-    runs = [part for part in layout.parts if isinstance(part, list)]
     return Rewritten(
         messages=[*before, *parts, *after],
-        notes=len(runs),
+        notes=len([part for part in layout.parts if isinstance(part, list)]),
         lines=sum(map(len, chosen.values())),
         freed_tokens=leaving_tokens - new_tokens,
     )
@@ -349,8 +342,7 @@ def _with_notes(
                 lines.append(words_line(line))
                 continue
             lines.append(_line_of_step(line, whole, shape))
-            quotes = chosen.get(line.number, ())
-            lines += [f" {quoted}" for quoted in quotes]
+            lines += [f" {quoted}" for quoted in chosen.get(line.number, ())]
         # What a tool has said stands in a message of the user's now: a tag of ours in it must not
         # pass for the user's command or the harness's reminder.
         body = safe_summary(without_surrogates("\n".join(lines)))
@@ -428,8 +420,7 @@ def _result_passage(step: Step, whole: Mapping[str, str], touched: AbstractSet[A
 
 def path_atoms(recent: Sequence[Message]) -> set[Atom]:
     """The paths that *recent* messages work on."""
-    found = map(path_atom, touched_paths(recent))
-    return {atom for atom in found if atom is not None}
+    return {atom for atom in map(path_atom, touched_paths(recent)) if atom is not None}
 
 
 def _visible(messages: Iterable[Message]) -> set[Atom]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
 from ..markers.placeholders import is_cut, shorten
@@ -36,13 +36,19 @@ from ..markers.summaries import (
     safe_summary,
     text_of,
 )
-from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
+from ..messages import (
+    MEDIA,
+    Message,
+    blocks,
+    kind,
+    pending_calls,
+    split_system,
+    tool_calls,
+    tool_results,
+)
 from ..messages import field as read
 from ..messages.identity import digest
 from .offload import newest
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
@@ -177,12 +183,10 @@ def after_summary(
         if not is_known:
             break
         index += 1
-    words = map(own_words, archived[open_tail(archived) :])
-    pending = "\n\n".join(filter(None, words))
-    if pending and index < len(messages):
-        stored = as_stored(messages[index])
-        if is_cut(own_words(stored), pending):
-            index += 1
+    pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
+    is_within = pending and index < len(messages)
+    if is_within and is_cut(own_words(as_stored(messages[index])), pending):
+        index += 1
     return list(messages[index:])
 
 
@@ -324,8 +328,7 @@ def _split_paths(
     ranked = sorted(recent, key=lambda path: not paths[path])
 
     def is_too_long(number: int) -> bool:
-        lines = _path_lines(ranked[:number], paths)
-        return count("\n".join(lines)) > max_tokens
+        return count("\n".join(_path_lines(ranked[:number], paths))) > max_tokens
 
     fitting = len(ranked)
     if is_too_long(fitting):
@@ -618,8 +621,7 @@ def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source
     text = CONTINUE
     if before:
         text = IN_PROGRESS + before[-1]
-    closing = [_user(text), *tail]
-    return _close(replacement, before[:-1], closing)
+    return _close(replacement, before[:-1], [_user(text), *tail])
 
 
 def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
@@ -657,8 +659,7 @@ def _with_words(
         number = len(media)
         cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
     systems = [message for message in tail if message["role"] == "system"]
-    closed = _close(replacement, before, [_user(text), *systems])
-    return replace(closed, cuts=cuts)
+    return replace(_close(replacement, before, [_user(text), *systems]), cuts=cuts)
 
 
 def _media(content: Iterable[object]) -> Iterator[str]:

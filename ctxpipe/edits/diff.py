@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..messages import as_blocks, blocks, common_prefix, is_equal
-
-if TYPE_CHECKING:
-    from ..messages import Message
+from ..messages import Message, as_blocks, blocks, common_prefix, is_equal
 
 
 class Edit(NamedTuple):

@@ -209,8 +209,7 @@ class ExchangeIndex:
         """The exchanges for `best_eviction`. The first *keep_recent* calls after each are free."""
         last = self.calls - keep_recent + 1
         reads = [max(0, last - self._replies[place + 1]) for place in self._places]
-        starts = [sums[place] for place in self._places]
-        return CandidateTable(self._freed, reads, starts, cached)
+        return CandidateTable(self._freed, reads, [sums[place] for place in self._places], cached)
 
     def calls_since(self, message: int) -> int:
         """Calls that have read *message*, including the next one."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ..messages import blocks, has_calls, kind, program
+from ..messages import Message, blocks, has_calls, kind, program
 from ..messages.rules import closes_turn, server_call, server_result
 from ..tokens.billed import server_summary
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 
 def groups(messages: Sequence[Message]) -> Iterator[range]:

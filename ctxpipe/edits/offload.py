@@ -10,12 +10,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..agent_tools import GUTTER
 from ..markers.placeholders import MAX_SHOWN, any_reference, is_batch, reference
 from ..messages import (
     MEDIA,
+    Block,
+    Message,
     ToolCall,
     ToolResult,
     as_dict,
@@ -31,9 +33,6 @@ from ..messages import (
 from ..messages import field as read
 from ..names import safe_name
 from ..workers.pieces import overlapping_pieces
-
-if TYPE_CHECKING:
-    from ..messages import Block, Message
 
 _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
@@ -223,8 +222,7 @@ def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
     stored_lines = _frame(map(str.rstrip, _lines(stored)))
     if _frame(lines) in stored_lines:
         return True
-    unnumbered = [GUTTER.sub("", line) for line in lines]
-    return _frame(unnumbered) in stored_lines
+    return _frame([GUTTER.sub("", line) for line in lines]) in stored_lines
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -332,8 +330,7 @@ class Selection:
     def long_texts(self, call: ToolCall) -> list[str]:
         """The texts in the call's input that are long enough to leave, except placeholders."""
         least = self.min_input_chars
-        texts = strings(call.input)
-        long = [text for text in texts if len(text) >= least]
+        long = [text for text in strings(call.input) if len(text) >= least]
         return [text for text in long if any_reference(text, MAX_SHOWN) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
@@ -388,8 +385,7 @@ def results_with_calls(
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
-            before = tool_calls(messages, max(0, index - 1), index)
-            calls = {call.id: call for call in before}
+            calls = {call.id: call for call in tool_calls(messages, max(0, index - 1), index)}
         yield result, calls.get(result.tool_use_id)
 
 

@@ -12,13 +12,15 @@ import json
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from ..markers.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 from ..messages import (
     CALLS,
     SURROGATE,
     THINKING,
+    Block,
+    Message,
     as_blocks,
     as_dict,
     blocks,
@@ -61,9 +63,6 @@ from ..messages.rules import (
     surplus_keys,
 )
 from ..messages.values import encoding_fault
-
-if TYPE_CHECKING:
-    from ..messages import Block, Message
 
 UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
@@ -203,8 +202,7 @@ def _valid_block(block: Block, role: str) -> Block | None:
     if name in THINKING:
         return _valid_thinking(block)
     if name == "text":
-        text = field(block, "text")
-        return None if is_blank(text) else block
+        return None if is_blank(field(block, "text")) else block
     return _valid_other(block, name)
 
 
@@ -606,8 +604,7 @@ def _answers(
     answers: list[Any] = []
     for place, call in enumerate(calls):
         is_last = call not in calls[place + 1 :]
-        own = results.get(call, [])
-        answers.append(_answer(names[place], own, is_last=is_last))
+        answers.append(_answer(names[place], results.get(call, []), is_last=is_last))
     return answers
 
 
@@ -709,8 +706,7 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
     for index, message in enumerate(messages):
         marks += [(index, mark) for mark in cache_marks(message)]
     allowed = marks_left(beside)
-    surplus = max(0, len(marks) - allowed)
-    messages = _without_marks(messages, marks[:surplus])
+    messages = _without_marks(messages, marks[: max(0, len(marks) - allowed)])
     late = late_hours(messages, range(len(messages)), beside)
     return _without_marks(messages, late, hour_only=True)
 

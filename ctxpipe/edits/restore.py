@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ..activity import (
     command_line,
@@ -27,13 +27,20 @@ from ..agent_tools import (
 )
 from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
-from ..messages import field, kind, result_text, results_by_id, tool_calls, tool_results
+from ..messages import (
+    Message,
+    ToolCall,
+    ToolResult,
+    field,
+    kind,
+    result_text,
+    results_by_id,
+    tool_calls,
+    tool_results,
+)
 from .offload import placeholder_file
 from .shown import Shown
 from .views import changes_folder, viewed_path
-
-if TYPE_CHECKING:
-    from ..messages import Message, ToolCall, ToolResult
 
 _MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 

@@ -8,13 +8,10 @@ later thinking stale, and newer models refuse it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-from ..messages import THINKING, blocks, has_calls, has_results, kind
-
-if TYPE_CHECKING:
-    from ..messages import Block, Message
-    from .diff import Edit
+from ..messages import THINKING, Block, Message, blocks, has_calls, has_results, kind
+from .diff import Edit
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 BLOCK_BINDING = {"prefix_mismatch_behavior": "drop_block"}
@@ -33,8 +30,7 @@ def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
     for index in range(first, len(messages)):
         later = blocks(messages[index])[start:]
         if any(kind(block) in THINKING for block in later):
-            known = stale.get(index, start)
-            stale[index] = min(start, known)
+            stale[index] = min(start, stale.get(index, start))
         start = 0  # only the first message has unchanged blocks
 
 
@@ -72,8 +68,7 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
             continue
         content = blocks(messages[index])
         kept = [*content[:start]]
-        later = content[start:]
-        kept += [block for block in later if kind(block) not in THINKING]
+        kept += [block for block in content[start:] if kind(block) not in THINKING]
         # A message that holds only thinking is invalid already, and is not emptied here.
         if kept and len(kept) < len(content):
             stripped[index] = kept
@@ -135,8 +130,7 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
 def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
     betas = request.get("betas")
     if isinstance(betas, list | tuple):  # a header beside them would replace them
-        unique = dict.fromkeys([*betas, BINDING_BETA])
-        return {"betas": list(unique)}
+        return {"betas": list(dict.fromkeys([*betas, BINDING_BETA]))}
     headers = _mapping(request.get("extra_headers"))
     own = [name for name in headers if name.lower() == "anthropic-beta"]
     names: list[str] = []

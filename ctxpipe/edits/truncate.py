@@ -11,12 +11,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from ..agent_tools import READING_TOOLS, ReadingTools
 from ..markers.placeholders import MAX_SHOWN, any_reference, is_folded
 from ..messages import (
     THINKING,
+    Block,
+    Message,
     as_blocks,
     blocks,
     has_thinking,
@@ -32,9 +34,6 @@ from .groups import groups, has_compaction, server_spans
 from .offload import newest
 from .thinking import open_loop
 from .views import viewed_path
-
-if TYPE_CHECKING:
-    from ..messages import Block, Message
 
 Window: TypeAlias = Literal["average", "covering"]
 """How much is deleted.
@@ -210,9 +209,7 @@ def editable_region(
     if strict:
         stay = frozenset(every) - frozenset(middle)
     else:
-        first = len(split_system(messages)[0])
-        last = last_turn(messages)
-        stay = frozenset({first, *every[last:]})
+        stay = frozenset({len(split_system(messages)[0]), *every[last_turn(messages) :]})
     movable_end = min(middle.stop, open_loop(messages))
     return EditableRegion(
         middle=middle, stay=stay | pinned, movable=range(middle.start, movable_end), pinned=pinned
@@ -238,8 +235,7 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
 
 def _merge(first: Message, second: Message) -> Message:
     content = [*as_blocks(first)]
-    added = as_blocks(second)
-    content += [block for block in added if kind(block) not in THINKING]
+    content += [block for block in as_blocks(second) if kind(block) not in THINKING]
     content.sort(key=lambda block: kind(block) != "tool_result")
     return _with_content(first, content)
 
@@ -306,8 +302,7 @@ def filter_calls(
     """
     viewing: set[tuple[int, str]] = set()
     for index, place in views:
-        view = blocks(messages[index])[place]
-        call = str(read(view, "tool_use_id"))
+        call = str(read(blocks(messages[index])[place], "tool_use_id"))
         viewing.add((index - 1, call))
     # From the last to the first: whether a call may go depends on what follows it.
     parts: list[Part] = []
@@ -398,8 +393,7 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
 def _without_thinking(part: Part) -> Part:
     if not has_thinking(part.message):
         return part
-    content = blocks(part.message)
-    kept = [block for block in content if kind(block) not in THINKING]
+    kept = [block for block in blocks(part.message) if kind(block) not in THINKING]
     return _change_content(part, kept)
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ..agent_tools import (
     COMMAND_KEYS,
@@ -21,9 +20,7 @@ from ..agent_tools import (
 )
 from ..locations import is_url
 from ..markers.placeholders import MAX_PATH
-
-if TYPE_CHECKING:
-    from ..messages import ToolCall
+from ..messages import ToolCall
 
 LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
 

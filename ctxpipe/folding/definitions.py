@@ -105,12 +105,10 @@ def _is_numbered(sample: str) -> bool:
     rows = list(NUMBERED_LINE.finditer(sample))
     if len(rows) < 2:
         return False
-    lines = sample.splitlines()
-    text_lines = [line for line in lines if line and not line.isspace()]
+    text_lines = [line for line in sample.splitlines() if line and not line.isspace()]
     if 2 * len(rows) < len(text_lines):
         return False
-    signs = {row[2] for row in rows}
-    if len(signs) > 1:
+    if len({row[2] for row in rows}) > 1:
         return False
     numbers = [int(row[1]) for row in rows]
     return all(one < other for one, other in pairwise(numbers))
@@ -164,8 +162,7 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
 def _parse(source: str, language: Language) -> SgNode:
     from ast_grep_py import SgRoot
 
-    tree = SgRoot(source.encode(errors="replace").decode(), language.name)
-    return tree.root()
+    return SgRoot(source.encode(errors="replace").decode(), language.name).root()
 
 
 def _error_chars(tree: SgNode) -> int:
@@ -298,8 +295,7 @@ def _rules(language: str) -> list[Rule]:
     for kind in _kinds(language):
         rule: Rule = {"kind": kind}
         if kind in table.inside:
-            kinds = table.inside[kind].split()
-            parents: list[Rule] = [{"kind": parent} for parent in kinds]
+            parents: list[Rule] = [{"kind": parent} for parent in table.inside[kind].split()]
             rule["inside"] = {"any": parents}
         if kind in table.outside:
             around: Relation = {"kind": table.outside[kind], "stopBy": "end"}
@@ -320,8 +316,7 @@ def _is_known(rule: Rule, language: str) -> bool:
     from ast_grep_py import SgRoot
 
     try:
-        empty = SgRoot("", language).root()
-        empty.find(any=[rule])
+        SgRoot("", language).root().find(any=[rule])
     except RuntimeError:
         return False
     return True
@@ -397,8 +392,7 @@ def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
     for place in places.split():
         part = node.field(place)
         if part is None:
-            children = (child for child in node.children() if child.kind() == place)
-            part = next(children, None)
+            part = next((child for child in node.children() if child.kind() == place), None)
         if part is not None:
             return _innermost(part, through.split())
     return None

@@ -82,10 +82,9 @@ class Folder:
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
         (tokens,) = await as_counter(count or self.counter).texts([whole.content])
-        fold_to_budget = partial(
-            fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens
+        within_budget = await in_thread(
+            partial(fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens)
         )
-        within_budget = await in_thread(fold_to_budget)
         return list(within_budget.folded)
 
     def _outlines(

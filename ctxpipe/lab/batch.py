@@ -189,8 +189,7 @@ def workers(processes: int) -> Iterator[Workers]:
         return
     others = set(multiprocessing.active_children())
     # Not forked: the caller may have threads, for example one that draws a progress bar.
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, spawn, _start_worker)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker)
     is_complete = False
     try:
         yield Workers(pool, processes + 1)

@@ -40,8 +40,7 @@ def read(records: Iterable[Record]) -> Recording:
             continue
         seen.add(_uuid(line))
         fields = line["message"]
-        message = as_message(fields, record.place)
-        new = entry(message, fields, line.get("timestamp"))
+        new = entry(as_message(fields, record.place), fields, line.get("timestamp"))
         reply = str(fields.get("id") or "")
         at = None
         if reply:

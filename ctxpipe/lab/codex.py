@@ -60,8 +60,7 @@ class _Rollout:
                 self._dropped["summary of a compaction"] += 1
                 return
             case "response_item" if kind(payload) not in NEVER_SENT:
-                item = valid_item(payload, record.place)
-                self._items.add(item, line.get("timestamp"))
+                self._items.add(valid_item(payload, record.place), line.get("timestamp"))
                 return
             case "session_meta":
                 self._start(payload)

@@ -118,8 +118,7 @@ def replay(
     prices = _prices(model, read)
     makers = _makers(compare, config, prices)
     found = recordings(files)
-    names = list(makers)
-    baseline = names[0]
+    baseline = next(iter(makers))
     reporter: Reporter | None = None
     if html:
         _check_writable(html)

@@ -89,11 +89,9 @@ class _Narrator:
         self._prices = prices
         self._tokens_per_raw = tokens_per_raw
         self._pieces = Pieces(counter)
-        system = counter.total([], system=transcript.system)
-        tools = counter.total([], tools=transcript.tools)
         self._overhead: dict[Kind, float] = {
-            "system": system * tokens_per_raw,
-            "tools": tools * tokens_per_raw,
+            "system": counter.total([], system=transcript.system) * tokens_per_raw,
+            "tools": counter.total([], tools=transcript.tools) * tokens_per_raw,
         }
         self._shares: dict[str, CostShare] = {}
         self._blocks: dict[Key, BlockFate] = {}

@@ -174,8 +174,7 @@ class ClearOldResults:
 
 def clear_results(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Change:
     """Put the API's words in the place of the results *chosen*."""
-    replacements = {result.place: CLEARED for result, _ in chosen}
-    return Change(rewrite(turn.messages, replacements))
+    return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
 
 
 def oldest_until(
@@ -190,8 +189,7 @@ def oldest_until(
     for result in results:
         if tokens is not None and freed >= tokens:
             break
-        tokens_before = turn.counter.text(text_of(result.content))
-        saved = tokens_before - cleared
+        saved = turn.counter.text(text_of(result.content)) - cleared
         if saved > 0:
             chosen.append((result, saved))
             freed += saved

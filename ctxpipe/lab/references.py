@@ -116,8 +116,7 @@ class Past:
 
     def uses_of(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
-        atoms = self._index.message(reply)
-        return sorted(atom for atom in atoms if atom in self._holders)
+        return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
 
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""
@@ -135,8 +134,7 @@ class Context:
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
         self._folder = session_folder(session_id)
-        folder = re.escape(self._folder)
-        self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
+        self._key = re.compile(re.escape(self._folder) + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._doubted: Counter[Atom] = Counter()  # notes that say it
@@ -269,7 +267,6 @@ def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
     found = {}
     for atom in missing:
         holders = past.holders(atom)
-        given = [source for source in holders if source.role == "user"]
-        newest = (given or holders)[-1]
+        newest = ([source for source in holders if source.role == "user"] or holders)[-1]
         found[id(newest)] = newest
     return sorted(found.values(), key=lambda source: source.message)

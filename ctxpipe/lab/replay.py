@@ -209,8 +209,7 @@ class _Run:
         self.bench.files.learn(new)
         clock = self.bench.clock
         for place in range(start, at + 1):
-            seconds = self.transcript.seconds.get(place, clock.now)
-            clock.now = max(clock.now, seconds)
+            clock.now = max(clock.now, self.transcript.seconds.get(place, clock.now))
 
     @property
     def _seconds(self) -> float | None:
@@ -331,8 +330,7 @@ class _Run:
         """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}
-        place = max(0, source.message - 1)
-        message = self.transcript.messages[place]
+        message = self.transcript.messages[max(0, source.message - 1)]
         if source.role == "user" and source.call_id:
             for call in tool_calls([message]):
                 if call.id == source.call_id:

@@ -116,5 +116,4 @@ def discard_output() -> None:
     Otherwise the interpreter would try again when it ends, and report another error.
     """
     if sys.stdout is not None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

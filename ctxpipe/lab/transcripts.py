@@ -244,5 +244,4 @@ def _is_header(value: Mapping[str, Any]) -> bool:
 
 def _entry(record: Record) -> Entry:
     fields = record.fields
-    message = as_message(fields, record.place)
-    return entry(message, fields, fields.get("timestamp"))
+    return entry(as_message(fields, record.place), fields, fields.get("timestamp"))

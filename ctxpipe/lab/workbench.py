@@ -81,5 +81,4 @@ class Workbench:
     storage: MemoryStorage = field(init=False)
 
     def __post_init__(self) -> None:
-        storage = MemoryStorage(clock=self.clock, reference=REFERENCE)
-        object.__setattr__(self, "storage", storage)
+        object.__setattr__(self, "storage", MemoryStorage(clock=self.clock, reference=REFERENCE))

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..messages import Message
+from ..messages import Message
 
 _OPENING = "[Earlier steps, shortened; whole in "
 _MAX_PATH = 4096
@@ -69,8 +67,7 @@ def note_of(message: Message) -> Note | None:
         return None
     note = Note(match[1], int(match[2]), int(match[3]), match[4])
     # Each step has a line: so nobody can announce a billion of them.
-    steps = note.last - note.first + 1
-    return note if 1 <= steps <= lines.count("\n") + 1 else None
+    return note if 1 <= note.last - note.first + 1 <= lines.count("\n") + 1 else None
 
 
 def step_names_in(text: str) -> list[str]:

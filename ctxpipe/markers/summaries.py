@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..agent_tools import NOTE, NOTE_END
-from ..messages import texts
+from ..messages import Message, texts
 from .notes import note_of
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
 INTRODUCTION = (

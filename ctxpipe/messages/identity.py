@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..errors import InvalidHistory
 from .values import as_dict, canonical_json, canonical_pieces, is_equal
-from .vocabulary import as_blocks, blocks, field
-
-if TYPE_CHECKING:
-    from .vocabulary import Block, Message
+from .vocabulary import Block, Message, as_blocks, blocks, field
 
 MARK = "cache_control"
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
@@ -155,8 +152,7 @@ def with_marks(message: Message, source: Message) -> Message:
 def without_marks(message: Message) -> Message:
     """*message* without cache marks; the same object when it has none."""
     content = blocks(message)
-    unmarked = [_copy_marks(block, {}) for block in content]
-    return _replace_content(message, content, unmarked)
+    return _replace_content(message, content, [_copy_marks(block, {}) for block in content])
 
 
 def _replace_content(message: Message, old: Sequence[Block], new: Sequence[Block]) -> Message:

@@ -12,14 +12,22 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .bulk import MAPPINGS
 from .values import SURROGATE, encoding_fault
-from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_length, kind, program
-
-if TYPE_CHECKING:
-    from .vocabulary import Block, Message
+from .vocabulary import (
+    CALLS,
+    SERVER_CALLS,
+    THINKING,
+    Block,
+    Message,
+    blocks,
+    field,
+    head_length,
+    kind,
+    program,
+)
 
 MAX_CACHE_MARKS = 4
 
@@ -258,8 +266,7 @@ def message_problems(
         if encoding and name not in THINKING:
             problems += _value_problems(index, block, place)
     if role == "assistant" and kinds[-1] in THINKING:
-        last = len(kinds) - 1
-        problems.append(Problem(index, "it ends in a thinking block", last, "thinking"))
+        problems.append(Problem(index, "it ends in a thinking block", len(kinds) - 1, "thinking"))
     return problems
 
 
@@ -745,8 +752,7 @@ class CacheMarks:
 
     def _count(self, messages: Sequence[Message]) -> int:
         for index in range(len(self._sums) - 1, len(messages)):
-            marks = sum(1 for _ in cache_marks(messages[index]))
-            self._sums.append(self._sums[-1] + marks)
+            self._sums.append(self._sums[-1] + sum(1 for _ in cache_marks(messages[index])))
         return self._sums[-1]
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..cache_doctor import CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
 from ..cache_doctor.misses import most_tokens_first
 from ..errors import SettingsError
+from ..messages import Message
 from ..prices import Prices, prices_of
+from ..reports import Result
+from ..runner import Request
+from ..timeline import Step
+from ..tokens import TokenCounter
 from ..workers.threads import in_thread
-
-if TYPE_CHECKING:
-    from ..messages import Message
-    from ..reports import Result
-    from ..runner import Request
-    from ..timeline import Step
-    from ..tokens import TokenCounter
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
@@ -132,8 +129,7 @@ class CacheWatch:
 
 
 def _first(one: int | None, other: int | None) -> int | None:
-    known = [place for place in (one, other) if place is not None]
-    return min(known, default=None)
+    return min([place for place in (one, other) if place is not None], default=None)
 
 
 def _find_prices(model: str | None) -> Prices | None:

@@ -23,7 +23,7 @@ from ..errors import (
     safe_text,
     storage_errors,
 )
-from ..messages import ensure_messages, field, is_bulky
+from ..messages import Message, ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
 from ..refusals import FAR_BELOW, Refusal, read_refusal
 from ..reports import Result
@@ -48,7 +48,6 @@ from .signals import Diagnostics, Signals, Watch
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
-    from ..messages import Message
     from ..stage import Stage
     from ..storage import JournalStorage
     from ..timeline import Step
@@ -669,10 +668,9 @@ class Conversation:
         likely = tokens if last_bill(record, model) else conservative(sent.tokens_after)
         if likely < FAR_BELOW * trigger and not refusal.has_numbers:
             return None
-        if self._recovered_at is not None:
-            change = abs(tokens - self._recovered_at)
-            if change < NOTABLE_CHANGE * trigger:
-                return None
+        last = self._recovered_at
+        if last is not None and abs(tokens - last) < NOTABLE_CHANGE * trigger:
+            return None
         self._recovered_at = tokens
         if refusal.tokens is not None:
             record.ledger.observe(

@@ -14,13 +14,10 @@ from contextlib import (
     suppress,
 )
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
+from ..messages import Message
 from ..settings import excerpt
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 _asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
 _passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())

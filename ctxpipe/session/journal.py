@@ -9,17 +9,15 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import StorageError, storage_errors
 from ..messages import is_encodable, json_pieces
 from ..settings import Wanted
+from ..storage import JournalStorage
+from ..tokens.ledger import SavedSample
 from ..workers.pieces import join, pieces
 from ..workers.threads import in_thread, in_thread_if
-
-if TYPE_CHECKING:
-    from ..storage import JournalStorage
-    from ..tokens.ledger import SavedSample
 
 FORM = 2
 """The form of an entry. A journal with a newer one is neither read nor written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio import Semaphore, create_task_group
 
@@ -14,11 +14,8 @@ from ..edits.offload import stored_text
 from ..errors import StorageError
 from ..markers.notes import note_of
 from ..markers.placeholders import MAX_SHOWN, any_reference, is_batch
-from ..storage import TextWriter
-
-if TYPE_CHECKING:
-    from ..storage import TextReader
-    from ..timeline import Timeline
+from ..storage import TextReader, TextWriter
+from ..timeline import Timeline
 
 _AT_ONCE = 16
 
@@ -43,8 +40,7 @@ async def write_lost_files(
         return 0, len(lost)
     batch: list[tuple[str, str]] = []
     for where, text in known.items():
-        key = _key(where)
-        batch.append((key, text))
+        batch.append((_key(where), text))
     if batch:
         await storage.write(batch)
     written = len(known)
@@ -52,9 +48,7 @@ async def write_lost_files(
 
 
 def _key(where: str) -> str:
-    path = where.replace("\\", "/")
-    ending = PurePosixPath(path).parts[-2:]
-    return "/".join(ending)
+    return "/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:])
 
 
 async def _missing(
@@ -66,8 +60,7 @@ async def _missing(
         return []
     ask = getattr(storage, "missing", None)
     if ask is not None:
-        answer = await ask(locations)
-        return list(answer)
+        return list(await ask(locations))
     missing: list[str] = []
     limit = Semaphore(_AT_ONCE)
 
@@ -106,11 +99,8 @@ def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
             after = place + 1
             while after < len(starts) and starts[after] == ends[after]:
                 after += 1
-            edit = timeline.context[place:after]
-            notes = [one for one in edit if note_of(one)]
-            raw = timeline.history[start:end]
-            texts = texts_of_notes(raw, notes)
-            yield from texts.items()
+            notes = [one for one in timeline.context[place:after] if note_of(one)]
+            yield from texts_of_notes(timeline.history[start:end], notes).items()
         elif end - start == 1 and not is_own:
             yield from _texts_behind_placeholders(
                 original["content"],
@@ -136,8 +126,7 @@ def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]
             for key, held in shown.items():
                 if key not in raw:
                     continue
-                pair = (raw[key], held)
-                pending.append(pair)
+                pending.append((raw[key], held))
         elif are_lists:
             pending += _pairs(raw, shown)
 
@@ -152,8 +141,7 @@ def _text_behind(raw: Any, placeholder: str) -> str:
 
 def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
     if len(raw) == len(shown):
-        pairs = zip(raw, shown, strict=True)
-        return list(pairs)
+        return list(zip(raw, shown, strict=True))
     if not shown:
         return []
     # A result of several blocks, of which the first now stands for all its texts.

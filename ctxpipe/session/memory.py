@@ -13,13 +13,16 @@ from contextlib import (
 )
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ..edits.diff import Edit
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..messages import common_prefix, ensure_messages, is_bulky
+from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
+from ..runner import Record
 from ..settings import excerpt
 from ..stages.breaker import Attempts
+from ..storage import JournalStorage, TextReader
 from ..storage.generations import Generation
 from ..storage.protocol import texts_of
 from ..timeline import Step, Timeline
@@ -28,12 +31,6 @@ from ..workers.threads import in_thread, in_thread_if
 from .journal import DAMAGED, Entry, Journal, chain
 from .lost_files import write_lost_files
 from .packing import Packing, Replay
-
-if TYPE_CHECKING:
-    from ..edits.diff import Edit
-    from ..messages import Message
-    from ..runner import Record
-    from ..storage import JournalStorage, TextReader
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from ..edits.repair import interrupted_result
 from ..errors import InvalidHistory
 from ..messages import (
+    Message,
+    ToolCall,
     ensure_messages,
     has_calls,
     has_results,
@@ -20,7 +22,6 @@ from ..settings import one_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..messages import Message, ToolCall
 
 OpenCalls: TypeAlias = Literal["raise", "interrupted"]
 """What becomes of calls without a result: an error that names them, or results that say so."""
@@ -65,8 +66,7 @@ def unanswered_calls(history: Sequence[Message]) -> list[ToolCall]:
     if reply is None:
         return []
     answered = {result.tool_use_id for result in tool_results(history, reply + 1)}
-    calls = tool_calls(history, reply, reply + 1)
-    return [call for call in calls if call.id not in answered]
+    return [call for call in tool_calls(history, reply, reply + 1) if call.id not in answered]
 
 
 def _newest_reply(history: Sequence[Message]) -> int | None:

@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..edits.diff import Edit
 from ..errors import StorageError, storage_errors
-from ..messages import ensure_messages, is_encodable, rebuilt, strings
+from ..messages import Message, ensure_messages, is_encodable, rebuilt, strings
 from ..messages.identity import (
     digest_of,
     parse,
@@ -21,16 +21,13 @@ from ..messages.identity import (
     without_marks,
 )
 from ..names import session_folder
+from ..storage import JournalStorage
 from ..storage.protocol import texts_of
 from ..storage.records import redact_except_folder, redact_message
 from ..timeline import Step, Timeline
 from ..workers.pieces import pieces
 from ..workers.threads import in_thread_if
-
-if TYPE_CHECKING:
-    from ..messages import Message
-    from ..storage import JournalStorage
-    from .journal import Entry
+from .journal import Entry
 
 _DIGEST = 16  # bytes
 _AT_ONCE = 16  # files that are read side by side
@@ -62,8 +59,7 @@ class Replay:
     @property
     def has_hidden(self) -> bool:
         """Whether messages of the context are not as they were sent."""
-        identities = map(id, self.timeline.context)
-        return any(identity in self.hidden for identity in identities)
+        return any(identity in self.hidden for identity in map(id, self.timeline.context))
 
     def apply(
         self,
@@ -74,8 +70,7 @@ class Replay:
         """Repeat *step*; *files* says which texts of its messages are in files."""
         if step.adopted:
             self.is_adopted = True
-            ends = (0, *self.timeline.ends)
-            self._spans = [self._spans[end] for end in ends]
+            self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
         self._extend_raw(step, files)
         self.timeline.apply(step)
         self._compare(step, history)
@@ -98,8 +93,7 @@ class Replay:
         for number, texts in files.items():
             index = new[int(number)]
             self.files[index] = texts
-        spans = range(cut + 1, stop + 1)
-        self._spans[step.known + 1 :] = spans
+        self._spans[step.known + 1 :] = range(cut + 1, stop + 1)
 
     def _compare(
         self,
@@ -138,8 +132,7 @@ class Packing:
         self._redact = None
         redact = getattr(storage, "redact", None)
         if redact:
-            folder = session_folder(session_id)
-            self._redact = redact_except_folder(folder, redact)
+            self._redact = redact_except_folder(session_folder(session_id), redact)
 
     @property
     def redacts(self) -> bool:
@@ -157,16 +150,13 @@ class Packing:
         if self.texts:
             turn |= self._pack_history(step)
         else:
-            messages = map(parse, step.messages)
-            turn["digests"] = list(map(self._digest, messages))
+            turn["digests"] = list(map(self._digest, map(parse, step.messages)))
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
-            edits = map(self._pack_edit, step.edits)
-            turn["edits"] = list(edits)
+            turn["edits"] = list(map(self._pack_edit, step.edits))
         if step.stale:
-            places = step.stale.items()
-            turn["stale"] = list(places)
+            turn["stale"] = list(step.stale.items())
         return turn
 
     def _pack_edit(self, edit: Edit) -> list[Any]:
@@ -238,15 +228,12 @@ class Packing:
             if not isinstance(text, str):
                 continue
             if _replace_text(packed, place, ""):
-                digest = self._text_digest(text)
-                files.append([place, where, digest])
+                files.append([place, where, self._text_digest(text)])
         return files
 
     def _digest(self, message: Message) -> str:
         """A keyed digest of what *message* says, by which it is recognized."""
-        key = bytes.fromhex(self.salt)
-        new_hash = partial(hmac.new, key, None, "sha256")
-        digest = digest_of(message, new_hash)
+        digest = digest_of(message, partial(hmac.new, bytes.fromhex(self.salt), None, "sha256"))
         return digest[:_DIGEST].hex()
 
     def _text_digest(self, text: str) -> str:
@@ -274,14 +261,12 @@ class Packing:
         known: dict[str, Message] = {}
         if any(map(_has_digests, turns)):
             for message in history:
-                digest = self._digest(message)
-                known[digest] = message
+                known[self._digest(message)] = message
         replay = Replay(make())
         for number, entry in enumerate(entries, 1):
             for turn in entry.turns:
                 step = _unpack_step(turn, known, replay.hidden)
-                files = turn.get("files", {})
-                replay.apply(step, files, history)
+                replay.apply(step, turn.get("files", {}), history)
             has_agreed = replay.agreed == len(replay.timeline.history)
             if has_agreed:
                 replay.fitting = number
@@ -363,12 +348,10 @@ def _unpack_step(
         adopted=turn.get("adopted", False),
         messages=_unpack(packed, digests, known),
     )
-    stale = turn.get("stale", ())
-    step.stale = dict(stale)
+    step.stale = dict(turn.get("stale", ()))
     edits = turn.get("edits", ())
     for start, stop, messages, names in edits:
-        unpacked = _unpack(messages, names, known)
-        step.edits.append(Edit(start, stop, unpacked))
+        step.edits.append(Edit(start, stop, _unpack(messages, names, known)))
         for message, digest in zip(messages, names, strict=True):
             if digest and digest not in known:
                 hidden.add(id(message))
@@ -386,8 +369,7 @@ def _unpack(
         return packed
     messages = []
     for message, digest in zip(packed, digests, strict=True):
-        ours = known.get(digest, message)
-        messages.append(ours)
+        messages.append(known.get(digest, message))
     return messages
 
 
@@ -436,6 +418,5 @@ def _replace_text(
     """Replace the text at *place* in *value* by *text*; False when there is no text."""
     if not isinstance(_value_at(value, place), str):
         return False
-    container = _value_at(value, place[:-1])
-    container[place[-1]] = text
+    _value_at(value, place[:-1])[place[-1]] = text
     return True

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..refusals import LEAST_SHARE
+from ..refusals import LEAST_SHARE, Refusal
+from ..runner import Record
+from ..tokens import Budget
 from ..tokens.ledger import is_possible
-
-if TYPE_CHECKING:
-    from ..refusals import Refusal
-    from ..runner import Record
-    from ..tokens import Budget
 
 
 def can_be_about(refusal: Refusal, record: Record, raw: int, model: str | None) -> bool:
@@ -30,8 +25,7 @@ def can_be_about(refusal: Refusal, record: Record, raw: int, model: str | None) 
 
 def last_bill(record: Record, model: str | None) -> int:
     """What the last request to *model* was billed, 0 before its first usage."""
-    samples = record.ledger.samples
-    return max((sample[2] for sample in samples if sample[0] == model), default=0)
+    return max((sample[2] for sample in record.ledger.samples if sample[0] == model), default=0)
 
 
 def learn_window(refusal: Refusal, record: Record, budget: Budget, model: str | None) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..errors import InvalidHistory
-from ..messages import field
-from ..refusals import as_refusal
+from ..messages import Message, field
+from ..refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
 from ..storage.waiting import lock_deadline
 from ..words import count_phrase
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from anthropic.types import RawMessageStreamEvent
     from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
-    from ..messages import Message
-    from ..refusals import Refusal
     from ..reports import Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters

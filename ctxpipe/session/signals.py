@@ -7,19 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ..cache_doctor import CacheMiss, Tally
 from ..markers.notes import find_imitations, note_of
 from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..names import session_folder
-from ..reports import Collapsed, Outcome
+from ..reports import Collapsed, Outcome, StageReport
+from ..timeline import Step, Timeline
 from ..workers.pieces import overlapping_pieces
 from ..workers.threads import in_thread_if
-
-if TYPE_CHECKING:
-    from ..cache_doctor import CacheMiss, Tally
-    from ..reports import StageReport
-    from ..timeline import Step, Timeline
 
 MOST_READ_BACK = 15.0
 """Steps read back per 100 calls; on recorded sessions there are five to seven."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
 from ..markers.summaries import archive_references, text_of
-from ..messages import ensure_messages, texts
+from ..messages import Message, ensure_messages, texts
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
 from ..storage.records import Record
@@ -22,7 +22,6 @@ from ..workers.threads import in_thread, run_to_completion
 if TYPE_CHECKING:
     import os
 
-    from ..messages import Message
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
@@ -258,6 +257,5 @@ def _verify(text: str, digest: str, path: str) -> Archived | None:
 def _digest(text: str) -> str:
     """A digest in short groups: who redacts long runs of hex leaves it alone."""
     hexadecimal = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    starts = range(0, 4 * _GROUP, _GROUP)
-    groups = [hexadecimal[start : start + _GROUP] for start in starts]
+    groups = [hexadecimal[start : start + _GROUP] for start in range(0, 4 * _GROUP, _GROUP)]
     return "-".join(groups)

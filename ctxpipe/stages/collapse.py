@@ -119,8 +119,7 @@ class Collapse:
         layout = await self._decide(turn)
         if isinstance(layout, Skip):
             return layout
-        whole = await self._read_offloaded(turn, layout)
-        rewritten = await self._rewrite(turn, layout, whole, "")
+        rewritten = await self._rewrite(turn, layout, await self._read_offloaded(turn, layout), "")
         if rewritten.freed_tokens <= 0:
             return Skip("a note would be as long as what it replaces")
         files = [self.storage.location(key) for key in _keys(turn, layout, "")]

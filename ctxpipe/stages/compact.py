@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio import to_thread
@@ -16,7 +16,7 @@ from anyio import to_thread
 from ..edits import compact
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
 from ..markers.summaries import reminder, safe_summary
-from ..messages import ensure_messages, has_thinking
+from ..messages import Message, ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
 from ..settings import (
@@ -46,7 +46,7 @@ from ..summarizers import (
 )
 from ..summarizers.protocol import Summary, summarizer_name
 from ..summarizers.retry import digest_of
-from ..tokens import Counting, as_counter, should_compact
+from ..tokens import Counting, TokenCounter, as_counter, should_compact
 from ..words import short_repr
 from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
@@ -63,10 +63,6 @@ from .layout import (
 )
 from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
-
-if TYPE_CHECKING:
-    from ..messages import Message
-    from ..tokens import TokenCounter
 
 __all__ = [
     "Breaker",
@@ -217,8 +213,7 @@ async def compact_messages(
 def _model_summarizer(
     model: str | None, max_words: int | None, counter: TokenCounter
 ) -> AnthropicSummarizer:
-    words = SUMMARY_MAX_WORDS(max_words)
-    return AnthropicSummarizer(model=model, max_words=words, counter=counter)
+    return AnthropicSummarizer(model=model, max_words=SUMMARY_MAX_WORDS(max_words), counter=counter)
 
 
 async def _numbering_storage(output_dir: str | os.PathLike[str] | None) -> LocalStorage:
@@ -252,8 +247,7 @@ async def _largest_smaller_result(
     before = await counter.count(original.messages)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
-        file_messages = [file.message for file in files]
-        messages = compact.assemble(original.head, text, file_messages)
+        messages = compact.assemble(original.head, text, [file.message for file in files])
         after = await counter.count(messages)
         if after < before:
             stats = CompactStats(
@@ -412,8 +406,7 @@ class Compact:
         if not reason:
             return None
         raw -= turn.overhead
-        detail = Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason)
-        return Skip(reason, detail)
+        return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason))
 
     def _writer(self, turn: Turn) -> Summarizer:
         writer = self.summarize or AnthropicSummarizer()
@@ -565,8 +558,7 @@ _NOT_RESTORED = "no files are restored: Compact has no restore="
 
 
 def _notes(restored: RestoredFiles) -> list[str]:
-    files = (*restored.files, *restored.unfit)
-    changed = [file.path for file in files if file.changed]
+    changed = [file.path for file in (*restored.files, *restored.unfit) if file.changed]
     notes = [f"{path} is not as it was shown before" for path in changed]
     notes += [f"{path} was deleted since it was shown" for path in restored.deleted]
     return notes

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ..messages import Message
 from ..settings import FUNCTION, SIZE, check_settings
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 
 @dataclass(frozen=True, slots=True)

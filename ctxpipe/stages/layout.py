@@ -5,24 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..edits.compact import EvidenceBudget, Replacement, evidence_block, has_words
 from ..edits.offload import newest
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..messages import Message
 from ..names import session_folder
 from ..refusals import FAR_BELOW
 from ..settings import excerpt
-from ..storage import TextWriter
-from ..tokens import conservative
+from ..stage import Turn
+from ..storage import Archive, TextWriter
+from ..tokens import TokenCounter, conservative
 from ..workers.threads import in_thread
-
-if TYPE_CHECKING:
-    from ..messages import Message
-    from ..stage import Turn
-    from ..storage import Archive
-    from ..tokens import TokenCounter
-    from .restore import RestoredFile, RestoredFiles
+from .restore import RestoredFile, RestoredFiles
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 

@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..edits import offload
+from ..edits.offload import Candidate, Selection
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..locations import SCHEME, is_url
 from ..markers.placeholders import MAX_SHOWN, Preview, placeholder, reference
@@ -21,9 +22,6 @@ from ..stage import Change, Stored, Turn
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
 from ..workers.threads import in_thread, in_thread_if
-
-if TYPE_CHECKING:
-    from ..edits.offload import Candidate, Selection
 
 Place: TypeAlias = tuple[int, int]
 """Where a block is: the index of its message, and its own index there."""
@@ -209,8 +207,7 @@ def _change(
     messages = rewrite(turn.messages, results)
     inputs: dict[Place, object] = {}
     for (message, block), texts in texts_of_inputs.items():
-        call = blocks(messages[message])[block]
-        inputs[message, block] = _substitute(read(call, "input"), texts)
+        inputs[message, block] = _substitute(read(blocks(messages[message])[block], "input"), texts)
     messages = rewrite(messages, inputs, key="input")
     detail = Offloaded(
         tuple(files), chars=chars, saved_chars=saved, results=len(results), inputs=len(inputs)
@@ -277,8 +274,7 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[str]) -> 
 async def predict_moves(turn: Turn, moves: Sequence[Move]) -> Change:
     """What `write_moves` would propose as long as every key is free; nothing is written."""
     replacements = [move.predicted for move in moves]
-    files = [move.likely_location for move in moves]
-    return _change(turn, moves, replacements, files)
+    return _change(turn, moves, replacements, [move.likely_location for move in moves])
 
 
 Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]
@@ -287,8 +283,7 @@ Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]
 
 def add_failures(change: Change, *errors: StorageError) -> Change:
     detail = offload_detail(change)
-    failed = (*detail.failed, *map(safe_text, errors))
-    return replace(change, detail=replace(detail, failed=failed))
+    return replace(change, detail=replace(detail, failed=(*detail.failed, *map(safe_text, errors))))
 
 
 def offload_detail(change: Change) -> Offloaded:

@@ -8,13 +8,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..agent_tools import READ_BACK_TOOLS
 from ..edits import offload
+from ..edits.offload import Candidate
 from ..errors import InvalidHistory, SettingsError
 from ..markers.placeholders import BATCH, DIRECT, Preview
-from ..messages import ToolResult, ensure_messages, rewrite, tool_results
+from ..messages import Message, ToolResult, ensure_messages, rewrite, tool_results
 from ..names import safe_name, session_folder
 from ..settings import (
     CALLABLE,
@@ -36,10 +36,6 @@ from ..words import short_repr
 from ..workers.threads import in_thread_if
 from .gates import Gate, RatioGate
 from .moves import Act, Pointers, predict_moves, recall_selection, worthwhile_moves, write_moves
-
-if TYPE_CHECKING:
-    from ..edits.offload import Candidate
-    from ..messages import Message
 
 # The functions, literal to the requirements -------------------------------------------------------
 
@@ -163,8 +159,7 @@ def _point_to(
     messages: list[Message], results: Iterable[ToolResult], pointers: Iterable[str]
 ) -> list[Message]:
     """*messages* with one of *pointers*, and nothing else, in place of each of *results*."""
-    places = [result.place for result in results]
-    return rewrite(messages, dict(zip(places, pointers, strict=True)))
+    return rewrite(messages, dict(zip([result.place for result in results], pointers, strict=True)))
 
 
 # The stages ---------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ def _plain(text: str) -> str:
     if not text.startswith(_TEXT_BLOCKS):
         return text
     try:
-        said = json.loads(text)
-        return "".join(block["text"] for block in said)
+        return "".join(block["text"] for block in json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError):
         return text  # a tool's own

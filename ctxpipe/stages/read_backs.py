@@ -78,8 +78,7 @@ class TrimReadBacks:
         return Preview(head=max(1, self.max_chars * 3 // 4), tail=self.max_chars // 4)
 
     def _selection(self, session_id: str) -> Selection:
-        own_paths = self._pointers.own_paths(session_id)
-        return Selection(self.max_chars, {}, READ_BACK_TOOLS, own_paths)
+        return Selection(self.max_chars, {}, READ_BACK_TOOLS, self._pointers.own_paths(session_id))
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         moves, cuts = await self._decide(turn)

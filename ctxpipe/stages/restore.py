@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from anyio import to_thread
 
@@ -24,7 +24,7 @@ from ..edits.restore import (
 )
 from ..edits.shown import obstacle
 from ..errors import SettingsError, StorageError, storage_errors
-from ..messages import ensure_messages
+from ..messages import Message, ensure_messages
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -46,9 +46,6 @@ from ..tokens import Counting, TokenCounter, as_counter
 from ..words import short_repr
 from ..workers.threads import in_thread
 from .offloaded import read_offloaded
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
@@ -253,7 +250,6 @@ class Restore:
         moved = await in_thread(files_of_results, messages)
         offloaded = await read_offloaded(storage, session_id, moved)
         working_files = await in_thread(self._working_set, messages, offloaded)
-        redact = redactor_of(self if self.redact else storage)
         search = _Search(
             self.reader,
             self.max_files,
@@ -262,7 +258,7 @@ class Restore:
             counter,
             self._refusal,
             self._denial,
-            redact,
+            redactor_of(self if self.redact else storage),
         )
         restored = await search.restore(working_files)
         for warning in restored.warnings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..edits.compact import Facts, Source, after_summary, partition
 from ..markers.summaries import (
@@ -13,14 +13,12 @@ from ..markers.summaries import (
     summary_body,
     text_of,
 )
+from ..messages import Message
+from ..stage import Turn
+from ..storage import Archive
 from ..storage.records import message_redactor_of, redactor_of
 from ..workers.threads import in_thread
 from .archive import Archived, last_part, read_verified, records_by_name
-
-if TYPE_CHECKING:
-    from ..messages import Message
-    from ..stage import Turn
-    from ..storage import Archive
 
 RECENT = 3
 """How many earlier compactions are opened; what was before them is known from the last one."""
@@ -44,8 +42,7 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not acknowledged_count(history):
             expanded = await _expand(rest, turn.session_id, archive)
-            archives = list(map(shown, expanded.archives))
-            return Source(history, archives, is_raw=True, redact=redact)
+            return Source(history, list(map(shown, expanded.archives)), is_raw=True, redact=redact)
     expanded = await _expand(rest, turn.session_id, archive)
     return Source(
         expanded.messages,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..edits import truncate
@@ -17,7 +16,7 @@ from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..messages import ensure_messages, rewrite
+from ..messages import Message, ensure_messages, rewrite
 from ..reports import Truncated
 from ..settings import FLAG, FUNCTION, NUMBER, SIZE, TEXT, TOOLS, check_settings, one_of
 from ..stage import Change, Skip, Turn
@@ -28,9 +27,6 @@ from ..words import short_repr
 from ..workers.threads import in_thread
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 MAX_TOKENS = 50_000
 logger: logging.Logger = logging.getLogger("ctxpipe")
@@ -84,8 +80,7 @@ async def smart_truncate(
     TEXT.check("marker", marker)
     check_folder(folder)
     counter = as_counter(counter)
-    counts = await counter.counts(messages)
-    sizes = _Sizes(messages, [0, *accumulate(counts)], counter)
+    sizes = _Sizes(messages, [0, *accumulate(await counter.counts(messages))], counter)
     overhead = await counter.count([], system=system, tools=tools)
     return await _shorten(
         settings, _Input(messages, sizes, overhead, max_tokens, window, folder, marker)
@@ -171,10 +166,9 @@ class SmartTruncate:
         messages = turn.messages
         if not isinstance(messages, list):
             messages = list(messages)
-        sizes = _Sizes(messages, await turn.prefix_sums(), turn.counter)
         given = _Input(
             messages,
-            sizes,
+            _Sizes(messages, await turn.prefix_sums(), turn.counter),
             overhead=turn.overhead,
             limit=_raw_limit(turn, limit),
             protected=turn.protected,
@@ -296,8 +290,7 @@ def _drop_calls(
 ) -> tuple[list[Message], truncate.FilterResult]:
     """*messages* with the views in *folds* folded, and the same without the calls of the middle."""
     folded = rewrite(messages, folds) if folds else messages
-    places = {view.place for view in views}
-    return folded, truncate.filter_calls(folded, ground, places)
+    return folded, truncate.filter_calls(folded, ground, {view.place for view in views})
 
 
 async def _fold_views(
@@ -308,8 +301,7 @@ async def _fold_views(
     if not views:
         return {}
     folder = folder_or_default(folder, counter)
-    sources = [(view.path, view.text) for view in views]
-    folded = await folder.fold(sources)
+    folded = await folder.fold([(view.path, view.text) for view in views])
     pairs: list[tuple[FileView, str]] = []
     texts: list[str] = []
     for view, text in zip(views, folded, strict=True):

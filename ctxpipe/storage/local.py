@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
+from typing import Literal, TypeVar, TypeVarTuple
 
 from ..errors import SettingsError, StorageError
 from ..locations import key_parts
 from ..markers.notes import step_names_in
 from ..markers.placeholders import quoted_file_names
-from ..messages import ensure_messages, strings
+from ..messages import Message, ensure_messages, strings
 from ..names import candidate_keys, content_hash, safe_name, session_folder, with_suffix
 from ..settings import (
     FLAG,
@@ -60,9 +60,6 @@ from .records import (
 )
 from .references import check_reference
 from .waiting import wait_for_lock
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
@@ -285,8 +282,7 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        folder = session_folder(session_id)
-        return await _run_locked(self._save, folder, safe_name(stem), record)
+        return await _run_locked(self._save, session_folder(session_id), safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)

@@ -210,9 +210,8 @@ class PostgresJournal(ServerJournal):
     async def _entries(
         self, session: str, start: int, grave: str
     ) -> tuple[str | None, Sequence[str], str | None]:
-        row = {"session": session, "start": start, "grave": grave}
 
-        rows = await self._fetch(_ENTRIES, row)
+        rows = await self._fetch(_ENTRIES, {"session": session, "start": start, "grave": grave})
         tokens = {number: token for number, _, token in rows if number <= 0}
         entries = [entry for number, entry, _ in rows if number >= start]
         return tokens.get(0), entries, tokens.get(-2)

@@ -208,8 +208,7 @@ class AnthropicSummarizer:
                 )
             case reason if reason not in _COMPLETE:
                 raise SummaryFailed(f"the model stopped with {reason!r} instead of a whole summary")
-        texts = [block.text for block in reply.content if block.type == "text"]
-        text = "".join(texts).strip()
+        text = "".join([block.text for block in reply.content if block.type == "text"]).strip()
         if not text:
             raise SummaryFailed("the model answered without text")
         return text

@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..activity import is_about_file, is_failure, target, touched_paths
 from ..agent_tools import PLAN_NAME
 from ..markers.placeholders import shorten
 from ..markers.summaries import acknowledged_count, own_words, summary_body
 from ..messages import (
+    Message,
     ToolCall,
     compact_json,
     result_text,
@@ -25,9 +25,6 @@ from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
 from ..words import short_repr
 from ..workers.threads import in_thread
 from .protocol import Summary
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 GOALS = "Goals & Decisions"
 FILES = "File Operations"
@@ -99,8 +96,7 @@ class ExtractiveSummarizer:
         sections: list[str] = []
         for name, new_items in new.items():
             items = [*old.get(name, []), *new_items]
-            budget = int(max_chars * _SHARES[name])
-            sections.append(_section(name, items, budget))
+            sections.append(_section(name, items, int(max_chars * _SHARES[name])))
         return "\n\n".join(sections)
 
 
@@ -174,8 +170,7 @@ def _calls(messages: Sequence[Message]) -> list[str]:
         lines.append(_outcome(call, results.get(call.id)))
     if calls:
         most = Counter(call.name for call in calls).most_common(12)
-        phrases = [f"{name} ×{times}" for name, times in most]
-        lines.append(_COUNTS + ", ".join(phrases))
+        lines.append(_COUNTS + ", ".join([f"{name} ×{times}" for name, times in most]))
     return lines
 
 
@@ -216,8 +211,7 @@ def _errors(messages: Sequence[Message]) -> list[str]:
 
 def _error_line(output: str) -> str:
     lines = _nonblank_lines(output)
-    errors = [line for line in lines if _ERROR_LINE.search(line)]
-    candidates = errors or lines or ["no output"]
+    candidates = [line for line in lines if _ERROR_LINE.search(line)] or lines or ["no output"]
     return _line(candidates[-1], 160)
 
 
@@ -318,5 +312,4 @@ def _line(text: str, limit: int = _ITEM_CHARS) -> str:
 
 def _quote(text: str, limit: int) -> str:
     """*text*, cut to *limit* characters, as the text of an item of several lines."""
-    short = shorten(text, limit)
-    return short.strip().replace("\n", "\n  ")
+    return shorten(text, limit).strip().replace("\n", "\n  ")

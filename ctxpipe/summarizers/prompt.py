@@ -8,7 +8,6 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature, isawaitable, signature
-from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
 from ..markers.placeholders import shorten
@@ -16,6 +15,8 @@ from ..markers.summaries import acknowledged_count, summary_body
 from ..messages import (
     MEDIA,
     THINKING,
+    Block,
+    Message,
     blocks,
     compact_json,
     field,
@@ -29,9 +30,6 @@ from ..tokens.counter import COUNTING
 from ..words import short_repr
 from ..workers.threads import in_thread
 from .protocol import PromptTooLong, Summary
-
-if TYPE_CHECKING:
-    from ..messages import Block, Message
 
 # Required word for word.
 MOST_RECENT = (
@@ -283,10 +281,9 @@ def _wants_model(ask: Callable[..., object]) -> bool:
 
 
 def _has_model_parameter(parameters: Signature) -> bool:
-    second = list(parameters.parameters.values())[1:2]
     return any(
         parameter.name == "model" and parameter.kind is not Parameter.KEYWORD_ONLY
-        for parameter in second
+        for parameter in list(parameters.parameters.values())[1:2]
     )
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..errors import SummaryFailed
-
-if TYPE_CHECKING:
-    from ..messages import Message
+from ..messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import anyio
 
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..markers.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..messages import compact_json, is_blank, tool_results, without_surrogates
+from ..messages import Message, compact_json, is_blank, tool_results, without_surrogates
 from ..refusals import as_refusal, status_of
 from ..settings import (
     COMPACT_MAX_RETRIES,
@@ -39,7 +39,6 @@ from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
-    from ..messages import Message
 
 __all__ = ["FinishedParts", "Retry", "summarize_with_retry"]
 
@@ -189,8 +188,7 @@ async def summarize_with_retry(
         summaries.append(summary)
         done += len(part)
         if finished is not None and parts:
-            so_far = _total(summaries)
-            await in_thread(finished.keep, asked, summarize, messages[:done], so_far)
+            await in_thread(finished.keep, asked, summarize, messages[:done], _total(summaries))
     total = _total(summaries)
     return replace(total, attempts=total.attempts + refused_summaries)
 
@@ -321,8 +319,7 @@ def _retry_after(error: BaseException | None) -> float | None:
 
     It may give milliseconds, seconds or a date: the first of them in the future counts.
     """
-    response = getattr(error, "response", None)
-    headers = getattr(response, "headers", None) or {}
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
     milliseconds = _number(headers.get("retry-after-ms")) or 0
     header = headers.get("retry-after")
     for seconds in (milliseconds / 1000, _number(header), _seconds_until(header)):

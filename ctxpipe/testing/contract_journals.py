@@ -89,8 +89,7 @@ async def any_line_of_text_is_an_entry(place: StoragePlace) -> None:
         expect(await writer.append("s", number, entry), "any line of text is written")
     expect(await entries_of(reader, "s") == ODD_ENTRIES, "any line of text comes back")
     number = len(ODD_ENTRIES)
-    append = writer.append("s", number, "two\nlines")
-    await expect_error(append, "an entry is one line")
+    await expect_error(writer.append("s", number, "two\nlines"), "an entry is one line")
     expect(list(await reader.entries("s", number)) == [], "two lines are not written")
 
 

@@ -223,8 +223,7 @@ def _block_events(index: int, block: JsonObject) -> Iterator[dict[str, Any]]:
             deltas.append(("signature", block["signature"]))
         case "tool_use" | "server_tool_use" | "mcp_tool_use":
             start["input"] = {}
-            parts = ["", *chunks(json.dumps(block["input"]))]
-            deltas = [("partial_json", part) for part in parts]
+            deltas = [("partial_json", part) for part in ["", *chunks(json.dumps(block["input"]))]]
     yield {"type": "content_block_start", "index": index, "content_block": start}
     for name, part in deltas:
         kind = "input_json" if name == "partial_json" else name

@@ -16,13 +16,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
+from ..messages import Message
 from . import turns
 from .turns import JsonObject, blocks_of
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 
 class RequestBody(TypedDict, total=False):

@@ -159,8 +159,7 @@ class TokenCounter:
         if is_bulky(messages) or is_bulky([system, *tools]):
             total = partial(self.total, messages, system=system, tools=tools)
             return await in_thread(total, abandon_on_cancel=True)
-        content = list(self._parts(messages, system, tools))
-        return sum(await self._tokens(content))
+        return sum(await self._tokens(list(self._parts(messages, system, tools))))
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
         """The tokens of each message.

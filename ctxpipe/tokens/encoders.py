@@ -242,6 +242,5 @@ class Function:
 
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:
     """A prefix of at most *limit* tokens, the longest if *count* never falls as the text grows."""
-    lengths = range(1, len(text) + 1)
-    length = bisect.bisect_right(lengths, limit, key=lambda end: count(text[:end]))
+    length = bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))
     return text[:length]

@@ -140,8 +140,7 @@ class Ledger:
             sums = self._sums[:]
             unbilled = self._tokens_before_summary
             if unbilled:
-                billed = (max(0, tokens - unbilled) for tokens in sums)
-                sums = array("q", billed)
+                sums = array("q", (max(0, tokens - unbilled) for tokens in sums))
             self._prefix_sums = sums
         return self._prefix_sums
 
@@ -206,9 +205,7 @@ class Ledger:
     async def _recount(self, messages: list[Message], same: int) -> None:
         """Count *messages* anew, except the first *same* and those that are equal at the end."""
         old_sums = self._sums
-        rest = messages[same:]
-        old_rest = self._seen[same:]
-        same_at_end = _common(rest[::-1], old_rest[::-1])
+        same_at_end = _common(messages[same:][::-1], self._seen[same:][::-1])
         new_end = len(messages) - same_at_end
         counts, new_summaries = await self._count(messages[same:new_end], same)
         end = len(self._seen) - same_at_end
@@ -220,8 +217,7 @@ class Ledger:
         sums.extend(itertools.accumulate(counts, initial=old_sums[same]))
         if same_at_end:
             difference = sums[-1] - old_sums[-same_at_end - 1]
-            old_tail = old_sums[-same_at_end:]
-            sums.extend(tokens + difference for tokens in old_tail)
+            sums.extend(tokens + difference for tokens in old_sums[-same_at_end:])
         self._seen = list(messages)
         self._sums = sums
         self._remember_tail()
@@ -299,8 +295,7 @@ class Ledger:
         billed = context_tokens(usage)
         if billed > 0:
             unread = self._unread.setdefault(model, [])
-            newest = (billed, list(messages), overhead, is_certain)
-            unread[1:] = [newest]
+            unread[1:] = [(billed, list(messages), overhead, is_certain)]
 
     def _compare(self) -> None:
         """Compare the unread bills with what is counted for their messages."""
@@ -336,8 +331,7 @@ class Ledger:
         if known:
             last = known[-1]
             unbilled = self._sums[last]
-        new_tokens = self.counter.total(new)
-        return self._sums[same] - unbilled + new_tokens
+        return self._sums[same] - unbilled + self.counter.total(new)
 
 
 _NO_SAMPLE = UsageSample()

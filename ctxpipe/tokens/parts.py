@@ -54,9 +54,7 @@ def _text(block: Block, _: AsJson) -> Iterable[Part]:
 
 def _tool_use(block: Block, as_json: AsJson) -> Iterable[Part]:
     call_id = _as_text(field(block, "id"))
-    name = _as_text(field(block, "name"))
-    arguments = field(block, "input", {})
-    return (call_id, name, as_json(arguments))
+    return (call_id, _as_text(field(block, "name")), as_json(field(block, "input", {})))
 
 
 def _tool_result(block: Block, as_json: AsJson) -> Iterator[Part]:
@@ -79,8 +77,7 @@ def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
 
 def _redacted_thinking(block: Block, _: AsJson) -> Iterable[Part]:
     # Cipher text in base64: three bytes in four characters, and about four bytes to a token.
-    data = _as_text(field(block, "data"))
-    return (len(data) * 3 // 16,)
+    return (len(_as_text(field(block, "data"))) * 3 // 16,)
 
 
 def _image(block: Block, _: AsJson) -> Iterable[Part]:

@@ -109,8 +109,7 @@ class Pieces:
         if role == "user" and (text.startswith((SUMMARY, RESTORED)) or _is_note(text)):
             of = "summary"
         name = f"{role}: {one_line(text, LABEL_CHARS)}"
-        tokens = self._counter.text(text)
-        return Piece(("text", text), of, name, text, tokens)
+        return Piece(("text", text), of, name, text, self._counter.text(text))
 
     def _block(self, role: str, block: Block) -> Piece:
         name = kind(block)
@@ -127,8 +126,7 @@ class Pieces:
             return Piece((name, text), "thinking", label, text, tokens)
         # Other blocks have no text to tell them apart by, only their identity.
         text = f"[{name}]"
-        key = (name, f"{text}{id(block)}")
-        return Piece(key, _SPEAKERS.get(role, "user"), label, text, tokens)
+        return Piece((name, f"{text}{id(block)}"), _SPEAKERS.get(role, "user"), label, text, tokens)
 
     def _call(self, block: Block, tokens: int) -> Piece:
         call_id = str(field_of(block, "id"))
@@ -145,11 +143,10 @@ class Pieces:
         of: Kind = "results"
         if any_reference(result.content) is not None:
             of = "placeholders"
-        name = f"result of {self._calls.get(call_id, 'a tool')}"
         return Piece(
             ("result", call_id),
             of,
-            name,
+            f"result of {self._calls.get(call_id, 'a tool')}",
             result_text(result),
             tokens,
             self._tool(call_id),
@@ -160,14 +157,12 @@ _SPEAKERS: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "
 
 
 def _is_note(text: str) -> bool:
-    message = cast("Message", {"role": "user", "content": text})
-    return note_of(message) is not None
+    return note_of(cast("Message", {"role": "user", "content": text})) is not None
 
 
 def _call_label(call: ToolCall) -> str:
     """The tool, and a part of the first text in its input."""
-    texts = (text for text in strings(call.input) if text.strip())
-    argument = next(texts, "")
+    argument = next((text for text in strings(call.input) if text.strip()), "")
     if not argument:
         return call.name
     if " " in argument:

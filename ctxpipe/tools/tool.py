@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from ..errors import CtxpipeError, SettingsError, StorageError
-from ..messages import field, kind, without_surrogates
+from ..messages import Block, field, kind, without_surrogates
 from ..settings import excerpt
 
 if TYPE_CHECKING:
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool
     from anthropic.types import ToolParam, ToolResultBlockParam, ToolUseBlock, ToolUseBlockParam
 
-    from ..messages import Block
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 

@@ -73,8 +73,7 @@ async def in_process(
         pass
     if not lines or lines[0] != READY:
         return Answers([], "unavailable")
-    answers = [await _decode(line) for line in lines[1:]]
-    return Answers(answers, _end(status))
+    return Answers([await _decode(line) for line in lines[1:]], _end(status))
 
 
 async def _start() -> Process:
@@ -100,8 +99,7 @@ async def _send(stdin: ByteSendStream | None, job: Job, texts: Sequence[str]) ->
 def _folders() -> list[str]:
     """Where modules are found, except the current folder."""
     folders = [folder for folder in sys.path if os.path.isabs(folder)]
-    package = os.path.dirname(os.path.dirname(__file__))
-    folders.append(os.path.dirname(package))
+    folders.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     return list(dict.fromkeys(folders))
 
 
