@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -210,28 +209,15 @@ def _tier_factors(listed: Decimal | TieredPrices | None) -> dict[int, float]:
 class RewriteCost:
     """What changing the context does to the bill: billed tokens, and money in the prices' unit.
 
-    Of the cached tokens, *invalidated_tokens* are no longer read from the cache; those that stay in
-    the context, *rewritten_tokens*, are written to it again, which costs *burnt* at this call. The
-    *freed_tokens* are not sent any more: this call saves *saved_now*, each later one
-    *saved_per_call*.
+    Cached tokens that stay in the context after what changed are written to the cache again, which
+    costs *burnt* at this call. The *freed_tokens* are not sent any more: this call saves
+    *saved_now*, each later one *saved_per_call*.
     """
 
-    invalidated_tokens: float
-    rewritten_tokens: float
     freed_tokens: float
     burnt: float
     saved_now: float
     saved_per_call: float
-
-    @property
-    def break_even_calls(self) -> float:
-        """Calls, including this one, until the rewrite has paid off; infinite if it never does."""
-        due = self.burnt - self.saved_now
-        if due <= 0:
-            return 1.0
-        if self.saved_per_call <= 0:
-            return math.inf
-        return 1.0 + due / self.saved_per_call
 
 
 def rewrite_cost(
@@ -270,8 +256,6 @@ def rewrite_cost(
     weighted_before = prompt_before * prices.cliff(factor * prompt_before).prompt
     weighted_after = prompt_after * prices.cliff(factor * prompt_after).prompt
     return RewriteCost(
-        invalidated_tokens=factor * invalidated,
-        rewritten_tokens=factor * rewritten,
         freed_tokens=factor * (before - after),
         burnt=factor * rewritten * (prices.cache_write - prices.read),
         saved_now=saved_writes + saved_reads,

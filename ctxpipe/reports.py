@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from html import escape
-from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from .messages import Message, Problem
@@ -273,45 +271,3 @@ class Result:
         if self.repaired:
             parts.append(f"{len(self.repaired)} repaired")
         return f"<Result: {', '.join(parts)}>"
-
-    def _repr_html_(self) -> str:
-        """What left the context and where it is now, as a notebook shows it; no text of it."""
-        left = f"{self.tokens_saved:,} tokens left the context" if self.changed else "unchanged"
-        title = f"{repr(self).strip('<>')}; {left}"
-        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-        rows = "".join(map(_html_row, self.reports))
-        return (
-            f"<table><caption>{escape(title)}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
-
-
-_COLUMNS = ("stage", "outcome", "what", "tokens before", "tokens after", "files")
-_MOST_FILES = 5
-
-
-def _html_row(report: StageReport) -> str:
-    what = str(report.detail or "")
-    if report.reason:
-        what = report.reason
-    cells = [
-        one_line(report.stage, 40),
-        str(report.outcome),
-        one_line(what, MAX_LINE),
-        f"{report.tokens_before:,}",
-        f"{report.tokens_after:,}",
-    ]
-    files = _file_names(report.detail)
-    shown = "<br/>".join(escape(one_line(name)) for name in files[:_MOST_FILES])
-    if len(files) > _MOST_FILES:
-        shown += f"<br/>and {len(files) - _MOST_FILES:,} more"
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td>{shown}</td></tr>"
-
-
-def _file_names(detail: Detail | None) -> list[str]:
-    """The names of the files that hold what left."""
-    names = list(getattr(detail, "files", ()))
-    archive = getattr(detail, "archive", None)
-    if archive:
-        names.append(archive)
-    return [PurePath(name).name for name in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from xml.etree import ElementTree as ET
 
 import pytest
 from histories import user
@@ -119,52 +118,6 @@ def test_the_repr_of_a_result_counts_its_messages_and_holds_none() -> None:
     )
 
     assert repr(result) == "<Result: 1,200 messages, 2,400 to 2,400 tokens, 1 report>"
-
-
-def cells_of(result: Result) -> list[list[str]]:
-    """The rows of the table that a notebook shows."""
-    table = ET.fromstring(result._repr_html_())  # noqa: S314  our own
-    return [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
-
-
-def test_a_notebook_shows_what_left_the_context_and_where_it_is() -> None:
-    detail = Offloaded(tuple(f"/store/s/t{n}.md" for n in range(7)), chars=9_000, results=7)
-    changed = report(Outcome.CHANGED, detail=detail, tokens_before=2_400, tokens_after=400)
-    skipped = report(Outcome.SKIPPED, reason="too early", tokens_before=400, tokens_after=400)
-    result = Result(
-        [user("secret")],
-        (changed, skipped),
-        first_changed_index=0,
-        tokens_before=2_400,
-        tokens_after=400,
-    )
-
-    head, first, second = cells_of(result)
-    assert head == ["stage", "outcome", "what", "tokens before", "tokens after", "files"]
-    assert first[1:5] == ["changed", "7 blocks moved to files, 9,000 characters", "2,400", "400"]
-    assert first[5] == "t0.mdt1.mdt2.mdt3.mdt4.mdand 2 more"
-    assert second[1:] == ["skipped", "too early", "400", "400", ""]
-    assert "2,000 tokens left the context" in result._repr_html_()
-
-
-def test_a_notebook_shows_nothing_of_the_conversation_and_everything_escaped() -> None:
-    script = "<script>alert(1)</script>&"
-    detail = Offloaded((f"/store/{script}.md",), results=1)
-    told = StageReport(script, script, Outcome.CHANGED, 0.0, reason=script, detail=detail)
-    shown = Result([user("secret")], (told,))._repr_html_()
-
-    assert "secret" not in shown
-    assert "<script" not in shown
-    assert "&lt;script&gt;alert(1)" in shown
-    assert ET.fromstring(shown).tag == "table"  # noqa: S314
-
-
-def test_a_notebook_says_that_nothing_left() -> None:
-    result = Result([])
-    assert cells_of(result) == [
-        ["stage", "outcome", "what", "tokens before", "tokens after", "files"]
-    ]
-    assert "unchanged" in result._repr_html_()
 
 
 def test_a_result_of_nothing_is_unchanged() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..activity import is_failure, one_line, target, touched_paths
 from ..agent_tools import COMMON_READING_TOOLS
@@ -30,11 +30,13 @@ from ..messages import (
     tool_results,
     without_surrogates,
 )
-from ..tokens import TokenCounter
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
 from .offload import placeholder_file, text_of
 from .views import viewed_path
+
+if TYPE_CHECKING:
+    from ..tokens import TokenCounter
 
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 

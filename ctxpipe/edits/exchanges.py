@@ -26,7 +26,7 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from .gates import CandidateTable
+from .gates import CandidateTable, Replies
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -123,41 +123,23 @@ def blocks_to_keep(message: Message) -> list[Block]:
     return kept
 
 
-class ExchangeIndex:
+class ExchangeIndex(Replies):
     """The exchanges of one conversation that are old, and what would leave with each.
 
-    Each is looked at once, when it gets old. Whoever changes earlier messages reports it with
-    `rewind`.
+    Each is looked at once, when it gets old.
     """
 
-    __slots__ = ("_freed", "_known", "_places", "_replies")
+    __slots__ = ("_freed", "_known", "_places")
 
     def __init__(self) -> None:
-        self._replies = array("q", [0])  # replies among the first n messages
+        super().__init__()
         self._known = 0  # messages that were looked at
         self._places = array("q")  # the first message of each exchange
         self._freed = array("q")  # tokens
 
-    @property
-    def message_count(self) -> int:
-        """How many messages the index includes."""
-        return len(self._replies) - 1
-
-    @property
-    def calls(self) -> int:
-        """Model calls whose replies are part of the conversation."""
-        return self._replies[-1]
-
-    @property
-    def messages_sent(self) -> int:
-        """Messages that the last call sent: those before its reply."""
-        if not self.calls:
-            return 0
-        return bisect_left(self._replies, self.calls) - 1
-
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        del self._replies[known + 1 :]
+        super().rewind(known)
         # The call before the first message that changed may have another result now.
         self._forget_from(max(0, known - 1))
 
@@ -167,13 +149,6 @@ class ExchangeIndex:
         count = bisect_left(self._places, self._known)
         del self._places[count:]
         del self._freed[count:]
-
-    def count_replies(self, messages: Sequence[Message]) -> None:
-        """Add the messages after those that are known."""
-        replies = self._replies[-1]
-        for index in range(self.message_count, len(messages)):
-            replies += messages[index]["role"] == "assistant"
-            self._replies.append(replies)
 
     def recent_from(self, keep_recent: int) -> int:
         """The reply that *keep_recent* - 1 others follow: it and what follows it are recent."""
@@ -210,10 +185,6 @@ class ExchangeIndex:
         last = self.calls - keep_recent + 1
         reads = [max(0, last - self._replies[place + 1]) for place in self._places]
         return CandidateTable(self._freed, reads, [sums[place] for place in self._places], cached)
-
-    def calls_since(self, message: int) -> int:
-        """Calls that have read *message*, including the next one."""
-        return self.calls - self._replies[message] + 1
 
     def place(self, number: int) -> int:
         """The first message of exchange *number*."""

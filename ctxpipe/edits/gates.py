@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ..messages import Message
 from .offload import Candidate
 
+PLACEHOLDER_TOKENS = 30  # what stays of a result
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -91,25 +93,63 @@ def evict_all(stock: CandidateTable) -> Eviction:
     return Eviction(0, freed, float(freed))
 
 
-class ReplyIndex:
-    """What the gate needs to know of one conversation, kept from turn to turn.
+class Replies:
+    """Where the replies of one conversation are, kept from turn to turn.
 
     A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
     """
 
-    __slots__ = ("_replies", "_tokens")
+    __slots__ = ("_replies",)
 
     def __init__(self) -> None:
-        self._replies = array("q", [0])  # replies among the first n messages
+        self._replies = array("q", [0])  # among the first n messages
+
+    @property
+    def message_count(self) -> int:
+        """How many messages the index includes."""
+        return len(self._replies) - 1
+
+    @property
+    def calls(self) -> int:
+        """Model calls whose replies are part of the conversation."""
+        return self._replies[-1]
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages that the last call sent: those before its reply."""
+        return bisect_left(self._replies, self.calls) - 1 if self.calls else 0
+
+    def rewind(self, known: int) -> None:
+        """Forget all but the first *known* messages."""
+        del self._replies[known + 1 :]
+
+    def count_replies(self, messages: Sequence[Message]) -> None:
+        """Add the messages after those that are known."""
+        replies = self._replies[-1]
+        for index in range(self.message_count, len(messages)):
+            replies += messages[index]["role"] == "assistant"
+            self._replies.append(replies)
+
+    def calls_since(self, message: int) -> int:
+        """Calls that have read *message*, including the next one."""
+        return self.calls - self._replies[message] + 1
+
+
+class ReplyIndex(Replies):
+    """What the gate needs to know of one conversation: its replies, and the candidates' tokens."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        super().__init__()
         self._tokens: dict[tuple[int, int], int] = {}  # of the candidates, by place
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        if known + 1 >= len(self._replies):
+        if known >= self.message_count:
             return
-        del self._replies[known + 1 :]
-        places = [place for place in self._tokens if place[0] < known]
-        self._tokens = {place: self._tokens[place] for place in places}
+        super().rewind(known)
+        self._tokens = {place: n for place, n in self._tokens.items() if place[0] < known}
 
     def extend(
         self,
@@ -118,39 +158,14 @@ class ReplyIndex:
         tokens: Callable[[Candidate], int],
     ) -> None:
         """Add the messages after those that are known, and the candidates that are new."""
-        known = len(self._replies) - 1
-        replies = self._replies[-1]
-        for index in range(known, len(messages)):
-            replies += messages[index]["role"] == "assistant"
-            self._replies.append(replies)
+        self.count_replies(messages)
         for candidate in candidates:
             place = candidate.item.place
             if place not in self._tokens:
                 self._tokens[place] = tokens(candidate)
 
-    @property
-    def calls(self) -> int:
-        """Model calls whose replies are part of the conversation."""
-        return self._replies[-1]
-
-    @property
-    def sent(self) -> int:
-        """Messages that the last call sent: those before its reply."""
-        if not self.calls:
-            return 0
-        return bisect_left(self._replies, self.calls) - 1
-
-    def calls_since(self, message: int) -> int:
-        """Calls that have read *message*, including the next one."""
-        return self.calls - self._replies[message] + 1
-
     def stock(
-        self,
-        candidates: Sequence[Candidate],
-        sums: Sequence[int],
-        cached: int,
-        free_calls: int,
-        placeholder_tokens: int,
+        self, candidates: Sequence[Candidate], sums: Sequence[int], cached: int, free_calls: int
     ) -> CandidateTable:
         """The columns of *candidates*.
 
@@ -162,7 +177,7 @@ class ReplyIndex:
         starts: list[int] = []
         for candidate in candidates:
             message = candidate.item.message
-            freed.append(max(0, self._tokens[candidate.item.place] - placeholder_tokens))
+            freed.append(max(0, self._tokens[candidate.item.place] - PLACEHOLDER_TOKENS))
             reads.append(max(0, last - self._replies[message]))
             starts.append(sums[message])
         return CandidateTable(freed, reads, starts, cached)

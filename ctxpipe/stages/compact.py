@@ -23,6 +23,8 @@ from ..settings import (
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
     FLAG,
+    FUNCTION,
+    SIZE,
     SUMMARIZER,
     SUMMARY_MAX_WORDS,
     check_settings,
@@ -51,7 +53,6 @@ from ..words import short_repr
 from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
 from .breaker import Attempts, Breaker
-from .evidence import Evidence
 from .layout import (
     FileFolder,
     Layout,
@@ -279,6 +280,25 @@ async def _save(archive: Archive, session_id: str, record: Record, *, required: 
 
 
 # The stage ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What `Compact` keeps word for word, whatever the summary says.
+
+    A list of paths of up to *tokens* tokens and, in proportion, commands, identifiers and the
+    user's requests; paths that exceed this are listed in a file beside the archive. *pin* chooses
+    messages to keep as they are. What the model has not answered stays whole as long as the new
+    context meets its target; above it the user's words in it are cut, head and tail.
+
+    Raises SettingsError for settings that are invalid.
+    """
+
+    tokens: int = 2000
+    pin: Callable[[Message], bool] | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self, tokens=SIZE, pin=FUNCTION.optional)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -523,7 +543,6 @@ class Compact:
             facts,
             archive=path,
             pin=self.evidence.pin,
-            max_request_chars=self.evidence.max_request_chars,
             whole=not _has_protected_thinking(turn, rest),
         )
         return await in_thread(make_replacements)

@@ -67,8 +67,7 @@ class RentOrBuyGate:
     raw.
 
     *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their
-    ratios count, and the thresholds above which they rise. *placeholder_tokens* is what stays of a
-    result.
+    ratios count, and the thresholds above which they rise.
 
     Raises SettingsError for settings that are invalid.
     """
@@ -78,7 +77,6 @@ class RentOrBuyGate:
     min_tokens: int = 1000
     min_calls: int = 25
     free_calls: int = 5
-    placeholder_tokens: int = 30
 
     __repr__ = short_repr
 
@@ -90,7 +88,6 @@ class RentOrBuyGate:
             min_tokens=NUMBER,
             min_calls=NUMBER,
             free_calls=NUMBER,
-            placeholder_tokens=NUMBER,
         )
 
     async def __call__(
@@ -104,8 +101,8 @@ class RentOrBuyGate:
             return "no old result is long enough to offload"
         if not turn.cache_expired and replies.calls < self.min_calls:
             return f"only {replies.calls} calls so far, fewer than {self.min_calls}"
-        cached = 0 if turn.cache_expired else sums[replies.sent]
-        stock = replies.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
+        cached = 0 if turn.cache_expired else sums[replies.messages_sent]
+        stock = replies.stock(old, sums, cached, self.free_calls)
         if not turn.cache_expired:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
             overpaid = overpayment(turn, self.prices, sums, replies.calls_since)

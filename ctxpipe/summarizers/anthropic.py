@@ -16,7 +16,6 @@ from ..refusals import as_refusal
 from ..settings import (
     COUNT,
     MAPPING,
-    SIZE,
     SUMMARY_MAX_WORDS,
     SUMMARY_MODEL,
     TEXT,
@@ -60,7 +59,7 @@ class AnthropicSummarizer:
 
     With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a
     text that is marked as data. Where that exceeds the model's *window* (tokens), the middle of
-    blocks above *max_block_chars* is left out, and what is longer still is summarized in parts.
+    long blocks is left out, and what is longer still is summarized in parts.
     With mode "inline" the request is appended to the conversation as the agent sends it, so that
     the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
     *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that
@@ -85,7 +84,6 @@ class AnthropicSummarizer:
     tools: Sequence[ToolUnionParam] = ()
     request_options: Mapping[str, object] = field(default_factory=dict)
     window: int = 200_000
-    max_block_chars: int = 4000
     counter: Counting | None = None
     max_tokens: int | None = None
 
@@ -104,7 +102,6 @@ class AnthropicSummarizer:
             tools=_TOOLS,
             request_options=MAPPING,
             window=COUNT,
-            max_block_chars=SIZE,
             counter=COUNTING.optional,
             max_tokens=COUNT.optional,
         )
@@ -144,9 +141,7 @@ class AnthropicSummarizer:
         )
 
     async def _ask_transcript(self, messages: Sequence[Message]) -> Reply:
-        prompt = TranscriptPrompt(
-            self.max_words, self.focus, self.window, self.max_block_chars, self.counter
-        )
+        prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.counter)
         request = {"role": "user", "content": await prompt.of(messages)}
         return await self._send({"messages": [request]})
 

@@ -24,7 +24,7 @@ from ..messages import (
     result_text,
     without_surrogates,
 )
-from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
+from ..settings import COUNT, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
 from ..words import short_repr
@@ -78,6 +78,8 @@ _TAGS = re.compile(
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{400,}={0,2}")
 
+MAX_BLOCK_CHARS = 4000
+"""Of a block in a transcript that is too long: its middle is left out."""
 _TOKENS_PER_WORD = 3  # generous: what exceeds it is cut off, and counts as a failure
 
 
@@ -162,7 +164,6 @@ class TranscriptPrompt:
     max_words: int
     focus: str
     window: int
-    max_block_chars: int
     counter: Counting | None
 
     async def of(self, messages: Sequence[Message]) -> str:
@@ -171,11 +172,11 @@ class TranscriptPrompt:
         Raises PromptTooLong when they do not fit and can be given in parts. A single message that
         is too long is cut further and further instead.
         """
-        limits = [sys.maxsize, self.max_block_chars]
+        limits = [sys.maxsize, MAX_BLOCK_CHARS]
         earlier = 2 if acknowledged_count(messages) else 0
         can_be_split = len(messages) - earlier > 1
         if not can_be_split:
-            limits += [self.max_block_chars // 4, self.max_block_chars // 16]
+            limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
         for limit in limits:
             text = self._wrap(await in_thread(transcript, messages, limit))
             if await self._fits(text):
@@ -185,7 +186,7 @@ class TranscriptPrompt:
                 f"{len(messages):,} messages do not fit into the {self.window:,} tokens "
                 "of the summary model"
             )
-        whole = await in_thread(transcript, messages, self.max_block_chars // 16)
+        whole = await in_thread(transcript, messages, MAX_BLOCK_CHARS // 16)
         # A character is at most four bytes, a token at least one.
         return self._wrap(shorten(whole, self._max_tokens // 8))
 
@@ -214,9 +215,9 @@ class PromptSummarizer:
 
     ``PromptSummarizer(ask)`` is enough. An *ask* with a second parameter that is required or called
     ``model`` gets *model*, too. It raises when it fails. *window* is the model's context window in
-    tokens: where the history does not fit, the middle of blocks of more than *max_block_chars* is
-    left out (they are in the archive), and what is longer still is summarized in parts. *focus* is
-    what the summary should attend to.
+    tokens: where the history does not fit, the middle of long blocks is left out (they are
+    in the archive), and what is longer still is summarized in parts. *focus* is what the summary
+    should attend to.
 
     Raises SettingsError for an *ask* that cannot be called this way.
     """
@@ -226,7 +227,6 @@ class PromptSummarizer:
     max_words: int = setting(SUMMARY_MAX_WORDS)
     focus: str = ""
     window: int = 200_000
-    max_block_chars: int = 4000
     counter: Counting | None = None
 
     __repr__ = short_repr
@@ -239,14 +239,11 @@ class PromptSummarizer:
             max_words=COUNT,
             focus=TEXT,
             window=COUNT,
-            max_block_chars=SIZE,
             counter=COUNTING.optional,
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        prompt = TranscriptPrompt(
-            self.max_words, self.focus, self.window, self.max_block_chars, self.counter
-        )
+        prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.counter)
         arguments = [await prompt.of(messages)]
         if _wants_model(self.ask):
             arguments.append(self.model)

@@ -25,7 +25,6 @@ from ..refusals import as_refusal, status_of
 from ..settings import (
     COMPACT_MAX_RETRIES,
     FUNCTION,
-    NUMBER,
     POSITIVE,
     SIZE,
     SLEEP,
@@ -33,7 +32,7 @@ from ..settings import (
     setting,
 )
 from ..workers.threads import in_thread
-from .prompt import transcript
+from .prompt import MAX_BLOCK_CHARS, transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 
 if TYPE_CHECKING:
@@ -60,15 +59,15 @@ _PROGRAM_ERRORS = (
     UnicodeError,
 )
 """Errors that the same call raises again."""
-_LEAST_WAIT = 0.5  # seconds, however little the server asks for
+_LEAST_WAIT, _MAX_WAIT = 0.5, 20.0  # seconds; the least however little the server asks for
+_MAX_REFUSALS = 4  # of a history that the API found too long, each time cut in half
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often, and for how many seconds, a summary is tried.
 
-    Waits grow exponentially, with jitter. *max_refusals* bounds how often a history is cut in half
-    because the API found it too long.
+    Waits grow exponentially from one second, with jitter.
 
     Raises SettingsError for a negative number of retries, or no time at all.
     """
@@ -76,9 +75,6 @@ class Retry:
     max_retries: int = setting(COMPACT_MAX_RETRIES)
     attempt_seconds: float = 30.0
     total_seconds: float = 120.0
-    first_wait_seconds: float = 1.0
-    max_wait_seconds: float = 20.0
-    max_refusals: int = 4
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -88,9 +84,6 @@ class Retry:
             max_retries=SIZE,
             attempt_seconds=POSITIVE,
             total_seconds=POSITIVE,
-            first_wait_seconds=NUMBER,
-            max_wait_seconds=NUMBER,
-            max_refusals=SIZE,
             sleep=SLEEP,
             clock=FUNCTION,
         )
@@ -179,7 +172,7 @@ async def summarize_with_retry(
                 smaller = [part]
             else:
                 smaller = await in_thread(_halves, part)
-            if not smaller or refused_prompts > retry.max_refusals:
+            if not smaller or refused_prompts > _MAX_REFUSALS:
                 raise SummaryFailed(
                     f"the history cannot be cut into parts that fit: {safe_text(error)}"
                 ) from error
@@ -216,7 +209,7 @@ def _halves(part: Sequence[Message]) -> list[list[Message]]:
 
     A call and its results stay together where that is possible.
     """
-    sizes = list(accumulate(len(transcript([message], 4000)) for message in part))
+    sizes = list(accumulate(len(transcript([message], MAX_BLOCK_CHARS)) for message in part))
     all_cuts = range(1, len(part))
     cuts = [index for index in all_cuts if not any(tool_results([part[index]]))]
     if not cuts:
@@ -250,9 +243,7 @@ async def _attempt(
             return True
         return state.attempt_number > retry.max_retries or _is_final(_failure(state))
 
-    backoff = tenacity.wait_exponential_jitter(
-        initial=retry.first_wait_seconds, max=retry.max_wait_seconds
-    )
+    backoff = tenacity.wait_exponential_jitter(max=_MAX_WAIT)
     retrying = tenacity.AsyncRetrying(
         sleep=retry.sleep, wait=wait, stop=is_over, before_sleep=_warn
     )

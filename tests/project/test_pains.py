@@ -832,10 +832,9 @@ async def test_r05d_a_rewrite_says_from_where_on_and_what_it_costs(tmp_path: Pat
     report = next(report for report in result.reports if report.outcome is Outcome.CHANGED)
     assert report.first_changed_index is not None
     assert report.cost is not None
-    assert report.cost.invalidated_tokens > 0
+    assert report.cost.burnt > 0
     assert report.cost.freed_tokens > 0
     assert report.cost.saved_per_call > 0
-    assert report.cost.break_even_calls > 1
 
 
 async def test_r05e_cache_marks_of_the_caller_are_kept_and_never_multiplied(tmp_path: Path) -> None:
@@ -2029,9 +2028,7 @@ async def test_r25_with_relative_paths_neither_user_nor_home_reach_the_model(
 
 async def test_r26_a_summary_that_never_comes_is_given_up_at_the_deadline(tmp_path: Path) -> None:
     async with api(playing([], summary=Hang())) as (server, client):
-        retry = Retry(
-            max_retries=9, attempt_seconds=0.4, total_seconds=0.8, first_wait_seconds=0.01
-        )
+        retry = Retry(max_retries=9, attempt_seconds=0.4, total_seconds=0.8)
         stage = Compact(
             AnthropicSummarizer(client, model=SUMMARIES),
             LocalStorage(tmp_path),

@@ -308,7 +308,7 @@ async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out() -> No
 
 
 async def test_a_prompt_that_is_too_short_is_said_to_be() -> None:
-    model = Model(min_cached_tokens_of={"claude-opus-4-8": 4096})
+    model = Model(min_cached_tokens=4096)
     async with talk(model=model) as talking:
         talking.request["model"] = "claude-opus-4-8"
         await talking.turn(words(0, 1500))

@@ -74,7 +74,7 @@ class Life:
                 self.summarize,
                 self.storage,
                 restore=Restore(work_dir=self.root),
-                evidence=Evidence(tokens=self.budget.trigger // 8, max_request_chars=400),
+                evidence=Evidence(tokens=self.budget.trigger // 8),
                 breaker=Breaker(
                     retry=Retry(max_retries=0),
                     cooldown_seconds=3 * SECONDS_A_TURN,

@@ -641,18 +641,13 @@ async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path)
 
     history = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, TEXT)]
     storage = LocalStorage(project.parent / "redacted", redact=hide)
-    contexts: dict[str, str] = {}
-    for name, redact in {"storage": None, "own": str.upper, "nothing": str}.items():
-        restore = Restore(project, redact=redact)
-        stage = Compact(summarize, archive=storage, restore=restore)
-        pipeline = ContextPipeline([stage], budget=Budget(window=9000))
-        result = await pipeline.run([*history, LONG, user("Go on.")], session_id=name)
-        contexts[name] = json.dumps(result.messages)
+    stage = Compact(summarize, archive=storage, restore=Restore(project))
+    pipeline = ContextPipeline([stage], budget=Budget(window=9000))
+    result = await pipeline.run([*history, LONG, user("Go on.")], session_id="s")
 
-    assert "[gone]" in contexts["storage"]
-    assert SECRET not in contexts["storage"]
-    assert SECRET.upper() in contexts["own"]
-    assert SECRET in contexts["nothing"]
+    context = json.dumps(result.messages)
+    assert "[gone]" in context
+    assert SECRET not in context
 
 
 async def test_a_redact_that_fails_keeps_the_file_out(project: Path) -> None:

@@ -45,6 +45,7 @@ from ctxpipe import (
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.folding.folder import Folder
+from ctxpipe.messages.shape import SEE
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.reports import Outcome
 from ctxpipe.session.session import conversation_of
@@ -228,9 +229,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
         {},
         {
             "prices": ["claude", {}, None, Prices, CONVERSATION],
-            **dict.fromkeys(
-                ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBERS
-            ),
+            **dict.fromkeys(("alpha", "min_tokens", "min_calls", "free_calls"), NUMBERS),
         },
     ),
     (
@@ -260,9 +259,6 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "max_retries": SIZES,
             "attempt_seconds": [*NUMBERS, 0],
             "total_seconds": [*NUMBERS, 0],
-            "first_wait_seconds": NUMBERS,
-            "max_wait_seconds": NUMBERS,
-            "max_refusals": SIZES,
             "sleep": [*CALLED, time.sleep, lambda _seconds: None],
             "clock": PLAIN,
         },
@@ -346,7 +342,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "breaker": [300.0, {}, None, Breaker],
         },
     ),
-    (Evidence, {}, {"tokens": SIZES, "max_request_chars": SIZES, "pin": PLAIN}),
+    (Evidence, {}, {"tokens": SIZES, "pin": PLAIN}),
     (
         Breaker,
         {},
@@ -379,7 +375,6 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "tools": ["bash", 5, None],
             "request_options": [[], "x", None],
             "window": [*SIZES, 0],
-            "max_block_chars": SIZES,
             "counter": [5, [], TokenCounter, answer_late],
             "max_tokens": [*optional(SIZES), 0],
         },
@@ -393,7 +388,6 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "max_words": [*SIZES, 0],
             "focus": TEXTS,
             "window": [*SIZES, 0],
-            "max_block_chars": SIZES,
             "counter": [5, [], TokenCounter, answer_late],
         },
     ),
@@ -598,55 +592,32 @@ class AIMessage:
     tool_calls = ()
 
 
+ANOTHER_FORM = "has the form of another API"
 REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="text", text="Hi.")])
 
 
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"role": "tool", "tool_call_id": "call_1", "content": "42"}, "looks like OpenAI's form"),
-        ({"role": "function", "name": "ls", "content": "42"}, "looks like OpenAI's form"),
-        ({"role": "developer", "content": "Be brief."}, "looks like OpenAI's form"),
-        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "looks like OpenAI's form"),
-        (
-            {"role": "assistant", "content": "Look:", "tool_calls": [CALL]},
-            "looks like OpenAI's form",
-        ),
-        (
-            {"role": "assistant", "content": None, "function_call": {"name": "ls"}},
-            "looks like OpenAI's form",
-        ),
-        (
-            {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"},
-            "looks like OpenAI's form",
-        ),
-        (
-            {"type": "function_call_output", "call_id": "c", "output": "42"},
-            "looks like OpenAI's form",
-        ),
-        ({"type": "reasoning", "summary": []}, "looks like OpenAI's form"),
-        (
-            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-            "looks like OpenAI's form",
-        ),
-        (
-            {"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
-            "looks like OpenAI's form",
-        ),
-        (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
-            "looks like OpenAI's form",
-        ),
-        ({"role": "user", "parts": [{"text": "hi"}]}, "looks like Google's form"),
-        ({"role": "model", "parts": [{"text": "hi"}]}, "looks like Google's form"),
-        ({"type": "human", "data": {"content": "hi"}}, "looks like LangChain's form"),
-        ({"lc": 1, "type": "constructor", "kwargs": {}}, "looks like LangChain's form"),
-        (
-            {"role": "assistant", "content": [{"toolUse": {"name": "ls"}}]},
-            "looks like Bedrock Converse's form",
-        ),
-        (ModelRequest(), "looks like another framework's form"),
-        (AIMessage(), "looks like OpenAI's or LangChain's form"),
+        ({"role": "tool", "tool_call_id": "call_1", "content": "42"}, "has the role 'tool'"),
+        ({"role": "function", "name": "ls", "content": "42"}, "has the role 'function'"),
+        ({"role": "developer", "content": "Be brief."}, "has the role 'developer'"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, ANOTHER_FORM),
+        ({"role": "assistant", "content": "Look:", "tool_calls": [CALL]}, ANOTHER_FORM),
+        ({"role": "assistant", "content": None, "function_call": {"name": "ls"}}, ANOTHER_FORM),
+        ({"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}, "has no role"),
+        ({"type": "function_call_output", "call_id": "c", "output": "42"}, "has no role"),
+        ({"type": "reasoning", "summary": []}, "has no role"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, ANOTHER_FORM),
+        ({"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}, ANOTHER_FORM),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ANOTHER_FORM),
+        ({"role": "user", "parts": [{"text": "hi"}]}, "has no content"),
+        ({"role": "model", "parts": [{"text": "hi"}]}, "has no content"),
+        ({"type": "human", "data": {"content": "hi"}}, "has no role"),
+        ({"lc": 1, "type": "constructor", "kwargs": {}}, "has no role"),
+        ({"role": "assistant", "content": [{"toolUse": {"name": "ls"}}]}, ANOTHER_FORM),
+        (ModelRequest(), "is ModelRequest, not a mapping with role and content"),
+        (AIMessage(), "is AIMessage, not a mapping with role and content"),
         (
             REPLY,
             (
@@ -658,11 +629,14 @@ REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="t
         ({"role": "x" * 5_000, "content": "hi"}, "has the role 'xxx"),
     ],
 )
-async def test_a_message_of_another_api_is_refused_in_its_name(message: Any, words: str) -> None:
+async def test_a_message_of_another_api_is_refused_with_where_to_read_on(
+    message: Any, words: str
+) -> None:
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(InvalidHistory) as refused:
             await attempt([*HISTORY, message], session_id="s")
         assert words in str(refused.value)
+        assert message is REPLY or SEE in str(refused.value)
         assert len(str(refused.value)) < 300
 
 
