@@ -3,9 +3,8 @@
 What the words mean: `vocabulary` has the types and the questions that anybody may ask of a message,
 `values` what can be inside one and how it is encoded.
 
-At the door: `shape` refuses what is no history, with `foreign` to name the API that it is written
-for, `identity` makes plain dicts of the SDK's objects and says which messages are the same, `bulk`
-which are too many to be read on an event loop.
+At the door: `shape` refuses what is no history, `identity` makes plain dicts of the SDK's objects
+and says which messages are the same, `bulk` which are too many to be read on an event loop.
 
 `rules` is the one table of what the API refuses, and the check of it.
 """

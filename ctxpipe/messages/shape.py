@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..errors import InvalidHistory
 from ..words import one_line
 from .bulk import MAPPINGS
-from .foreign import history_hint, message_hint
 from .vocabulary import ROLES, SPOKEN, Block, field, kind
 
 _KEYS = frozenset({"role", "content"})
 _SPEAKERS = ("user", "assistant")
+
+SEE = (
+    "ctxpipe takes the messages of Anthropic's Messages API;"
+    " see 'Messages of another API' in the docs"
+)
+_OTHER_KEYS = ("tool_calls", "function_call", "tool_call_id")
+_OTHER_BLOCKS = frozenset(
+    {
+        "input_text",
+        "output_text",
+        "input_image",
+        "input_file",
+        "image_url",
+        "input_audio",
+        "refusal",
+        "toolUse",
+        "toolResult",
+    }
+)
+"""The kinds of other APIs' blocks, or where they have no kind, the keys in them."""
 
 
 def ensure_messages(messages: object, start: int = 0) -> None:
     """Raise InvalidHistory, naming the index, unless *messages* from *start* on are messages."""
     if not isinstance(messages, list):
         name = type(messages).__name__
-        hint = history_hint(messages)
+        hint = _history_hint(messages)
         raise InvalidHistory(f"a history is a list of messages, not {name}{hint}")
     for index in range(start, len(messages)):
         if not _is_common(messages[index]):
             _ensure_message(index, messages[index])
+
+
+def _history_hint(history: object) -> str:
+    """What to hand in instead of *history*, which is no list; "" when nothing better is known."""
+    if history is None or isinstance(history, str | bytes):
+        return '; give [{"role": "user", "content": "…"}]'
+    if isinstance(history, MAPPINGS):
+        if "messages" in history:
+            return "; give its messages"
+        return "; give a list of such messages"
+    if hasattr(history, "messages") and hasattr(history, "reports"):
+        return "; give the history, or result.messages"
+    if isinstance(history, Iterable):
+        return "; give list(…) of it"
+    return ""
 
 
 def _is_common(message: object) -> bool:
@@ -47,24 +83,25 @@ def _is_common_block(block: object) -> bool:
 
 
 def _ensure_message(index: int, message: object) -> None:
-    hint = message_hint(message)
-    if hint:
-        raise InvalidHistory(f"message {index} {hint}")
     if not isinstance(message, MAPPINGS):
         name = type(message).__name__
-        advice = ""
+        advice = SEE
         if hasattr(message, "stop_reason"):
-            advice = '; append {"role": "assistant", "content": reply.content}'
+            advice = 'append {"role": "assistant", "content": reply.content}'
         raise InvalidHistory(
-            f"message {index} is {name}, not a mapping with role and content{advice}"
+            f"message {index} is {name}, not a mapping with role and content; {advice}"
         )
     for key in ("role", "content"):
         if key not in message:
-            raise InvalidHistory(f"message {index} has no {key}")
+            raise InvalidHistory(f"message {index} has no {key}; {SEE}")
     role = message["role"]
     if not isinstance(role, str) or role not in ROLES:
         shown = one_line(repr(role))
-        raise InvalidHistory(f"message {index} has the role {shown}, not one of {sorted(ROLES)}")
+        raise InvalidHistory(
+            f"message {index} has the role {shown}, not one of {sorted(ROLES)}; {SEE}"
+        )
+    if any(map(message.get, _OTHER_KEYS)):
+        raise InvalidHistory(f"message {index} has the form of another API; {SEE}")
     content = message["content"]
     if content is None or isinstance(content, str):
         return
@@ -96,6 +133,9 @@ def _own_fault(block: object) -> str:
     if not (isinstance(block, MAPPINGS) or hasattr(block, "model_dump")):
         return f"is {type(block).__name__}, not a mapping"
     name = kind(block)
+    keys = block if not name and isinstance(block, dict) else (name,)
+    if not _OTHER_BLOCKS.isdisjoint(keys):
+        return f"has the form of another API; {SEE}"
     if name in SPOKEN:
         text = field(block, name)
         if not isinstance(text, str | None):
