@@ -15,9 +15,8 @@ from ctxpipe.errors import SettingsError
 from ctxpipe.lab.policies import (
     BUDGET,
     POLICIES,
-    ClearOldResults,
     clear_results,
-    oldest_until,
+    clearable,
 )
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.markers.placeholders import Preview
@@ -101,9 +100,28 @@ class MaskOldResults:
         end = protected_from(turn.messages, self.keep_calls)
         results = tool_results(turn.messages, 0, end)
         old = [result for result in results if len(text_of(result.content)) >= self.min_chars]
-        chosen = oldest_until(turn, old, None)
+        chosen = clearable(turn, old)
         if not chosen:
             return Skip("no old result is left to mask")
+        return clear_results(turn, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class ClearUntil:
+    """Clear the oldest results but the last, until the context fits *max_tokens*."""
+
+    max_tokens: int
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        excess = await turn.raw_tokens() - self.max_tokens
+        chosen = []
+        for result, freed in clearable(turn, list(tool_results(turn.messages))[:-1]):
+            if excess <= 0:
+                break
+            chosen.append((result, freed))
+            excess -= freed
+        if not chosen:
+            return Skip(f"no old result is left to clear, or the context fits {self.max_tokens:,}")
         return clear_results(turn, chosen)
 
 
@@ -261,7 +279,7 @@ BUDGETED: Mapping[str, Callable[[Workbench, int], list[Stage]]] = {
     "keep last": lambda _bench, tokens: [KeepLast(tokens)],
     "drop middle": lambda _bench, tokens: [DropMiddle(tokens)],
     "clear old results": lambda _bench, tokens: [
-        ClearOldResults(tokens, keep=1, target=tokens),
+        ClearUntil(tokens),
         KeepLast(tokens),
     ],
     "smart truncate": lambda _bench, tokens: [

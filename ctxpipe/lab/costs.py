@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
-from ..messages import Message, blocks
+from ..messages import Message, blocks, common_prefix
 from ..prices import Prices
 from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 
@@ -35,15 +35,14 @@ class CacheRules:
     """How a provider caches prompts.
 
     An entry lives *ttl_seconds* after its last use, and is written only where a request has a mark.
-    Requests are marked after the system prompt and at their end. With *mark_changes* one that was
-    rewritten is also marked before what changed (`Result.first_changed_index`), where the old
-    entries end, and with *mark_behind* after it as well, where the next change will begin: then all
-    four marks are used that a request may have. Prompts below *min_tokens* are not cached.
+    Requests are marked after the system prompt and at their end. One that was rewritten is also
+    marked before what changed (`Result.first_changed_index`), where the old entries end, and with
+    *mark_behind* after it as well, where the next change will begin: then all four marks are used
+    that a request may have. Prompts below *min_tokens* are not cached.
     """
 
     ttl_seconds: float = FIVE_MINUTES
     min_tokens: int = 1024
-    mark_changes: bool = True
     mark_behind: bool = False
     by_settings: bool = False
 
@@ -122,7 +121,7 @@ class PromptCache:
         self, context: Sequence[Message], sums: Sequence[float], seconds: float | None
     ) -> tuple[CacheUse, list[int], list[Mark], int]:
         """What *context* uses, its chain and marks, and the last block that is read."""
-        shared = _common_length(self._context, context)
+        shared = common_prefix(self._context, context)
         ends = list(accumulate((max(1, len(blocks(one))) for one in context), initial=0))
         # The same prefix has the same numbers; what differs from the last request has new ones.
         chain = self._chain[: ends[shared] + 1]
@@ -143,19 +142,10 @@ class PromptCache:
         marks = {0, len(context)}
         if shared == len(self._context):
             return marks
-        if self.rules.mark_changes:
-            marks.add(shared)
+        marks.add(shared)
         if self.rules.mark_behind:
             marks.add(_change_end(self._context, context, shared))
         return marks
-
-
-def _common_length(before: Sequence[Message], after: Sequence[Message]) -> int:
-    """How many messages both begin with."""
-    for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old is not new and old != new:
-            return index
-    return min(len(before), len(after))
 
 
 def _change_end(

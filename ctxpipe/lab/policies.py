@@ -28,7 +28,7 @@ __all__ = [
     "ClearOldResults",
     "Policy",
     "clear_results",
-    "oldest_until",
+    "clearable",
     "policies",
 ]
 
@@ -146,26 +146,19 @@ CLEARED = "[Old tool result content cleared]"
 class ClearOldResults:
     """Context editing: above *trigger* tokens, clear every result but the last *keep*.
 
-    Only if that frees *at_least* tokens. With *target* the oldest are cleared only until the
-    context fits it.
+    Only if that frees *at_least* tokens.
     """
 
     trigger: int
     keep: int = 3
     at_least: int = 1
-    target: int | None = None
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         tokens = await turn.raw_tokens()
         if tokens <= self.trigger:
             return Skip(f"{tokens:,} tokens, no more than {self.trigger:,}")
         results = list(tool_results(turn.messages))
-        old = results[: max(0, len(results) - self.keep)]
-        old = [result for result in old if result.content != CLEARED]
-        excess = None
-        if self.target is not None:
-            excess = tokens - self.target
-        chosen = oldest_until(turn, old, excess)
+        chosen = clearable(turn, results[: max(0, len(results) - self.keep)])
         freed = sum(freed for _, freed in chosen)
         if freed < self.at_least:
             return Skip(f"{freed:,} tokens could be freed, fewer than {self.at_least:,}")
@@ -177,20 +170,8 @@ def clear_results(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Chang
     return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
 
 
-def oldest_until(
-    turn: Turn,
-    results: Sequence[ToolResult],
-    tokens: int | None,
-) -> list[tuple[ToolResult, int]]:
-    """The oldest results with what each frees, until they free *tokens* (None: all of them)."""
-    chosen = []
-    freed = 0
+def clearable(turn: Turn, results: Sequence[ToolResult]) -> list[tuple[ToolResult, int]]:
+    """Those of *results* that are longer than the API's words, each with the tokens it frees."""
     cleared = turn.counter.text(CLEARED)
-    for result in results:
-        if tokens is not None and freed >= tokens:
-            break
-        saved = turn.counter.text(text_of(result.content)) - cleared
-        if saved > 0:
-            chosen.append((result, saved))
-            freed += saved
-    return chosen
+    freed = [turn.counter.text(text_of(result.content)) - cleared for result in results]
+    return [(result, tokens) for result, tokens in zip(results, freed, strict=True) if tokens > 0]

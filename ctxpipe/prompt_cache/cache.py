@@ -37,16 +37,11 @@ Obstacle: TypeAlias = Literal["expired", "no mark", "look-back"]
 """Why a request cannot read a prefix that it begins with."""
 
 
-def min_cached_tokens(
-    model: str | None, minimums: Mapping[str, int] = _MINIMUMS, default: int = _DEFAULT_MINIMUM
-) -> int:
-    """The billed tokens of the shortest prompt that *model* caches; *default* for an unknown one.
-
-    *minimums* are by the beginning of a model's name.
-    """
+def min_cached_tokens(model: str | None) -> int:
+    """The billed tokens of the shortest prompt that *model* caches."""
     name = (model or "").rpartition("/")[2]
-    fitting = [beginning for beginning in minimums if name.startswith(beginning)]
-    return minimums[max(fitting, key=len)] if fitting else default
+    fitting = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
+    return _MINIMUMS[max(fitting, key=len)] if fitting else _DEFAULT_MINIMUM
 
 
 def seconds_to_live(time_to_live: object) -> float:

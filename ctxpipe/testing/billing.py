@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache, min_cached_tokens
+from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 from ..prompt_cache.prompts import BETA_HEADER, Sent, as_prompt
 from ..tokens import TokenCounter
 from .rules import Model
@@ -85,12 +85,12 @@ class Meter:
         options = {**body, "extra_headers": {BETA_HEADER: betas}}
         sent = Sent(body["messages"], 0.0, body.get("system"), body.get("tools"), options)
         prompt = as_prompt(sent, self.counter, exactly=True)
-        model = self.model
-        least = min_cached_tokens(
-            prompt.model, model.min_cached_tokens_of, default=model.min_cached_tokens
-        )
         sums = prompt.sums
-        marks = [mark for mark in prompt.marks if self.bill(sums[mark.place + 1]) >= least]
+        marks = [
+            mark
+            for mark in prompt.marks
+            if self.bill(sums[mark.place + 1]) >= self.model.min_cached_tokens
+        ]
         return Prompt(prompt.chain, sums, marks, self.bill(sums[-1]))
 
     def read_items(self, body: JsonObject, key: str) -> Prompt:

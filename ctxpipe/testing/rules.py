@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
@@ -45,16 +45,13 @@ class Model:
     token of ctxpipe's counter, so that a model with another tokenizer can be simulated. *thinking*
     says what is required of thinking blocks that come back: nothing, the very bytes of the answer,
     or (the models of late 2026) the unchanged conversation before them as well.
-    *min_cached_tokens_of* has another minimum for models by the beginning of their names.
     """
 
     window: int = 200_000
     billing_factor: float = 1.0
     prefill: bool = False
-    system_messages: bool = True
     thinking: Literal["unchecked", "signed", "bound"] = "bound"
     min_cached_tokens: int = 1024
-    min_cached_tokens_of: Mapping[str, int] = field(default_factory=dict)
 
 
 class BadBody(ValueError):
@@ -130,7 +127,7 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
     )
     for rule in rules:
         found += rule(messages)
-    found += _system(body, model)
+    found += _system(body)
     found += _cache_marks(body)
     found += _prefill(messages, model)
     return found
@@ -372,14 +369,11 @@ def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
             )
 
 
-def _system(body: JsonObject, model: Model) -> Iterator[str]:
+def _system(body: JsonObject) -> Iterator[str]:
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"
     messages = body["messages"]
-    if not model.system_messages and any(message["role"] == "system" for message in messages):
-        yield "role 'system' is not supported on this model"
-        return
     yield from _system_places(messages)
     for index, message in enumerate(messages):
         if message["role"] == "system" and message.get("clear_at") == "next_user_message":

@@ -84,17 +84,12 @@ def test_a_prefix_that_no_request_ended_with_is_in_no_entry() -> None:
     assert sent(cache, [*history[:4], user("changed")]) == CacheUse(read=0, written=5000)
 
 
-def test_without_a_mark_at_the_change_the_look_back_must_reach_an_entry() -> None:
-    history = work(20)
+def test_a_mark_at_the_change_finds_the_entry_before_it() -> None:
+    history, cache = work(20), PromptCache()
+    for calls in range(21):
+        sent(cache, history[: 1 + 2 * calls])
 
-    def after_change(rules: CacheRules) -> CacheUse:
-        cache = PromptCache(rules)
-        for calls in range(21):
-            sent(cache, history[: 1 + 2 * calls])
-        return sent(cache, [*history[:4], user("changed"), *history[5:]])
-
-    assert after_change(CacheRules(mark_changes=True)).read == 3000
-    assert after_change(CacheRules(mark_changes=False)).read == 0
+    assert sent(cache, [*history[:4], user("changed"), *history[5:]]).read == 3000
 
 
 @pytest.mark.parametrize(("mark_behind", "read"), [(True, 6000), (False, 4000)])

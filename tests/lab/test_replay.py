@@ -325,7 +325,7 @@ async def test_each_request_tells_what_it_would_use_with_all_four_marks() -> Non
     transcript = recorded(work(60, long=range(60)))
     two, four = [
         await replay(transcript, offloading(8), Settings(refetch=False, cache=rules))
-        for rules in (CacheRules(mark_changes=False), CacheRules(mark_behind=True))
+        for rules in (CacheRules(), CacheRules(mark_behind=True))
     ]
 
     assert [request.marked for request in two.requests] == [one.use for one in four.requests]

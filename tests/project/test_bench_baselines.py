@@ -24,6 +24,7 @@ from benchmarks.baselines import (
     BUDGETED,
     Baseline,
     BudgetedPolicy,
+    ClearUntil,
     DropMiddle,
     KeepLast,
     MaskOldResults,
@@ -90,7 +91,7 @@ async def test_clearing_keeps_the_last_results_and_every_call() -> None:
 
 
 async def test_clearing_to_a_target_stops_as_soon_as_it_fits() -> None:
-    result = await run(ClearOldResults(1000, keep=1, target=1000), work(8))
+    result = await run(ClearUntil(1000), work(8))
 
     assert shown(result) == ["t4", "t5", "t6", "t7"]
     assert COUNTER.total(result.messages) <= 1000
@@ -181,6 +182,7 @@ async def test_on_any_history_the_result_is_valid_and_not_longer(
         KeepLast(tokens),
         DropMiddle(tokens),
         ClearOldResults(tokens, keep=1),
+        ClearUntil(tokens),
         MaskOldResults(1),
     ):
         result = await run(stage, history)

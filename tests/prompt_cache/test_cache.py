@@ -23,9 +23,7 @@ from ctxpipe.testing.billing import Meter
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter(len)
-MODEL = Model(
-    billing_factor=1.3, min_cached_tokens=20, min_cached_tokens_of={"big": 60, "bigger": 90}
-)
+MODEL = Model(billing_factor=1.3, min_cached_tokens=20)
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 
 

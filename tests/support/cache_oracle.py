@@ -141,7 +141,7 @@ class CacheOracle:
 
     def _marks(self, prompt: Prompt) -> list[int]:
         """The places of the marks up to which *prompt* is long enough to be cached."""
-        least = self._min_cached_tokens(prompt.model)
+        least = self.model.min_cached_tokens
         marks = []
         for place, step in enumerate(prompt.steps):
             if not step.mark:
@@ -149,14 +149,6 @@ class CacheOracle:
             if self._bill(step.tokens) >= least:
                 marks.append(place)
         return marks
-
-    def _min_cached_tokens(self, model: str) -> int:
-        minimums = self.model.min_cached_tokens_of
-        names = [name for name in minimums if model.startswith(name)]
-        if not names:
-            return self.model.min_cached_tokens
-        longest = max(names, key=len)
-        return minimums[longest]
 
     def _hit(self, steps: Sequence[_Step], mark: int) -> int | None:
         """The longest cached prefix that the mark at *mark* finds, looking back."""

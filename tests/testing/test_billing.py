@@ -333,14 +333,3 @@ async def test_requests_at_once_do_not_read_what_the_other_writes() -> None:
         await ask(talking)
 
     assert shares == [(0, 5, 0), (0, 5, 0), (5, 0, 0)]
-
-
-async def test_each_model_has_its_own_minimum() -> None:
-    model = Model(min_cached_tokens=1, min_cached_tokens_of={"big": 6, "bigger": 7})
-    async with talk(model, counter=len) as talking:
-        written = {}
-        for name in ("small", "big-1", "bigger"):
-            shares = await talking.shares(user("123456", mark=True), model=name)
-            written[name] = shares[1]
-
-    assert written == {"small": 6, "big-1": 6, "bigger": 0}

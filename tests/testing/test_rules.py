@@ -284,12 +284,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         "messages.1.content.0: Invalid `signature` in `thinking` block",
         Model(thinking="signed"),
     ),
-    "older models know no system messages": (
-        [USER, {"role": "system", "content": "be brief"}],
-        [USER],
-        "role 'system' is not supported on this model",
-        Model(system_messages=False),
-    ),
     "a system message follows the user's": (
         [USER, said("assistant", "hm"), {"role": "system", "content": "be brief"}, USER],
         [USER, {"role": "system", "content": "be brief"}, said("assistant", "hm"), USER],
