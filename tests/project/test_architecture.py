@@ -1,4 +1,4 @@
-"""The pictures of docs/architecture.md, compared with what they are pictures of."""
+"""The pictures of ARCHITECTURE.md, compared with what they are pictures of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from places import PACKAGE, ROOT
 from syntax import classes
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 DIAGRAMS: list[str] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SCRIPT = ROOT / "scripts" / "walk_messages.py"
 WALK = runpy.run_path(str(SCRIPT))
