@@ -11,43 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = [
-    "ADDED_LINE",
-    "AGENT_TOOLS",
-    "ANY_GUTTER",
-    "COMMAND_KEYS",
-    "COMMON_READING_TOOLS",
-    "CUT",
-    "EDITOR_COMMANDS",
-    "FOLDER_KEYS",
-    "FOLDER_VIEW",
-    "GUTTER",
-    "LINES_KEY",
-    "NEW_TEXT_KEY",
-    "NOTE",
-    "NOTES",
-    "NOTE_END",
-    "NUMBERED_LINE",
-    "OLD_TEXT_KEY",
-    "PATH_KEY",
-    "PLACE_KEY",
-    "PLAN_NAME",
-    "POSSIBLE_COMMAND_KEYS",
-    "READING_TOOLS",
-    "READ_BACK_TOOLS",
-    "SHELL_TOOLS",
-    "VIEW_COMMAND",
-    "VIEW_FRAMES",
-    "WIDE_GUTTER",
-    "WRITING_NAME",
-    "WRITING_TOOLS",
-    "WRITTEN_GUTTER",
-    "AgentTool",
-    "ReadingTools",
-    "View",
-    "view",
-]
-
 Keys: TypeAlias = str | Sequence[str]
 
 ReadingTools: TypeAlias = Mapping[str, Keys]

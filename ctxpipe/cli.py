@@ -28,13 +28,7 @@ from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import open_journal
 from .lab import commands as lab_commands
-from .lab.terminal import (
-    LEGEND,
-    discard_output,
-    escape_unencodable_output,
-    print_error,
-    print_line,
-)
+from .lab.terminal import LEGEND, discard_output, escape_unencodable_output, print_error, print_line
 from .lab.transcripts import read_transcript
 from .markers.notes import step_names_in
 from .markers.placeholders import quoted_file_names
@@ -244,11 +238,7 @@ async def _delete_from(texts: LocalStorage, names: Sequence[str], journal: str |
 
 
 def _clean_limits(
-    max_mb: float | None,
-    max_days: float | None,
-    live: Sequence[str],
-    *,
-    records: bool,
+    max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool
 ) -> Limits:
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)

@@ -6,6 +6,8 @@ import logging
 
 from .words import escape_unprintable
 
+logger: logging.Logger = logging.getLogger("ctxpipe")
+
 LOGGERS = ("ctxpipe", "ctxpipe.gateway")
 """The loggers of this package: a record passes the filters of its own logger alone."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal, Self
 
 from .callables import answers_at_once, takes_one
 from .errors import SettingsError
+from .logs import logger
 from .messages import Message, field
 from .prices import PRICES, Prices
 from .reports import Result, StageReport
@@ -33,8 +33,6 @@ from .tokens.counter import COUNTING
 from .workers.threads import in_thread_if
 
 __all__ = ["ContextPipeline"]
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # What comes first leaves less for what comes after it: files cost nothing, a summary loses detail,
 # and truncation loses all.

@@ -20,6 +20,7 @@ from .edits.offload import first_batch_placeholder
 from .edits.repair import repair
 from .edits.thinking import Stale, drop_block, mark_stale, strip
 from .errors import InvalidHistory, SessionDeleted, SettingsError, safe_text
+from .logs import logger
 from .markers.notes import note_of
 from .messages import (
     THINKING,
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from opentelemetry.trace import Span, Tracer
 
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 

@@ -180,18 +180,10 @@ class Session:
         return wait_for(self._session.recover(refusal, history, sent, **arguments))
 
     @overload
-    def create(
-        self,
-        client: MessagesClient,
-        **request: Unpack[Parameters],
-    ) -> Reply: ...
+    def create(self, client: MessagesClient, **request: Unpack[Parameters]) -> Reply: ...
 
     @overload
-    def create(
-        self,
-        client: BetaClient,
-        **request: Unpack[BetaParameters],
-    ) -> BetaMessage: ...
+    def create(self, client: BetaClient, **request: Unpack[BetaParameters]) -> BetaMessage: ...
 
     def create(self, client: MessagesClient | BetaClient, **request: Any) -> Any:
         """As `ctxpipe.Session.create`.
@@ -202,20 +194,12 @@ class Session:
 
     @overload
     def stream(
-        self,
-        client: MessagesClient,
-        *,
-        output_format: Any = None,
-        **request: Unpack[Parameters],
+        self, client: MessagesClient, *, output_format: Any = None, **request: Unpack[Parameters]
     ) -> AbstractContextManager[_Stream]: ...
 
     @overload
     def stream(
-        self,
-        client: BetaClient,
-        *,
-        output_format: Any = None,
-        **request: Unpack[BetaParameters],
+        self, client: BetaClient, *, output_format: Any = None, **request: Unpack[BetaParameters]
     ) -> AbstractContextManager[_Stream]: ...
 
     @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from itertools import accumulate
 from typing import TypeAlias, cast
 
 from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
+from ..logs import logger
 from ..markers.placeholders import is_cut, shorten
 from ..markers.summaries import (
     ACKNOWLEDGED,
@@ -49,8 +49,6 @@ from ..messages import (
 from ..messages import field as read
 from ..messages.identity import digest
 from .offload import newest
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # Parts --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,6 +10,7 @@ from typing import TypeAlias
 
 from anyio.lowlevel import checkpoint
 
+from ..logs import logger
 from ..settings import FLAG, SIZE, check_settings
 from ..tokens import Counting, as_counter
 from ..tokens.counter import COUNTING
@@ -30,8 +30,6 @@ from .fold import (
     merge_functions,
 )
 from .languages import DefinitionType, language_of
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 Files: TypeAlias = Sequence[tuple[str, str]]
 Definitions: TypeAlias = tuple[Definition, ...]

@@ -82,12 +82,7 @@ def _join(first: Entry, second: Entry) -> Entry:
     message = cast("Message", {"role": first.message["role"], "content": content})
     usage = second.usage or first.usage
     model = first.model or second.model
-    return replace(
-        first,
-        message=message,
-        usage=usage,
-        model=model,
-    )
+    return replace(first, message=message, usage=usage, model=model)
 
 
 def _is_results(message: Message) -> bool:

@@ -106,7 +106,7 @@ def replay(
         Path | None,
         typer.Option(
             help="Write a page: the policies side by side, turn by turn, and what each tool costs. "
-            "All files are on the one page.",
+            "All files are on the one page."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -324,8 +324,7 @@ S = TypeVar("S", bound=_Shown)
 
 
 def _look_at_each(
-    files: Sequence[str],
-    look: Callable[[Transcript], T],
+    files: Sequence[str], look: Callable[[Transcript], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
     """What *look* finds in each of *files*, and the errors of those that fail, by path."""
     found: dict[str, T] = {}

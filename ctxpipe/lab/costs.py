@@ -148,11 +148,7 @@ class PromptCache:
         return marks
 
 
-def _change_end(
-    before: Sequence[Message],
-    after: Sequence[Message],
-    shared: int,
-) -> int:
+def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
     """Where what was rewritten ends in *after*.
 
     What follows was there before, and then comes what is new.

@@ -72,10 +72,7 @@ class Items:
                 del known[index]
 
     def recording(
-        self,
-        form: Format,
-        request: Mapping[str, Any],
-        dropped: Mapping[str, int] | None = None,
+        self, form: Format, request: Mapping[str, Any], dropped: Mapping[str, int] | None = None
     ) -> Recording:
         """All of it as messages, as a mount would give them to a session.
 

@@ -25,10 +25,7 @@ BIGGEST = 15
 EXCERPT_CHARS = 600
 """Characters shown of each block, where many left at once."""
 
-FATES: Mapping[type, str] = {
-    Compacted: "summarized",
-    Collapsed: "shortened to a line of a note",
-}
+FATES: Mapping[type, str] = {Compacted: "summarized", Collapsed: "shortened to a line of a note"}
 
 
 def narrate(
@@ -79,11 +76,7 @@ class _Narrator:
     """Reads the moments of one replay. Tokens are raw ones times *tokens_per_raw*."""
 
     def __init__(
-        self,
-        transcript: Transcript,
-        counter: TokenCounter,
-        prices: Prices,
-        tokens_per_raw: float,
+        self, transcript: Transcript, counter: TokenCounter, prices: Prices, tokens_per_raw: float
     ) -> None:
         self.turns: dict[int, PageTurn] = {}
         self._prices = prices

@@ -65,9 +65,7 @@ def _steps(parts: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def _reply(
-    info: Mapping[str, Any],
-    parts: list[Mapping[str, Any]],
-    dropped: Counter[str],
+    info: Mapping[str, Any], parts: list[Mapping[str, Any]], dropped: Counter[str]
 ) -> Iterator[Entry]:
     """What the model said in *parts*, and the results of the tools that it called there."""
     blocks: list[Block] = []

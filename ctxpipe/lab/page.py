@@ -67,7 +67,7 @@ def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> di
     dollars = unit == "dollars"
     ours, advice = len(totals) - 1, None
     if ours and totals[0].calls:
-        advice = advise(totals, dollars=dollars)
+        advice = advise(totals)
         # What is kept as it is says nothing: the page then begins with the last policy.
         ours = [row.policy for row in totals].index(advice.policy) or ours
     turns = count_phrase(sum(len(report.labels) for report in reports), "turn")

@@ -113,10 +113,7 @@ def _lean(bench: Workbench, prices: Prices) -> list[Stage]:
 
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
     return presets.chat(
-        bench.storage,
-        prices=prices,
-        summarize=ExtractiveSummarizer(),
-        clock=bench.clock,
+        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock
     )
 
 

@@ -44,8 +44,7 @@ class Recordings:
 
 
 def find_recordings(
-    names: Iterable[str],
-    track: Callable[[Sequence[str]], Iterable[str]] = iter,
+    names: Iterable[str], track: Callable[[Sequence[str]], Iterable[str]] = iter
 ) -> Recordings:
     """The recordings that *names* stand for: files, patterns such as ``**/*.jsonl``, and folders.
 
@@ -73,9 +72,7 @@ def _matches(name: str) -> list[str]:
 
 
 def _search(
-    folder: str,
-    found: Recordings,
-    track: Callable[[Sequence[str]], Iterable[str]],
+    folder: str, found: Recordings, track: Callable[[Sequence[str]], Iterable[str]]
 ) -> list[str]:
     """The recordings in *folder*; what is none is noted in *found*."""
     candidates = []

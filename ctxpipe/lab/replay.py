@@ -20,15 +20,7 @@ from .references import Context, Past, Source, Store, Use, sources_to_fetch, use
 from .transcripts import Transcript
 from .workbench import Workbench
 
-__all__ = [
-    "LAPSES_EVERY",
-    "Moment",
-    "PipelineMaker",
-    "Replay",
-    "Settings",
-    "Step",
-    "replay",
-]
+__all__ = ["LAPSES_EVERY", "Moment", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
@@ -153,9 +145,7 @@ class _Run:
         self.bench = Workbench()
         pipeline = make(self.bench)
         self.session: Session = pipeline.session(
-            transcript.name,
-            cache_seconds=settings.cache.ttl_seconds,
-            clock=self.bench.clock,
+            transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=self.bench.clock
         )
         self.ledger = Ledger(pipeline.counter)
         self.cache = PromptCache(settings.cache)

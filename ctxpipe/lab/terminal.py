@@ -24,11 +24,7 @@ GAP = 2
 # Text in rows -------------------------------------------------------------------------------------
 
 
-def print_table(
-    title: str,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-) -> None:
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print *rows*; long words of a text wrap in a terminal, in a pipe each row is a line."""
     console = _console()
     console.print(Text(title, "bold"))
@@ -89,12 +85,7 @@ def print_json(value: object) -> None:
     """Print *value* as JSON, in the characters that standard output has."""
     encoding = getattr(sys.stdout, "encoding", None) or ""
     is_unicode = encoding.lower().startswith("utf")
-    text = json.dumps(
-        value,
-        ensure_ascii=not is_unicode,
-        indent=2,
-        default=str,
-    )
+    text = json.dumps(value, ensure_ascii=not is_unicode, indent=2, default=str)
     # Flushed now: when the interpreter ends, a full disk could no longer be reported.
     print(text, flush=True)
 

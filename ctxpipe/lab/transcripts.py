@@ -110,10 +110,7 @@ def _name(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
-def _details(
-    messages: Sequence[Message],
-    entries: Sequence[Entry],
-) -> Iterator[tuple[int, Entry]]:
+def _details(messages: Sequence[Message], entries: Sequence[Entry]) -> Iterator[tuple[int, Entry]]:
     """The details of each of *messages*, which were repaired, by index.
 
     Repair keeps the messages that it does not change. One that it has changed is known by its

@@ -20,38 +20,6 @@ if TYPE_CHECKING:
 else:  # importing anthropic takes seconds; at run time a message is a plain dict
     Message = dict[str, Any]
 
-__all__ = [
-    "CALLS",
-    "MEDIA",
-    "ROLES",
-    "SERVER_CALLS",
-    "SPOKEN",
-    "THINKING",
-    "Block",
-    "Message",
-    "ToolCall",
-    "ToolResult",
-    "as_blocks",
-    "blocks",
-    "common_prefix",
-    "field",
-    "has_calls",
-    "has_results",
-    "has_thinking",
-    "head_length",
-    "kind",
-    "pending_calls",
-    "program",
-    "result_text",
-    "results_by_id",
-    "rewrite",
-    "same_at_end",
-    "split_system",
-    "texts",
-    "tool_calls",
-    "tool_results",
-]
-
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
 

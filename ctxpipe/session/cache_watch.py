@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from ..cache_doctor import CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
 from ..cache_doctor.misses import most_tokens_first
 from ..errors import SettingsError
+from ..logs import logger
 from ..messages import Message
 from ..prices import Prices, prices_of
 from ..reports import Result
@@ -16,8 +16,6 @@ from ..runner import Request
 from ..timeline import Step
 from ..tokens import TokenCounter
 from ..workers.threads import in_thread
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MOST_MISSES = 200
 

@@ -29,11 +29,7 @@ def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]
     default = getattr(client, "default_headers", {}).get(BETA)
     if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
         headers[BETA] = default  # what is added to it must not replace it
-    return {
-        "system": system,
-        "tools": tools,
-        "request": {**request, "extra_headers": headers},
-    }
+    return {"system": system, "tools": tools, "request": {**request, "extra_headers": headers}}
 
 
 def lendable(client: object) -> AsyncAnthropic | None:

@@ -288,10 +288,7 @@ class Conversation:
         return _join(compacted, await self._run(history, asked))
 
     async def _run(
-        self,
-        history: list[Message],
-        asked: Request,
-        stages: Mapping[int, Stage] | None = None,
+        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
     ) -> Result:
         """The turn, begun anew when the history was edited or others were faster meanwhile."""
         ensure_messages(history, sys.maxsize)  # only that it is a list

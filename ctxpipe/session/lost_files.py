@@ -20,10 +20,7 @@ from ..timeline import Timeline
 _AT_ONCE = 16
 
 
-async def write_lost_files(
-    timeline: Timeline,
-    storage: TextReader,
-) -> tuple[int, int]:
+async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int, int]:
     """Write each file again that the context of *timeline* points to, that is gone, and that its
     history holds.
 
@@ -51,10 +48,7 @@ def _key(where: str) -> str:
     return "/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:])
 
 
-async def _missing(
-    storage: TextReader,
-    locations: Sequence[str],
-) -> list[str]:
+async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
     """Those of *locations* at which there is no text."""
     if not locations:
         return []
@@ -102,10 +96,7 @@ def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
             notes = [one for one in timeline.context[place:after] if note_of(one)]
             yield from texts_of_notes(timeline.history[start:end], notes).items()
         elif end - start == 1 and not is_own:
-            yield from _texts_behind_placeholders(
-                original["content"],
-                message["content"],
-            )
+            yield from _texts_behind_placeholders(original["content"], message["content"])
 
 
 def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
 from ..edits.diff import Edit
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..logs import logger
 from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..runner import Record
@@ -31,8 +26,6 @@ from ..workers.threads import in_thread, in_thread_if
 from .journal import DAMAGED, Entry, Journal, chain
 from .lost_files import write_lost_files
 from .packing import Packing, Replay
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 REDACTED = (
     "messages in the journal are redacted, so the context that was sent cannot be rebuilt "
@@ -507,11 +500,7 @@ class Memory:
         return entries
 
     def _longest(
-        self,
-        packing: Packing,
-        entries: list[Entry],
-        branch: str | None,
-        known: Sequence[Message],
+        self, packing: Packing, entries: list[Entry], branch: str | None, known: Sequence[Message]
     ) -> Replay:
         """The longest history; that of *branch*, or of this session once it has read its own."""
         if branch is None and self._is_read:

@@ -14,12 +14,7 @@ from typing import Any, cast
 from ..edits.diff import Edit
 from ..errors import StorageError, storage_errors
 from ..messages import Message, ensure_messages, is_encodable, rebuilt, strings
-from ..messages.identity import (
-    digest_of,
-    parse,
-    says_the_same,
-    without_marks,
-)
+from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..names import session_folder
 from ..storage import JournalStorage
 from ..storage.protocol import texts_of
@@ -61,12 +56,7 @@ class Replay:
         """Whether messages of the context are not as they were sent."""
         return any(identity in self.hidden for identity in map(id, self.timeline.context))
 
-    def apply(
-        self,
-        step: Step,
-        files: Mapping[str, list[Any]],
-        history: Sequence[Message],
-    ) -> None:
+    def apply(self, step: Step, files: Mapping[str, list[Any]], history: Sequence[Message]) -> None:
         """Repeat *step*; *files* says which texts of its messages are in files."""
         if step.adopted:
             self.is_adopted = True
@@ -75,11 +65,7 @@ class Replay:
         self.timeline.apply(step)
         self._compare(step, history)
 
-    def _extend_raw(
-        self,
-        step: Step,
-        files: Mapping[str, list[Any]],
-    ) -> None:
+    def _extend_raw(self, step: Step, files: Mapping[str, list[Any]]) -> None:
         cut = self._spans[step.known]
         if cut < len(self.raw):
             before = self.files
@@ -95,11 +81,7 @@ class Replay:
             self.files[index] = texts
         self._spans[step.known + 1 :] = range(cut + 1, stop + 1)
 
-    def _compare(
-        self,
-        step: Step,
-        history: Sequence[Message],
-    ) -> None:
+    def _compare(self, step: Step, history: Sequence[Message]) -> None:
         ours = self.timeline.history
         agreed = 0
         if not step.adopted:
@@ -120,11 +102,7 @@ class Packing:
     """
 
     def __init__(
-        self,
-        storage: JournalStorage | None,
-        session_id: str,
-        *,
-        texts: bool = True,
+        self, storage: JournalStorage | None, session_id: str, *, texts: bool = True
     ) -> None:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
@@ -161,12 +139,7 @@ class Packing:
 
     def _pack_edit(self, edit: Edit) -> list[Any]:
         messages, digests = self._hide(edit.messages)
-        return [
-            edit.start,
-            edit.stop,
-            messages,
-            digests,
-        ]
+        return [edit.start, edit.stop, messages, digests]
 
     def _pack_history(self, step: Step) -> dict[str, Any]:
         # Copies: the caller may empty a message while this is encoded and written.
@@ -198,10 +171,7 @@ class Packing:
                 locations |= stored
         return locations
 
-    def _hide(
-        self,
-        messages: Sequence[Message],
-    ) -> tuple[list[Any], list[str]]:
+    def _hide(self, messages: Sequence[Message]) -> tuple[list[Any], list[str]]:
         """*messages* without cache marks and secrets; and the digest of each that had a secret."""
         plain: list[Any] = list(map(without_marks, messages))
         digests = [""] * len(plain)
@@ -215,12 +185,7 @@ class Packing:
                 digests[index] = self._digest(message)
         return hidden, digests
 
-    def _move_texts(
-        self,
-        raw: Any,
-        packed: Any,
-        locations: Mapping[str, str],
-    ) -> list[Any]:
+    def _move_texts(self, raw: Any, packed: Any, locations: Mapping[str, str]) -> list[Any]:
         """Empty the texts of *packed* that *locations* has for *raw*; where each of them is."""
         files: list[Any] = []
         for place, where in _find_texts(raw, locations):
@@ -245,10 +210,7 @@ class Packing:
     # Replaying ------------------------------------------------------------------------------------
 
     def replay(
-        self,
-        entries: Sequence[Entry],
-        history: Sequence[Message],
-        make: Callable[[], Timeline],
+        self, entries: Sequence[Entry], history: Sequence[Message], make: Callable[[], Timeline]
     ) -> Replay:
         """The session as *entries* leave it; *make* makes its empty timeline.
 
@@ -330,11 +292,7 @@ def _has_digests(turn: Mapping[str, Any]) -> bool:
     return any(any(digests) for *_, digests in edits)
 
 
-def _unpack_step(
-    turn: Mapping[str, Any],
-    known: Mapping[str, Message],
-    hidden: set[int],
-) -> Step:
+def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: set[int]) -> Step:
     """*turn* as it was; messages of edits that are not as they were sent are added to *hidden*."""
     digests = turn.get("digests", [])
     packed = turn.get("messages")
@@ -359,9 +317,7 @@ def _unpack_step(
 
 
 def _unpack(
-    packed: list[Message],
-    digests: Sequence[str],
-    known: Mapping[str, Message],
+    packed: list[Message], digests: Sequence[str], known: Mapping[str, Message]
 ) -> list[Message]:
     """The messages *packed*, or those of the caller that are *known* by their *digests*."""
     ensure_messages(packed)
@@ -380,10 +336,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _find_texts(
-    value: Any,
-    locations: Mapping[str, str],
-) -> Iterator[tuple[list[Any], str]]:
+def _find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
     """Where in *value* the texts are that *locations* names, and where each is."""
     pending: list[tuple[Any, list[Any]]] = [(value, [])]
     while pending:
@@ -410,11 +363,7 @@ def _value_at(value: Any, place: Sequence[Any]) -> Any:
     return value
 
 
-def _replace_text(
-    value: Any,
-    place: Sequence[Any],
-    text: str,
-) -> bool:
+def _replace_text(value: Any, place: Sequence[Any], text: str) -> bool:
     """Replace the text at *place* in *value* by *text*; False when there is no text."""
     if not isinstance(_value_at(value, place), str):
         return False

@@ -216,11 +216,7 @@ class Session:
 
     @overload
     async def create(
-        self,
-        client: MessagesClient,
-        *,
-        stream: Literal[True],
-        **request: Unpack[Parameters],
+        self, client: MessagesClient, *, stream: Literal[True], **request: Unpack[Parameters]
     ) -> AsyncStream[RawMessageStreamEvent]: ...
 
     @overload
@@ -234,11 +230,7 @@ class Session:
 
     @overload
     async def create(
-        self,
-        client: BetaClient,
-        *,
-        stream: Literal[True],
-        **request: Unpack[BetaParameters],
+        self, client: BetaClient, *, stream: Literal[True], **request: Unpack[BetaParameters]
     ) -> AsyncStream[BetaRawMessageStreamEvent]: ...
 
     async def create(
@@ -290,20 +282,12 @@ class Session:
 
     @overload
     def stream(
-        self,
-        client: MessagesClient,
-        *,
-        output_format: Any = None,
-        **request: Unpack[Parameters],
+        self, client: MessagesClient, *, output_format: Any = None, **request: Unpack[Parameters]
     ) -> AbstractAsyncContextManager[AsyncMessageStream[Any]]: ...
 
     @overload
     def stream(
-        self,
-        client: BetaClient,
-        *,
-        output_format: Any = None,
-        **request: Unpack[BetaParameters],
+        self, client: BetaClient, *, output_format: Any = None, **request: Unpack[BetaParameters]
     ) -> AbstractAsyncContextManager[BetaAsyncMessageStream[Any]]: ...
 
     @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
+from ..logs import logger
 from ..markers.summaries import archive_references, text_of
 from ..messages import Message, ensure_messages, texts
 from ..storage import Archive, TextReader
@@ -22,8 +22,6 @@ from ..workers.threads import in_thread, run_to_completion
 if TYPE_CHECKING:
     import os
 
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 FORM = 1
 """The form in which archives are written.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from anyio import to_thread
 
 from ..edits import compact
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
+from ..logs import logger
 from ..markers.summaries import reminder, safe_summary
 from ..messages import Message, ensure_messages, has_thinking
 from ..names import session_folder
@@ -77,8 +77,6 @@ __all__ = [
     "load_archive",
     "restore_files",
 ]
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 from ..edits.compact import EvidenceBudget, Replacement, evidence_block, has_words
 from ..edits.offload import newest
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..logs import logger
 from ..messages import Message
 from ..names import session_folder
 from ..refusals import FAR_BELOW
@@ -19,8 +19,6 @@ from ..storage import Archive, TextWriter
 from ..tokens import TokenCounter, conservative
 from ..workers.threads import in_thread
 from .restore import RestoredFile, RestoredFiles
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATHS_INDEX = "compact-paths.txt"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from ..edits.restore import (
 )
 from ..edits.shown import obstacle
 from ..errors import SettingsError, StorageError, storage_errors
+from ..logs import logger
 from ..messages import Message, ensure_messages
 from ..settings import (
     FLAG,
@@ -46,8 +46,6 @@ from ..tokens import Counting, TokenCounter, as_counter
 from ..words import short_repr
 from ..workers.threads import in_thread
 from .offloaded import read_offloaded
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens
 _MIN_BYTES = 65_536

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..logs import logger
 from ..messages import Message, ensure_messages, rewrite
 from ..reports import Truncated
 from ..settings import FLAG, FUNCTION, NUMBER, SIZE, TEXT, TOOLS, check_settings, one_of
@@ -29,7 +29,6 @@ from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
 
 MAX_TOKENS = 50_000
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

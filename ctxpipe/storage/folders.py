@@ -146,8 +146,7 @@ def is_file(folder: int, name: str) -> bool:
 
 
 def regular_files(
-    folder: int,
-    is_wanted: Callable[[str], bool] = bool,
+    folder: int, is_wanted: Callable[[str], bool] = bool
 ) -> Iterator[tuple[str, os.stat_result]]:
     """The regular files in an open *folder*, links left out, whose names *is_wanted*."""
     # Not entry by entry: whoever else lists this descriptor would set it back to the first one.

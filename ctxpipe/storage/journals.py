@@ -44,12 +44,7 @@ class JournalFile:
         self.where: str = root.path_of(folder, name)
 
     def append(
-        self,
-        number: int,
-        line: Iterable[bytes],
-        seen: Position,
-        *,
-        synced: bool,
+        self, number: int, line: Iterable[bytes], seen: Position, *, synced: bool
     ) -> tuple[bool, Position]:
         """Write the pieces of *line* as entry *number*, unless there is one.
 

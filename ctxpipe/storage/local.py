@@ -52,12 +52,7 @@ from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import JournalFile, Position, SessionLock
 from .ownership import JOURNAL, StorageRoot
 from .protocol import Page
-from .records import (
-    Record,
-    encode_record,
-    record_stamp,
-    redact_text,
-)
+from .records import Record, encode_record, record_stamp, redact_text
 from .references import check_reference
 from .waiting import wait_for_lock
 
@@ -227,11 +222,7 @@ class LocalStorage:
         with translate_errors("cannot read", location):
             key = self.key(location)
             with open(
-                key,
-                encoding="utf-8",
-                newline="",
-                errors="replace",
-                opener=self._open,
+                key, encoding="utf-8", newline="", errors="replace", opener=self._open
             ) as file:
                 while chunk := file.read(_CHUNK):
                     text.write(chunk[max(0, offset - position) : max(0, end - position)])
@@ -477,9 +468,7 @@ async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Argum
     from anyio import to_thread
 
     return await to_thread.run_sync(
-        function,
-        *arguments,
-        limiter=thread_limiter("storage", _AT_ONCE),
+        function, *arguments, limiter=thread_limiter("storage", _AT_ONCE)
     )
 
 

@@ -18,14 +18,7 @@ from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
 from ..words import short_repr
 from .generations import ids_below, new_tombstone, running_generation, tombstone_seconds
 from .protocol import Page
-from .records import (
-    Record,
-    Redact,
-    encode_record,
-    record_stamp,
-    redact_text,
-    storable,
-)
+from .records import Record, Redact, encode_record, record_stamp, redact_text, storable
 
 
 @dataclass(eq=False, slots=True, repr=False)

@@ -61,14 +61,7 @@ from .generations import (
     tombstone_seconds,
 )
 from .protocol import Page
-from .records import (
-    Record,
-    Redact,
-    encode_record,
-    record_stamp,
-    redact_text,
-    storable,
-)
+from .records import Record, Redact, encode_record, record_stamp, redact_text, storable
 from .references import check_reference
 
 if TYPE_CHECKING:
@@ -171,11 +164,7 @@ class ObjectStorage:
             given = excerpt(self.store)
             raise SettingsError(f"store is {given}; give one of obstore, such as MemoryStore()")
         check_settings(
-            self,
-            redact=FUNCTION.optional,
-            clock=FUNCTION,
-            connections=COUNT,
-            timeout=POSITIVE,
+            self, redact=FUNCTION.optional, clock=FUNCTION, connections=COUNT, timeout=POSITIVE
         )
         check_reference(self.reference)
         self._limiter = RunVar(f"ctxpipe_objects_{id(self)}")
@@ -546,9 +535,7 @@ class ObjectStorage:
                 yield
 
     async def _at_once(
-        self,
-        work: Callable[[*Arguments], Awaitable[None]],
-        items: Iterable[tuple[*Arguments]],
+        self, work: Callable[[*Arguments], Awaitable[None]], items: Iterable[tuple[*Arguments]]
     ) -> None:
         """Do *work* on all of *items*, a few at the same time; then raise the first error."""
         limit = Semaphore(self.connections)

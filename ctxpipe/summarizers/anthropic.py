@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from anyio import to_thread
 
 from ..errors import SettingsError, SummaryFailed
+from ..logs import logger
 from ..refusals import as_refusal
 from ..settings import (
     COUNT,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from anthropic.types import TextBlockParam, ToolUnionParam
 
     from ..messages import Message
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 WITHOUT_MODEL = (
     "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are"

@@ -234,12 +234,7 @@ class PromptSummarizer:
     def __post_init__(self) -> None:
         _wants_model(self.ask)
         check_settings(
-            self,
-            model=TEXT,
-            max_words=COUNT,
-            focus=TEXT,
-            window=COUNT,
-            counter=COUNTING.optional,
+            self, model=TEXT, max_words=COUNT, focus=TEXT, window=COUNT, counter=COUNTING.optional
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:

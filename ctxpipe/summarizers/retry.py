@@ -6,7 +6,6 @@ a refusal, or a programming error, and not cancellation, which passes at once.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,18 +18,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
+from ..logs import logger
 from ..markers.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..messages import Message, compact_json, is_blank, tool_results, without_surrogates
 from ..refusals import as_refusal, status_of
-from ..settings import (
-    COMPACT_MAX_RETRIES,
-    FUNCTION,
-    POSITIVE,
-    SIZE,
-    SLEEP,
-    check_settings,
-    setting,
-)
+from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
 from ..workers.threads import in_thread
 from .prompt import MAX_BLOCK_CHARS, transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
@@ -38,10 +30,6 @@ from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
-
-__all__ = ["FinishedParts", "Retry", "summarize_with_retry"]
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})  # asking again cannot help
 _PROGRAM_ERRORS = (

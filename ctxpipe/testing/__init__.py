@@ -34,7 +34,8 @@ from .replies import (
     tool_use,
 )
 from .rules import Model, RequestBody, problems
-from .server import MessagesServer, MissingExtra, Received, Script, ScriptExhausted
+from .scripted import MissingExtra, Received, Script, ScriptExhausted
+from .server import MessagesServer
 from .storage import ContractBroken, StorageCheck
 
 __all__ = [

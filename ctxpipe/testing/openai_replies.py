@@ -57,13 +57,7 @@ def _details(usage: Usage) -> dict[str, int]:
 
 
 def chat_json(
-    reply: Answer,
-    calls: Sequence[str],
-    *,
-    name: str,
-    model: str,
-    usage: Usage,
-    output: int,
+    reply: Answer, calls: Sequence[str], *, name: str, model: str, usage: Usage, output: int
 ) -> dict[str, Any]:
     """The body of a plain answer; *calls* are the ids of its calls, *output* its tokens."""
     message: dict[str, Any] = {

@@ -264,10 +264,7 @@ class ScriptedServer(ABC):
         return reply
 
     async def _render(
-        self,
-        request: Request,
-        received: Received,
-        reply: Answer | _Interruption,
+        self, request: Request, received: Received, reply: Answer | _Interruption
     ) -> Response:
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
@@ -287,11 +284,7 @@ class ScriptedServer(ABC):
         return json_response(message, received)
 
     async def _break_off(
-        self,
-        request: Request,
-        received: Received,
-        reply: _Interruption,
-        begun: Answer,
+        self, request: Request, received: Received, reply: _Interruption, begun: Answer
     ) -> Response:
         """Half of the answer *begun*, then the end that *reply* is."""
         message = await self._message(received, begun)
@@ -382,10 +375,7 @@ async def _pace(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator[
 
 
 def json_response(
-    body: JsonObject,
-    received: Received,
-    status: int = 200,
-    **headers: str,
+    body: JsonObject, received: Received, status: int = 200, **headers: str
 ) -> Response:
     """The answer *body* to a request."""
     from starlette.responses import JSONResponse

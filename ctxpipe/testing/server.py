@@ -14,11 +14,8 @@ from .replies import Answer, Failure, error_json, event, message_json, stream_ev
 from .rules import THINKING, RequestBody, problems
 from .scripted import (
     MAX_BODY_BYTES,
-    MissingExtra,
     Received,
-    Script,
     ScriptedServer,
-    ScriptExhausted,
     json_response,
 )
 from .signatures import sign, verify
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from .running import Endpoint
-
-__all__ = ["MessagesServer", "MissingExtra", "Received", "Script", "ScriptExhausted"]
 
 ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use": "mcptoolu"}
 

@@ -6,7 +6,7 @@ import bisect
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import SettingsError
 from ..messages import is_encodable, without_surrogates
@@ -20,37 +20,6 @@ LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
 # Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
 _ENGINE_LIMIT = 200_000
 _ID_BYTES = 4
-
-
-class Encoder(Protocol):
-    """Counts a text, and gives bounds of the count without counting."""
-
-    encoded_chars: int
-
-    @property
-    def ready(self) -> bool:
-        """Whether counting needs no loading first."""
-        ...
-
-    def load(self) -> object: ...
-
-    def count(self, text: str) -> int: ...
-
-    def steps(self, text: str) -> Iterator[int]:
-        """The tokens of *text*, part by part: their sum is the count."""
-        ...
-
-    def in_one_step(self, text: str) -> bool:
-        """Whether *text* is counted as a whole or not at all."""
-        ...
-
-    def at_least(self, text: str) -> int: ...
-
-    def at_most(self, text: str) -> float: ...
-
-    def head(self, text: str, limit: int) -> str:
-        """The longest known prefix of at most *limit* tokens, for a text that has more."""
-        ...
 
 
 class Tiktoken:
@@ -77,6 +46,7 @@ class Tiktoken:
 
     @property
     def ready(self) -> bool:
+        """Whether counting needs no loading first."""
         return self._encoding is not None or vocabulary.is_loaded(self._name)
 
     def load(self) -> tiktoken.Encoding:
@@ -101,6 +71,7 @@ class Tiktoken:
         return sum(self.steps(text))
 
     def steps(self, text: str) -> Iterator[int]:
+        """The tokens of *text*, part by part: their sum is the count."""
         if not self._shipped:  # its pattern is unknown, and so are its exact cuts
             yield self._count(text)
             return
@@ -108,6 +79,7 @@ class Tiktoken:
             yield self._count_segment(segment)
 
     def in_one_step(self, text: str) -> bool:
+        """Whether *text* is counted as a whole or not at all."""
         return not self._shipped or len(text) <= cuts.SEGMENT_CHARS
 
     def _count_segment(self, segment: str) -> int:
@@ -238,6 +210,10 @@ class Function:
             raise SettingsError(
                 f"the counter {self!r} answers with {answer}, not a number of tokens"
             ) from error
+
+
+Encoder: TypeAlias = Tiktoken | Function
+"""Counts a text, and gives bounds of the count without counting."""
 
 
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from ..errors import CtxpipeError, SettingsError, StorageError
+from ..logs import logger
 from ..messages import Block, field, kind, without_surrogates
 from ..settings import excerpt
 
 if TYPE_CHECKING:
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool
     from anthropic.types import ToolParam, ToolResultBlockParam, ToolUseBlock, ToolUseBlockParam
-
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
 class ToolInputError(CtxpipeError, ValueError):
