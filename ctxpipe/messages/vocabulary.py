@@ -16,7 +16,9 @@ from .bulk import MAPPINGS
 from .values import as_dict, deep_copy, is_equal
 
 if TYPE_CHECKING:
-    from anthropic.types import MessageParam as Message
+    from anthropic.types import MessageParam
+
+    Message: TypeAlias = MessageParam
 else:  # importing anthropic takes seconds; at run time a message is a plain dict
     Message = dict[str, Any]
 
