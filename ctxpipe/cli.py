@@ -30,9 +30,6 @@ from .gateway.journals import open_journal
 from .lab import commands as lab_commands
 from .lab.terminal import LEGEND, discard_output, escape_unencodable_output, print_error, print_line
 from .lab.transcripts import read_transcript
-from .markers.notes import step_names_in
-from .markers.placeholders import quoted_file_names
-from .messages import strings
 from .names import session_folder
 from .settings import excerpt
 from .storage.atomic import STALE_SECONDS
@@ -43,6 +40,7 @@ from .storage.cleanup import (
     choose_files,
     delete_files,
     drop_empty_folders,
+    files_named_in,
     find_files,
     is_owned,
     session_files,
@@ -244,11 +242,7 @@ def _clean_limits(
     max_age = _limit("--max-days", max_days, 86_400)
     kept: set[str] = set()
     for path in lab_commands.recordings(live).files:
-        transcript = read_transcript(path)
-        for message in transcript.messages:
-            for text in strings(message):
-                kept.update(quoted_file_names(text))
-                kept.update(step_names_in(text))
+        kept |= files_named_in(read_transcript(path).messages)
     whole_bytes = None if max_bytes is None else round(max_bytes)
     return Limits(whole_bytes, max_age, records, kept)
 

@@ -76,10 +76,9 @@ class Prices:
             raise SettingsError("the price input is 0; what a rewrite pays back is measured by it")
 
     @classmethod
-    def relative(cls, *, read: float = 0.1, write: float = 1.25, output: float = 5.0) -> Prices:
+    def relative(cls, *, read: float = 0.1) -> Prices:
         """Prices in units of the input price, for comparisons that do not depend on it."""
-        NUMBER.check("write", write)
-        return cls(1.0, write, max(write, 2.0), read, output)
+        return cls(1.0, 1.25, 2.0, read, 5.0)
 
     @property
     def cache_write(self) -> float:

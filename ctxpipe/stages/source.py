@@ -23,7 +23,7 @@ from .archive import Archived, last_part, read_verified, records_by_name
 RECENT = 3
 """How many earlier compactions are opened; what was before them is known from the last one."""
 MOST_ARCHIVES = 100
-"""How many are opened where they have kept no facts: as an earlier version wrote them."""
+"""How many are opened where they have kept no facts, as those of `compact_messages`."""
 
 
 async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:

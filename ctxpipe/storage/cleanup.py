@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import StorageError
+from ..markers.notes import step_names_in
+from ..markers.placeholders import quoted_file_names
+from ..messages import Message, strings
 from .atomic import STALE_SECONDS, is_temporary
 from .folders import file_info, ignore_absent, regular_files, translate_errors
 from .ownership import JOURNAL, SESSION_MARK, Mark, StorageRoot
@@ -70,6 +73,16 @@ class Limits:
         if self.max_age is None:
             return True
         return now - file.journal_time <= max(self.max_age, LIVE_SECONDS)
+
+
+def files_named_in(messages: Iterable[Message]) -> set[str]:
+    """The names of the files that placeholders and notes in *messages* lead to."""
+    names: set[str] = set()
+    for message in messages:
+        for text in strings(message):
+            names.update(quoted_file_names(text))
+            names.update(step_names_in(text))
+    return names
 
 
 # Finding ------------------------------------------------------------------------------------------

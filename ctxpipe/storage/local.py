@@ -18,9 +18,7 @@ from typing import Literal, TypeVar, TypeVarTuple
 
 from ..errors import SettingsError, StorageError
 from ..locations import key_parts
-from ..markers.notes import step_names_in
-from ..markers.placeholders import quoted_file_names
-from ..messages import Message, ensure_messages, strings
+from ..messages import Message, ensure_messages
 from ..names import candidate_keys, content_hash, safe_name, session_folder, with_suffix
 from ..settings import (
     FLAG,
@@ -45,6 +43,7 @@ from .cleanup import (
     delete_session,
     drop_empty_folders,
     file_kind,
+    files_named_in,
     find_files,
 )
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
@@ -54,13 +53,12 @@ from .ownership import JOURNAL, StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, record_stamp, redact_text
 from .references import check_reference
-from .waiting import wait_for_lock
+from .waiting import acquire_within, wait_for_lock
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 _CHUNK = 1 << 16
-_LEASE_POLL = 0.05  # seconds
 
 # Batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
 # descriptors.
@@ -351,16 +349,9 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        from anyio import sleep
-
         lock = SessionLock(self._folders, session_folder(session_id))
-        deadline = time.monotonic() + seconds
         try:
-            is_acquired = await _run_in_thread(lock.acquire)
-            while not is_acquired and time.monotonic() < deadline:
-                await sleep(_LEASE_POLL)
-                is_acquired = await _run_in_thread(lock.acquire)
-            yield is_acquired
+            yield await acquire_within(seconds, partial(_run_in_thread, lock.acquire))
         finally:
             lock.release()
 
@@ -385,8 +376,7 @@ class LocalStorage:
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
         """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
 
-        A folder that an earlier version has made is listed once its session was used again. Raises
-        StorageError, and SettingsError for an empty prefix.
+        Raises StorageError, and SettingsError for an empty prefix.
         """
         ids_below(prefix, ())
         return ids_below(prefix, await _run_in_thread(self._folders.session_ids))
@@ -426,13 +416,7 @@ class LocalStorage:
         max_age: float | None,
         records: bool,
     ) -> Cleaned:
-        kept: set[str] = set()
-        for history in live:
-            for message in history:
-                for text in strings(message):
-                    kept.update(quoted_file_names(text))
-                    kept.update(step_names_in(text))
-        limits = Limits(max_bytes, max_age, records, kept)
+        limits = Limits(max_bytes, max_age, records, files_named_in(chain.from_iterable(live)))
         now = self.clock()
         cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
         drop_empty_folders(self._folders, now - STALE_SECONDS)

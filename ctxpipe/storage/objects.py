@@ -393,8 +393,7 @@ class ObjectStorage:
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
         """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
 
-        All objects are listed. What an earlier version has written is listed once its session was
-        used again. Raises StorageError, and SettingsError for an empty prefix.
+        All objects are listed. Raises StorageError, and SettingsError for an empty prefix.
         """
         found = ids_below(prefix, ())
         folders: set[str] = set()

@@ -100,10 +100,7 @@ with gone as (
 )
 select count(*) from gone where number >= 0
 """
-_SESSIONS = """
-select session, max(entry) filter (where number = -1) from TABLE
-where position('/' in session) = 0 group by session
-"""
+_SESSIONS = "select entry from TABLE where number = -1"
 _LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 _UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 
@@ -239,8 +236,8 @@ class PostgresJournal(ServerJournal):
     def _deletion_of(self, session: str) -> str:
         return f"{self.table}/{session}/deletion"
 
-    async def _sessions(self) -> Mapping[str, str | None]:
-        return dict(await self._fetch(_SESSIONS, {}))
+    async def _sessions(self) -> list[str]:
+        return [name for [name] in await self._fetch(_SESSIONS, {})]
 
     async def _fetch(self, statement: str, row: Mapping[str, object]) -> list[Any]:
         async def read(connection: AsyncConnection[Any]) -> list[Any]:

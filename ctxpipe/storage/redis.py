@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -171,17 +171,18 @@ class RedisJournal(ServerJournal):
 
         await self._run(delete)
 
-    async def _sessions(self) -> Mapping[str, str | None]:
+    async def _sessions(self) -> list[str]:
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
-        named: dict[str, Any] = {}
+        names: set[str] = set()
 
         async def read(redis: Redis) -> None:
             async for key in redis.scan_iter(match=f"{prefix}:{{*}}:journal", count=1000):
                 session = key.decode()[len(self.prefix) + 2 : -len("}:journal")]
-                named[session] = await redis.get(self._key(session, "id"))
+                if name := await redis.get(self._key(session, "id")):
+                    names.add(name.decode())
 
         await self._run(read)
-        return named
+        return list(names)
 
     def _grave(self, name: str) -> str:
         return f"{self.prefix}:deleted:{name.removeprefix('/')}"

@@ -7,9 +7,10 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from anyio import sleep
@@ -20,6 +21,7 @@ from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, instance_of
 from .generations import ids_below, new_tombstone, remember, running_generation, tombstone_name
 from .protocol import TextReader
 from .records import Redact
+from .waiting import acquire_within
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2
-_LEASE_POLL = 0.05  # seconds
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
 
 
@@ -127,15 +128,10 @@ class SharedJournal(ABC):
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
         """The ids of the sessions with a journal: with *prefix*, it and those below it.
 
-        A journal that an earlier version has written is listed once its session was used again.
         Raises StorageError, and SettingsError for an empty prefix.
         """
         ids_below(prefix, ())
-        named = await self._sessions()
-        known = {json.loads(name) for name in named.values() if name}
-        # A plain name is its own folder.
-        known |= {one for one, name in named.items() if not name and session_folder(one) == one}
-        return ids_below(prefix, known)
+        return ids_below(prefix, map(json.loads, await self._sessions()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,8 +175,8 @@ class SharedJournal(ABC):
         """Delete all journals of the session, and put the *tombstone* at *grave*."""
 
     @abstractmethod
-    async def _sessions(self) -> Mapping[str, str | None]:
-        """What each session is called that has a journal, as JSON; None where it is not known."""
+    async def _sessions(self) -> Sequence[str]:
+        """What each session is called that has a journal, as JSON."""
 
 
 class ServerJournal(SharedJournal):
@@ -208,11 +204,7 @@ class ServerJournal(SharedJournal):
         It ends some seconds after its process at the latest. Raises StorageError.
         """
         session, token = session_folder(session_id), secrets.token_hex(8)
-        deadline = time.monotonic() + seconds
-        is_held = await self._lock(session, token)
-        while not is_held and time.monotonic() < deadline:
-            await sleep(_LEASE_POLL)
-            is_held = await self._lock(session, token)
+        is_held = await acquire_within(seconds, partial(self._lock, session, token))
         try:
             yield is_held
         finally:

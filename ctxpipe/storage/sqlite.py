@@ -6,7 +6,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -60,10 +60,7 @@ select session from ctxpipe_journal where session not glob '/*' group by session
 having max(written) <= cast(strftime('%s', 'now') as integer) - ?
 """
 _DELETE_ONE = "delete from ctxpipe_journal where session = ? and number {} 0"
-_SESSIONS = """
-select session, max(case number when -1 then entry end) from ctxpipe_journal
-where session not glob '*/*' group by session
-"""
+_SESSIONS = "select entry from ctxpipe_journal where number = -1"
 
 
 class SQLiteJournal(SharedJournal):
@@ -162,8 +159,9 @@ class SQLiteJournal(SharedJournal):
         await self._run(delete)
         await wait_for_lock(partial(self._in_thread, self._empty_wal))
 
-    async def _sessions(self) -> Mapping[str, str | None]:
-        return dict(await self._run(lambda database: database.execute(_SESSIONS).fetchall()))
+    async def _sessions(self) -> list[str]:
+        rows = await self._run(lambda database: database.execute(_SESSIONS).fetchall())
+        return [name for [name] in rows]
 
     # The connection -------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ LOCK_SECONDS = 10.0
 and write."""
 LEAST_SECONDS = 0.5
 """How long each call waits at least: a summary may have taken longer than the turn's deadline."""
+_LEASE_POLL = 0.05
 _SHORTEST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
 
@@ -40,6 +41,18 @@ def lock_deadline() -> Iterator[None]:
         yield
     finally:
         _deadline.reset(token)
+
+
+async def acquire_within(seconds: float, acquire: Callable[[], Awaitable[bool]]) -> bool:
+    """Whether *acquire* has succeeded, tried again for up to *seconds*."""
+    from anyio import sleep
+
+    deadline = time.monotonic() + seconds
+    while not await acquire():
+        if time.monotonic() >= deadline:
+            return False
+        await sleep(_LEASE_POLL)
+    return True
 
 
 async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
