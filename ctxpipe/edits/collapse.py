@@ -197,8 +197,7 @@ def _step_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.call is None:
         return step.answer
     given = "\n".join([whole.get(text, text) for text in strings(step.call.input)])
-    result = _result_text(step, whole)
-    return f"{step.call.name}\n{given}\n---\n{result}"
+    return f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
 
 
 def _result_text(step: Step, whole: Mapping[str, str]) -> str:

@@ -185,5 +185,4 @@ def _choose(amount: int, total: int, rng: random.Random) -> frozenset[int]:
 
 
 def _random_from(content: str) -> random.Random:
-    digest = hashlib.sha256(content.encode(errors="replace")).digest()
-    return random.Random(int.from_bytes(digest))  # noqa: S311 - an even choice, not a secret
+    return random.Random(int.from_bytes(hashlib.sha256(content.encode(errors="replace")).digest()))  # noqa: S311 - an even choice, not a secret

@@ -189,8 +189,7 @@ class Context:
         if note is None:
             return keys
         for number in range(note.first, note.last + 1):
-            path = PurePosixPath(note.path(number))
-            keys.add(f"{self._folder}/{path.name}")
+            keys.add(f"{self._folder}/{PurePosixPath(note.path(number)).name}")
         return keys
 
 

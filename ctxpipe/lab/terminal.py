@@ -85,9 +85,8 @@ def print_json(value: object) -> None:
     """Print *value* as JSON, in the characters that standard output has."""
     encoding = getattr(sys.stdout, "encoding", None) or ""
     is_unicode = encoding.lower().startswith("utf")
-    text = json.dumps(value, ensure_ascii=not is_unicode, indent=2, default=str)
     # Flushed now: when the interpreter ends, a full disk could no longer be reported.
-    print(text, flush=True)
+    print(json.dumps(value, ensure_ascii=not is_unicode, indent=2, default=str), flush=True)
 
 
 def print_error(text: str) -> None:

@@ -69,8 +69,7 @@ class Pointers:
 
     def key(self, session_id: str, name: str) -> str:
         # Named after the id as it will be sent: the id is how the placeholder is recognized later.
-        file_name = safe_name(without_surrogates(name))
-        return f"{session_folder(session_id)}/{self.prefix}{file_name}.md"
+        return f"{session_folder(session_id)}/{self.prefix}{safe_name(without_surrogates(name))}.md"
 
     def visible_path(self, key: str, location: str) -> str:
         """The path that the model sees for the file at *location*.

@@ -246,7 +246,7 @@ class Restore:
         moved = await in_thread(files_of_results, messages)
         offloaded = await read_offloaded(storage, session_id, moved)
         working_files = await in_thread(self._working_set, messages, offloaded)
-        search = _Search(
+        restored = await _Search(
             self.reader,
             self.max_files,
             self.max_tokens_per_file,
@@ -255,8 +255,7 @@ class Restore:
             self._refusal,
             self._denial,
             redactor_of(storage),
-        )
-        restored = await search.restore(working_files)
+        ).restore(working_files)
         for warning in restored.warnings:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored

@@ -100,8 +100,7 @@ class MemoryStorage:
         text = storable("".join(encode_record(record, self.redact, folder)))
         saved = self._records.setdefault(folder, [])
         number = len(saved) + 1
-        stamp = record_stamp(self.clock())
-        key = f"{folder}/{safe_name(stem)}-{stamp}-{number}.json"
+        key = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}-{number}.json"
         self.stored[key] = text
         saved.append(key)
         return url_of(key)

@@ -302,8 +302,7 @@ class ObjectStorage:
         """Write the session's next numbered record; return its URL. Raises StorageError."""
         folder = session_folder(session_id)
         content = await in_thread_if(True, self._encode_record, folder, record)
-        stamp = record_stamp(self.clock())
-        prefix = f"{folder}/{safe_name(stem)}-{stamp}"
+        prefix = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
         last = max(map(_record_number, await self._record_keys(folder)), default=0)
         for number in count(last + 1):
             key = f"{prefix}-{number}.json"
@@ -606,8 +605,7 @@ def _pointer_path(key: str) -> str:
 
 
 def _record_path(key: str) -> str:
-    name = key_parts(key)[-1]
-    return f"{_folder(key)}/records/{name}"
+    return f"{_folder(key)}/records/{key_parts(key)[-1]}"
 
 
 def _record_number(key: str) -> int:

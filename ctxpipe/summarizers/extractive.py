@@ -136,8 +136,7 @@ def _decisions(messages: Sequence[Message]) -> list[str]:
             words = words[: 20 * _ITEM_CHARS]
             is_sentence = len(words) > 20
             if is_sentence and _DECISION.search(words):
-                decision = _line(words)
-                decisions.append(f"The agent: {decision}")
+                decisions.append(f"The agent: {_line(words)}")
     return decisions
 
 
@@ -178,12 +177,10 @@ def _outcome(call: ToolCall, result: object) -> str:
     outcome = "ok"
     if is_failure(result):
         outcome = "failed"
-    action = _action(call)
-    text = f"{action} → {outcome}"
+    text = f"{_action(call)} → {outcome}"
     lines = _nonblank_lines(result_text(result))
     if lines:
-        last = _line(lines[-1], 120)
-        text += f": {last}"
+        text += f": {_line(lines[-1], 120)}"
     return text
 
 
@@ -232,23 +229,19 @@ def _status(messages: Sequence[Message]) -> list[str]:
         outcome = "done"
         if is_failure(result):
             outcome = "failed"
-        action = _action(call)
-        lines.append(f"recently done: {action}: {outcome}")
+        lines.append(f"recently done: {_action(call)}: {outcome}")
     replies = [text for text in _assistant_texts(messages) if text.strip()]
     if replies:
-        last_reply = _quote(replies[-1], 3 * _ITEM_CHARS)
-        lines.append(f"the agent said last: {last_reply}")
+        lines.append(f"the agent said last: {_quote(replies[-1], 3 * _ITEM_CHARS)}")
     received = [result_text(result) for result in tool_results(messages[-1:])]
-    for text in received[-2:]:
-        if text:
-            output = _quote(text, 2 * _ITEM_CHARS)
-            lines.append(f"result just received: {output}")
+    lines += [
+        f"result just received: {_quote(text, 2 * _ITEM_CHARS)}" for text in received[-2:] if text
+    ]
     return lines
 
 
 def _action(call: ToolCall) -> str:
-    object_of_call = _line(target(call), 160)
-    return f"{call.name} `{object_of_call}`"
+    return f"{call.name} `{_line(target(call), 160)}`"
 
 
 # The earlier summary ------------------------------------------------------------------------------

@@ -128,8 +128,7 @@ class MessagesServer(ScriptedServer):
         prefix = ID_PREFIXES.get(str(block["type"]))
         if prefix is None or block.get("id") is not None:
             return block
-        number = next(self._numbers)
-        return {**block, "id": f"{prefix}_{number:022d}"}
+        return {**block, "id": f"{prefix}_{next(self._numbers):022d}"}
 
     def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
         return map(event, stream_events(message))

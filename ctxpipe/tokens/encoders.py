@@ -206,9 +206,8 @@ class Function:
         try:
             return operator.index(tokens)
         except TypeError as error:
-            answer = type(tokens).__name__
             raise SettingsError(
-                f"the counter {self!r} answers with {answer}, not a number of tokens"
+                f"the counter {self!r} answers with {type(tokens).__name__}, not a number of tokens"
             ) from error
 
 
