@@ -47,7 +47,6 @@ REASONS = {
     "restored_path": NOUN,
     "restored_text": NOUN,
     "saved": STATE,
-    "sent": STATE,
     "stored_text": NOUN,
     "touched_paths": NOUN,
     "unanswered_calls": NOUN,
