@@ -173,13 +173,13 @@ class RedisJournal(ServerJournal):
 
     async def _sessions(self) -> list[str]:
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
-        names: set[str] = set()
+        names: set[Any] = set()
 
         async def read(redis: Redis) -> None:
             async for key in redis.scan_iter(match=f"{prefix}:{{*}}:journal", count=1000):
                 session = key.decode()[len(self.prefix) + 2 : -len("}:journal")]
                 if name := await redis.get(self._key(session, "id")):
-                    names.add(name.decode())
+                    names.add(name)
 
         await self._run(read)
         return list(names)

@@ -650,18 +650,6 @@ async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path)
     assert SECRET not in context
 
 
-async def test_a_redact_that_fails_keeps_the_file_out(project: Path) -> None:
-    def fail(text: str) -> str:
-        raise ValueError(text)
-
-    history = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, TEXT)]
-
-    context, detail = await compacted(history, project, redact=fail)
-
-    assert SECRET not in context
-    assert len(detail.warnings) == 1
-
-
 async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: Path) -> None:
     async def read_as_the_tool_does(path: str) -> str | None:
         if path == "broken.json":
@@ -808,7 +796,6 @@ async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project:
         {"work_dir": ".", "max_files": -1},
         {"work_dir": ".", "max_tokens_total": "x"},
         {"work_dir": ".", "reading_tools": "read_file"},
-        {"work_dir": ".", "redact": "*.key"},
         {"files": lambda _path: "a text"},
         {"work_dir": ".", "deny": "*.key"},
     ],
