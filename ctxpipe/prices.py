@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from .errors import SettingsError
 from .settings import EXAMPLE_MODEL, NUMBER, Wanted, excerpt, instance_of
-from .words import short_repr
+from .words import one_line, short_repr
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
 
-__all__ = ["Cliff", "Prices", "RewriteCost", "prices_of", "rewrite_cost"]
+__all__ = ["Cliff", "Prices", "RewriteCost", "context_window", "prices_of", "rewrite_cost"]
+
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MILLION = 1_000_000
 FIVE_MINUTES, HOUR = 300.0, 3600.0
@@ -137,6 +141,24 @@ def prices_of(model: str, *, at: datetime | None = None, **given: Unpack[Given])
             )
         listed = _with_defaults(given["input"], given["output"])
     return replace(listed, **given)
+
+
+@lru_cache(maxsize=1024)
+def context_window(model: str) -> int | None:
+    """The tokens that *model* takes, as genai-prices lists them; None where it does not.
+
+    It is logged, once. The first call reads the list: make it in a worker thread.
+    """
+    from genai_prices.data_snapshot import get_snapshot
+
+    try:
+        _, listed = get_snapshot().find_provider_model(model, None, None, None)
+    except LookupError:
+        return None
+    if listed.context_window is not None:
+        source = "the context window of %s is %s tokens, as genai-prices lists it"
+        logger.info(source, one_line(model, 80), f"{listed.context_window:,}")
+    return listed.context_window
 
 
 def _find_prices(model: str, at: datetime | None) -> Prices | None:

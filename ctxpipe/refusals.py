@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "FAR_BELOW",
@@ -36,13 +36,15 @@ class Refusal:
     """What an answer says that calls a prompt too long.
 
     *tokens* is the prompt's length as *provider* counts it, *window* the model's, *answer_tokens*
-    what the request reserved for the answer; None and 0 where the answer does not name them.
+    what the request reserved for the answer; None and 0 where the answer does not name them. It
+    *has_code* where a code says that the prompt is too long, and not a sentence alone.
     """
 
     provider: str
     tokens: int | None = None
     window: int | None = None
     answer_tokens: int = 0
+    has_code: bool = False
 
     @property
     def limit(self) -> int | None:
@@ -61,17 +63,23 @@ class Refusal:
 class Row:
     """What *provider* answers: *pattern* finds it in the text or among the names of an error.
 
-    Where *is_refusal* is False, the text only looks as if a prompt was too long.
+    Where *is_refusal* is False, the text only looks as if a prompt was too long. Where *is_code*,
+    the pattern is a word that means nothing else.
     """
 
     provider: str
     pattern: re.Pattern[str]
     example: str
     is_refusal: bool = True
+    is_code: bool = False
 
 
 def _row(provider: str, pattern: str, example: str) -> Row:
     return Row(provider, _compile(pattern), example)
+
+
+def _code(provider: str, pattern: str, example: str) -> Row:
+    return Row(provider, _compile(pattern), example, is_code=True)
 
 
 def _lookalike(subject: str, pattern: str, example: str) -> Row:
@@ -205,7 +213,7 @@ ROWS: tuple[Row, ...] = (
         "The prompt is too long: 140000, model maximum context length: 131072",
     ),
     _row("Anthropic", r"\bprompt is too long\b", "Prompt is too long"),
-    _row(
+    _code(
         "Anthropic", r"model_context_window_exceeded", "stop_reason: model_context_window_exceeded"
     ),
     _row(
@@ -356,7 +364,7 @@ ROWS: tuple[Row, ...] = (
         r"exceeds (?:the )?maximum (?:allowed )?input length of {window} tokens",
         "Input exceeds the maximum allowed input length of 8192 tokens.",
     ),
-    _row(
+    _code(
         "OpenAI",
         r"context[_ ]length[_ ]exceeded",
         '{"error": {"message": "Too long.", "code": "context_length_exceeded"}}',
@@ -450,13 +458,13 @@ ROWS: tuple[Row, ...] = (
         r"prompt token count of {tokens} exceeds the limit of {window}",
         "prompt token count of 150000 exceeds the limit of 128000",
     ),
-    _row("Copilot", r"model_max_prompt_tokens_exceeded", "code: model_max_prompt_tokens_exceeded"),
+    _code("Copilot", r"model_max_prompt_tokens_exceeded", "code: model_max_prompt_tokens_exceeded"),
     _row(
         "GitHub Models",
         r"request body too large for \S{1,80} model\. max size: {window} tokens",
         "Request body too large for gpt-4o model. Max size: 8000 tokens.",
     ),
-    _row("GitHub Models", r"tokens_limit_reached", "code: tokens_limit_reached"),
+    _code("GitHub Models", r"tokens_limit_reached", "code: tokens_limit_reached"),
     _row(
         "watsonx",
         r"number of input tokens {tokens} cannot exceed the total tokens limit {window}",
@@ -515,13 +523,13 @@ ROWS: tuple[Row, ...] = (
         "prompt too long; exceeded max context length by 123 tokens",
     ),
     # The names of frameworks' errors.
-    _row(
+    _code(
         "LiteLLM", r"ContextWindowExceeded", "litellm.ContextWindowExceededError: BadRequestError"
     ),
-    _row("LangChain", r"ContextOverflow", "ContextOverflowError"),
-    _row("Strands", r"ContextWindowOverflow", "ContextWindowOverflowException"),
-    _row("CrewAI", r"ContextLengthExceeded", "LLMContextLengthExceededException"),
-    _row("OpenHands", r"ContextWindowExceed", "LLMContextWindowExceedError"),
+    _code("LangChain", r"ContextOverflow", "ContextOverflowError"),
+    _code("Strands", r"ContextWindowOverflow", "ContextWindowOverflowException"),
+    _code("CrewAI", r"ContextLengthExceeded", "LLMContextLengthExceededException"),
+    _code("OpenHands", r"ContextWindowExceed", "LLMContextWindowExceedError"),
 )
 
 
@@ -549,7 +557,10 @@ def read_refusal(status: int | None, text: str) -> Refusal | None:
             continue
         if not row.is_refusal:
             return None
-        return _refusal(row.provider, match.groupdict())
+        refusal = _refusal(row.provider, match.groupdict())
+        if refusal is not None and any(code.pattern.search(text) for code in ROWS if code.is_code):
+            return replace(refusal, has_code=True)
+        return refusal
     if status == TOO_LARGE:
         return Refusal("a gateway")
     return None

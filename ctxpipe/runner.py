@@ -38,13 +38,13 @@ from .messages import (
 from .messages import field as read
 from .messages.identity import parse_from
 from .messages.rules import MarksBeside, is_for_hour
-from .prices import Prices, RewriteCost, rewrite_cost
+from .prices import Prices, RewriteCost, context_window, rewrite_cost
 from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Tracked, Turn
 from .timeline import Step
 from .tokens import Budget, Ledger, TokenCounter
-from .workers.threads import in_thread_if
+from .workers.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -206,13 +206,13 @@ class Runner:
     def budget_for(self, record: Record, options: Mapping[str, object]) -> Budget:
         """The budget of a request with *options*.
 
-        It is lower where the model has named a smaller window.
+        It is lower where the model has refused less, and where the budget names no window and that
+        of the model is known to be smaller.
         """
-        if not record.windows:
-            return self.budget
-        window = record.windows.get(model_of(record, options))
-        if window is None:
-            return self.budget
+        model = model_of(record, options)
+        window = record.windows.get(model, self.budget.window)
+        if self.budget.is_default and model is not None:
+            window = min(window, context_window(model) or window)
         return self.budget.within(window)
 
     async def run(
@@ -533,6 +533,9 @@ class Runner:
         raw: Sequence[Message] | None = None,
         tracked: Tracked | None = None,
     ) -> Turn:
+        model = model_of(record, request.options)
+        if self.budget.is_default and model is not None and not context_window.cache_info().misses:
+            await in_thread(context_window, model)  # it reads the list
         protected = 0
         if self.thinking == "protect":
             protected = _index_after_thinking(messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.errors import SettingsError
-from ctxpipe.prices import Cliff, Prices, prices_of, rewrite_cost
+from ctxpipe.prices import Cliff, Prices, context_window, prices_of, rewrite_cost
 
 WHEN = datetime(2026, 11, 1, tzinfo=UTC)
 TENTH = Prices.relative()
@@ -25,6 +26,16 @@ def sums(*tokens: int) -> list[int]:
 
 
 # By name ------------------------------------------------------------------------------------------
+
+
+def test_a_models_window_is_looked_up_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    context_window.cache_clear()
+    with caplog.at_level(logging.INFO, "ctxpipe"):
+        assert [context_window("gpt-4o"), context_window("gpt-4o")] == [128_000, 128_000]
+    assert caplog.messages == [
+        "the context window of gpt-4o is 128,000 tokens, as genai-prices lists it"
+    ]
+    assert context_window("nobody-knows-it") is None
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,21 @@ def test_codes_and_bodies_are_looked_at(attributes: dict[str, object]) -> None:
     assert as_refusal(ApiError(400, "Error code: 400", **attributes)) is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "has_code"),
+    [
+        ('{"message": "Too long.", "code": "context_length_exceeded"}', True),
+        ("Your input exceeds the context window of this model. context_length_exceeded", True),
+        ("Your input exceeds the context window of this model.", False),
+        ("Request payload size exceeds the limit: 20 MB.", False),
+    ],
+)
+def test_a_code_is_more_than_a_sentence(text: str, has_code: bool) -> None:
+    refusal = read_refusal(400, text)
+    assert refusal is not None
+    assert refusal.has_code == has_code
+
+
 def test_an_error_raised_from_a_refusal_is_one() -> None:
     error = RuntimeError("the model could not be asked")
     error.__cause__ = ApiError(400, "prompt is too long: 200251 tokens > 200000 maximum")

@@ -56,8 +56,8 @@ Preset = Annotated[
 Window = Annotated[
     int | None,
     typer.Option(
-        help="Tokens that the model takes; default: 200,000, a million where the request asks for "
-        "it, and less once a refusal names less.",
+        help="Tokens that the model takes; default: 200,000, or less where that is known of the "
+        "model or a refusal names less, and a million where the request asks for it.",
         min=1_000,
     ),
 ]

@@ -63,13 +63,15 @@ class Pipelines:
     ) -> None:
         self._window = window
         self._learned: dict[tuple[str | None, str], int] = {}
-        self._made: dict[int, ContextPipeline] = {}
+        self._made: dict[int | None, ContextPipeline] = {}
         self._stages = _stages(preset, storage, work_dir)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
         """The pipeline for requests to *model* with *betas*, the value of their header."""
-        window = self._window or context_window(betas)
-        window = min(window, self._learned.get((model, betas), window))
+        window = self._window or (LONG_WINDOW if LONG_CONTEXT in betas else None)
+        learned = self._learned.get((model, betas))
+        if learned is not None:
+            window = min(learned, window or WINDOW)
         if window not in self._made:
             self._made[window] = ContextPipeline(self._stages, budget=Budget(window))
         return self._made[window]
@@ -78,11 +80,6 @@ class Pipelines:
         """Take *window* tokens, which a refusal has named, for later conversations."""
         known = self._learned.get((model, betas), window)
         self._learned[model, betas] = min(known, window)
-
-
-def context_window(betas: str) -> int:
-    """The tokens that a model takes in a request with *betas*."""
-    return LONG_WINDOW if LONG_CONTEXT in betas else WINDOW
 
 
 def _stages(preset: str, storage: Any, work_dir: str | PathLike[str] | None) -> list[Stage]:

@@ -659,11 +659,12 @@ class Conversation:
         model = model_of(record, options)
         if not can_be_about(refusal, record, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)
-        if notice := learn_window(refusal, record, self._runner.budget, model):
+        likely = tokens if last_bill(record, model) else conservative(sent.tokens_after)
+        budget = self._runner.budget_for(record, options)
+        if notice := learn_window(refusal, record, budget, model, likely):
             self._memory.notify(notice)
         trigger = self._runner.budget_for(record, options).trigger
-        likely = tokens if last_bill(record, model) else conservative(sent.tokens_after)
-        if likely < FAR_BELOW * trigger and not refusal.has_numbers:
+        if likely < FAR_BELOW * trigger and not (refusal.has_numbers or refusal.has_code):
             return None
         last = self._recovered_at
         if last is not None and abs(tokens - last) < NOTABLE_CHANGE * trigger:

@@ -28,19 +28,25 @@ def last_bill(record: Record, model: str | None) -> int:
     return max((sample[2] for sample in record.ledger.samples if sample[0] == model), default=0)
 
 
-def learn_window(refusal: Refusal, record: Record, budget: Budget, model: str | None) -> str:
+def learn_window(
+    refusal: Refusal, record: Record, budget: Budget, model: str | None, tokens: int
+) -> str:
     """Have *record* remember the window that *refusal* names for *model*, if it is smaller than
-    known; the notice of that, else "".
+    that of the *budget*; the notice of that, else "".
+
+    Where only a code says that a prompt of *tokens* was too long, the window is not larger.
     """
-    if refusal.window is None:
-        return ""
-    known = record.windows.get(model, budget.window)
-    reserved = budget.reserve_output or 0  # the budget keeps it free in any window
-    window = refusal.window - max(0, refusal.answer_tokens - reserved)
-    if window >= known:
+    window = refusal.window
+    is_named = window is not None
+    if window is not None:
+        reserved = budget.reserve_output or 0  # the budget keeps it free in any window
+        window -= max(0, refusal.answer_tokens - reserved)
+    elif refusal.has_code:
+        window = max(tokens, last_bill(record, model))
+    if window is None or window >= budget.window:
         return ""
     record.windows[model] = window
     return (
-        f"the window of {model or 'the model'} is {window:,} tokens, not {known:,}: "
-        "the budget of this session is lowered"
+        f"the window of {model or 'the model'} is {'' if is_named else 'at most '}{window:,} "
+        f"tokens, not {budget.window:,}: the budget of this session is lowered"
     )

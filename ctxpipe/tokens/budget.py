@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import TypeAlias
@@ -23,7 +23,8 @@ _USABLE_OF_WINDOW = Fraction(9, 10)
 class Budget:
     """How many tokens a context may have.
 
-    *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000). Compaction
+    *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000, or that of a
+    known model where it is smaller, as `ctxpipe.prices.context_window` says). Compaction
     begins when a context has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of
     the window) and aims at *target* (default: 0.6 of the trigger). With *reserve_output*, the
     tokens that an answer needs, it also begins above 0.9 of the window less that reserve: `trigger`
@@ -36,6 +37,9 @@ class Budget:
     trigger: int
     target: int
     reserve_output: int | None
+    is_default: bool = field(
+        init=False, repr=False, compare=False
+    )  # its window: a model may have less
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class Budget:
         target: Share | None = None,
         reserve_output: int | None = None,
     ) -> None:
+        is_default = False
         if window is None:
+            is_default = CONTEXT_TOKEN_LIMIT() == CONTEXT_TOKEN_LIMIT.default
             name = f"the window ({CONTEXT_TOKEN_LIMIT.name})"
             window_tokens = _tokens(name, CONTEXT_TOKEN_LIMIT())
         else:
@@ -84,6 +90,7 @@ class Budget:
         object.__setattr__(self, "trigger", trigger_tokens)
         object.__setattr__(self, "target", target_tokens)
         object.__setattr__(self, "reserve_output", reserve_output)
+        object.__setattr__(self, "is_default", is_default)
 
     def within(self, window: int) -> Budget:
         """The same budget for a model whose window is *window* tokens; itself if no smaller."""

@@ -16,9 +16,10 @@ from histories import assistant, text, user
 
 from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
+from ctxpipe.refusals import read_refusal
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
-from ctxpipe.summarizers import PromptTooLong, Retry, Summary, SummaryRefused
+from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary, SummaryRefused
 
 
 class Counting:
@@ -182,3 +183,66 @@ async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path: P
     report = (await session.run([*history, assistant("a"), user("b")])).reports[0]
     assert seen == ["message_start", "content_block_start", "message_delta"]
     assert report.reason.startswith("65,00")  # 65,000, and the two new messages
+
+
+# What is too long ---------------------------------------------------------------------------------
+
+CODE = '{"error": {"message": "Too long.", "code": "context_length_exceeded"}}'
+
+
+async def test_what_was_refused_by_a_code_is_a_limit_that_a_journal_gives_back(
+    tmp_path: Path,
+) -> None:
+    storage = LocalStorage(tmp_path)
+    stages = [Compact(ExtractiveSummarizer(), storage)]
+    session = ContextPipeline(stages).session("s", journal=storage)
+    history = [user("hi"), assistant(words(20_000)), user("more")]
+    sent = await session.run(history, request={"model": "m"})
+
+    shorter = await session.recover(CODE, history, sent, request={"model": "m"})
+
+    assert shorter is not None
+    assert "at most" in str(shorter.notices)
+    history += [assistant("fine"), user("go on")]
+    await session.run(history, request={"model": "m"})  # it is written with a turn
+    again = ContextPipeline(stages).session("s", journal=storage)
+    result = await again.run(
+        [*history, assistant(words(30_000)), user("?")], request={"model": "m"}
+    )
+    assert result.tokens_after < 30_000
+    other = await again.run(
+        [user("hi"), assistant(words(30_000)), user("?")], request={"model": "n"}
+    )
+    assert other.tokens_saved == 0
+
+
+async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path: Path) -> None:
+    session = ContextPipeline([Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]).session(
+        "s"
+    )
+    history = [user("hi"), assistant(words(120_000)), user("more")]
+    sent = await session.run(history)
+    refusal = read_refusal(413, "too large")
+    assert refusal is not None
+
+    shorter = await session.recover(refusal, history, sent)
+
+    assert shorter is not None
+    assert "window" not in str(shorter.notices)
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_compacted"),
+    [(Budget(), True), (Budget(window=200_000), False), (Budget(trigger=0.5), True)],
+    ids=["by the model", "as it was given", "a share"],
+)
+async def test_the_window_of_a_known_model_holds_where_the_budget_names_none(
+    budget: Budget, is_compacted: bool, tmp_path: Path
+) -> None:
+    stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]
+    session = ContextPipeline(stages, budget=budget).session("s")
+    history = [user("hi"), assistant(words(20_000)), user("more")]
+
+    result = await session.run(history, request={"model": "gpt-3.5-turbo"})
+
+    assert (result.tokens_saved > 0) == is_compacted

@@ -1,0 +1,64 @@
+"""Models whose windows are far below the default budget, and whose refusals name no number."""
+
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import openai
+import pytest
+from gateways import key, serving
+
+from ctxpipe import ContextPipeline, LocalStorage, presets
+from ctxpipe.adapters.openai import ctxpipe_client
+from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.testing import Model, OpenAIServer
+
+LONG = 10  # turns that are too long by themselves for each window
+TURNS = 20
+KNOWN = {16_000: "gpt-3.5-turbo", 32_000: "gpt-4-32k", 64_000: "deepseek-chat"}
+
+
+def turn_of(number: int, words: int) -> list[dict[str, str]]:
+    """A call with its result, which is below what leaves the context at once, and an answer."""
+    call = {"call_id": f"call_{number}", "type": "function_call", "name": "ls", "arguments": "{}"}
+    result = {"call_id": f"call_{number}", "type": "function_call_output", "output": "a line " * 90}
+    said = {
+        "role": "assistant",
+        "content": f"Step {number}: " + "the parser reads a token " * words,
+    }
+    return [call, result, said, {"role": "user", "content": f"go on {number}"}]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    ("way", "window"), [*(("adapter", window) for window in KNOWN), ("gateway", 16_000)]
+)
+async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
+    way, window, is_known, tmp_path
+):
+    model = KNOWN[window] if is_known else "m"
+    async with (
+        OpenAIServer(["ok"] * 2 * TURNS, model=Model(window=window)) as server,
+        AsyncExitStack() as stack,
+    ):
+        client = partial(openai.AsyncOpenAI, api_key=key(), max_retries=0)
+        if way == "gateway":
+            gateway = await stack.enter_async_context(serving(server.url, tmp_path))
+            asking = client(base_url=f"{gateway.url}/v1")
+        else:
+            stages = presets.coding_agent(
+                LocalStorage(tmp_path), work_dir=None, summarize=ExtractiveSummarizer()
+            )
+            asking = client(
+                base_url=server.base_url, http_client=ctxpipe_client(ContextPipeline(stages))
+            )
+        await stack.enter_async_context(asking)
+        items: list[Any] = [{"role": "user", "content": "Go."}]
+        for number in range(LONG):
+            items += turn_of(number, window // 40)
+        for number in range(LONG, LONG + TURNS):
+            items += turn_of(number, window // 40)
+            reply = await asking.responses.create(model=model, input=items, store=False)
+            assert reply.output_text == "ok"
+    refused = sum(bool(request.problems) for request in server.requests)
+    assert refused in ({0} if is_known else {1, 2})
