@@ -297,7 +297,8 @@ class Runner:
 
         Only what is new since the last run is looked at.
         """
-        context, same = step.context, step.same
+        same = step.same
+        context = apply_edits(step.context, step.edits) if step.edits else step.context
         if not step.kept and _index_after_thinking(context):
             place = _first_rewritten(context)
             if place is not None:

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TypeAlias, cast
 
 from .edits.diff import Edit, apply_edits, diff, first_changed_block
+from .edits.offload import Placeholders, first_batch_placeholder, note_placeholders, offload_again
 from .edits.thinking import Stale, mark_stale, shift_stale
 from .messages import Message, common_prefix, ensure_messages, is_equal
 from .messages.identity import digest, parse, parse_from, says_the_same, with_marks, without_marks
@@ -145,6 +146,9 @@ class Timeline:
     context with the caller's own objects, where they are unchanged. Before the first edit the three
     lists are the same list.
 
+    A tool result that was offloaded once has the same placeholder wherever a history that was
+    rebuilt has it again; *placeholders* are shared by all timelines of a conversation.
+
     With *verify* every edit inside a known message is noticed, and every turn reads all messages.
     """
 
@@ -158,12 +162,14 @@ class Timeline:
         "_verify",
         "context",
         "history",
+        "placeholders",
         "sent",
         "stale",
     )
 
-    def __init__(self, *, verify: bool = False) -> None:
+    def __init__(self, *, verify: bool = False, placeholders: Placeholders | None = None) -> None:
         self._verify = verify
+        self.placeholders: Placeholders = {} if placeholders is None else placeholders
         self.history: list[Message] = []
         self.context: list[Message] = self.history
         self.sent: list[Message] = self.history
@@ -232,7 +238,19 @@ class Timeline:
                     step.stale[place] = block
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
+        self._offload_again(step, ours)
         return step
+
+    def _offload_again(self, step: Step, history: Sequence[Message]) -> None:
+        """Have what has left once, and is in what follows *history*, be placeholders again."""
+        fresh = step.agreement.fresh
+        context = offload_again(self.placeholders, step.context, step.kept, history, fresh)
+        if context is step.context:
+            return
+        step.edit(step.context, context)
+        batch = first_batch_placeholder(context[step.kept :])
+        if batch is not None:  # the model has answered to what it replaces
+            mark_stale(step.stale, context, (step.kept + batch[0], batch[1]))
 
     def _grows(self, step: Step, whole: int) -> bool:
         """Whether no more than the last message was changed in place, of *whole*."""
@@ -360,6 +378,7 @@ class Timeline:
         elif start:
             first = self._ends[start - 1]
             last = first
+        note_placeholders(self.placeholders, self.history[first:last], messages)
         count = len(messages)
         starts = [first, *[last] * (count - 1)]
         ends = [last] * count

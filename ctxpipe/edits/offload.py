@@ -25,6 +25,7 @@ from ..messages import (
     blocks,
     compact_json,
     kind,
+    rewrite,
     strings,
     tool_calls,
     tool_results,
@@ -201,6 +202,54 @@ def placeholder_file(call_id: str, text: str) -> str | None:
         return None
     name = path.replace("\\", "/").rsplit("/", 1)[-1]
     return name if safe_name(without_surrogates(call_id)) in name else None
+
+
+# What has left once -------------------------------------------------------------------------------
+
+
+Placeholders: TypeAlias = dict[str, dict[int, str]]
+"""By the id of its call, and the hash of its text: the placeholder of a result that has left."""
+
+
+def note_placeholders(
+    known: Placeholders, before: Sequence[Message], after: Sequence[Message]
+) -> None:
+    """Add to *known* the results of *before* of which *after* has the placeholders."""
+    places: dict[str, str] = {}
+    for result in tool_results(after):
+        text = _only_text(result.content)
+        if placeholder_file(result.tool_use_id, text) is not None:
+            places[result.tool_use_id] = text
+    if not places:
+        return
+    for result in tool_results(before):
+        text = text_of(result.content)
+        if text and places.get(result.tool_use_id, text) != text:
+            known.setdefault(result.tool_use_id, {})[hash(text)] = places[result.tool_use_id]
+
+
+def offload_again(
+    known: Placeholders,
+    messages: list[Message],
+    start: int,
+    history: Sequence[Message],
+    stop: int,
+) -> list[Message]:
+    """*messages* with the *known* placeholders of results from message *start* on.
+
+    A result stays whose call has one in *history* before message *stop*: it is another.
+    """
+    updates: dict[tuple[int, int], object] = {}
+    for result in tool_results(messages, start):
+        texts = known.get(result.tool_use_id)
+        text = texts.get(hash(text_of(result.content))) if texts else None
+        if text is not None and not _has_result(history, stop, result.tool_use_id):
+            updates[result.place] = with_placeholder(result.content, text)
+    return rewrite(messages, updates) if updates else messages
+
+
+def _has_result(messages: Sequence[Message], stop: int, call: str) -> bool:
+    return any(result.tool_use_id == call for result in tool_results(messages, 0, stop))
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:

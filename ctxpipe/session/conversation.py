@@ -143,6 +143,7 @@ class Conversation:
             clock=self._clock,
         )
         fork._memory.timeline.apply(self._memory.timeline.snapshot())
+        fork._memory.timeline.placeholders.update(self._memory.timeline.placeholders)
         fork._record.ledger.load(self._record.ledger.samples)
         fork._record.windows |= self._record.windows
         return fork

@@ -77,7 +77,7 @@ class Memory:
         verify: bool = False,
     ) -> None:
         self.notices: list[str] = []
-        self._new_timeline = partial(Timeline, verify=verify)
+        self._new_timeline = partial(Timeline, verify=verify, placeholders={})
         self.timeline: Timeline = self._new_timeline()
         # The caller has once continued with our context as his history.
         self.is_adopted: bool = False

@@ -214,8 +214,8 @@ class Packing:
     ) -> Replay:
         """The session as *entries* leave it; *make* makes its empty timeline.
 
-        Messages of *history*, the caller's, replace those that have the same digest. Invalid
-        entries raise one of `DAMAGED`.
+        Messages of *history*, the caller's, replace those that have the same digest, and its texts
+        those that are in files. Invalid entries raise one of `DAMAGED`.
         """
         if entries:
             self.salt = entries[0].salt
@@ -225,10 +225,14 @@ class Packing:
             for message in history:
                 known[self._digest(message)] = message
         replay = Replay(make())
+        texts: dict[str, str] = {}
+        if any(_misses_texts(turn, known) for turn in turns):
+            texts = {self._text_digest(text): text for text in strings(history)}
         for number, entry in enumerate(entries, 1):
             for turn in entry.turns:
-                step = _unpack_step(turn, known, replay.hidden)
-                replay.apply(step, turn.get("files", {}), history)
+                files = turn.get("files", {})
+                step = _unpack_step(_fill_texts(turn, files, texts), known, replay.hidden)
+                replay.apply(step, files, history)
             has_agreed = replay.agreed == len(replay.timeline.history)
             if has_agreed:
                 replay.fitting = number
@@ -290,6 +294,26 @@ def _has_digests(turn: Mapping[str, Any]) -> bool:
         return True
     edits = turn.get("edits", ())
     return any(any(digests) for *_, digests in edits)
+
+
+def _misses_texts(turn: Mapping[str, Any], known: Mapping[str, Message]) -> bool:
+    """Whether a message of *turn* that has texts in files is none of those that are *known*."""
+    return any(turn["digests"][int(number)] not in known for number in turn.get("files", ()))
+
+
+def _fill_texts(
+    turn: Mapping[str, Any], files: Mapping[str, list[Any]], texts: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """*turn* with the *texts*, by their digests, that are in *files*."""
+    if not texts or not files:
+        return turn
+    messages = list(turn["messages"])
+    for number, moved in files.items():
+        messages[int(number)] = rebuilt(messages[int(number)], _as_it_is)
+        for place, _, digest in moved:
+            if digest in texts:
+                _replace_text(messages[int(number)], place, texts[digest])
+    return {**turn, "messages": messages}
 
 
 def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: set[int]) -> Step:

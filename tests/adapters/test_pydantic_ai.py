@@ -11,18 +11,20 @@ import anthropic
 import openai
 import pytest
 from adapter_contract import AdapterContract, Done
-from mounts import CALLS, compacting, offloading, placeholders, result, rounds
+from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline
+from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer, tool_use
 
 pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
 
+from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
     BinaryContent,
+    ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
     TextPart,
@@ -64,8 +66,21 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
         yield other, kind("gpt-5", provider=own)
 
 
-def agent(model: Any, pipeline: ContextPipeline, **settings: Any) -> Agent[None, str]:
-    looking = Agent(model, instructions="Be brief.", capabilities=[Ctxpipe(pipeline, **settings)])
+class Report(BaseModel):
+    """What an agent with a structured output says."""
+
+    text: str
+
+
+def agent(
+    model: Any, pipeline: ContextPipeline, *, output_type: Any = str, **settings: Any
+) -> Agent[None, Any]:
+    looking = Agent(
+        model,
+        instructions="Be brief.",
+        capabilities=[Ctxpipe(pipeline, **settings)],
+        output_type=output_type,
+    )
 
     @looking.tool_plain
     def look(number: int) -> str:
@@ -141,6 +156,28 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
 def look(number: int) -> str:
     """Looks."""
     return result(number)
+
+
+async def test_what_was_offloaded_stays_out_of_runs_with_structured_outputs(tmp_path: Path):
+    """pydantic-ai ends such a run with a result of its own, which the next run's prompt joins."""
+    script = []
+    for run in range(30):
+        script.append(answer(tool_use("look", {"number": run}, id=f"c{run}")))
+        script.append(answer(tool_use("final_result", {"text": "So."}, id=f"f{run}")))
+    async with serve("chat", script) as (server, model):
+        settings: Any = {"output_type": Report, "journal": LocalStorage(tmp_path)}
+        looking = agent(model, offloading(tmp_path), **settings)
+        kept: bytes | None = None
+        for run in range(30):
+            if run == 15:  # as in another process
+                looking = agent(model, offloading(tmp_path), **settings)
+            history = None if kept is None else ModelMessagesTypeAdapter.validate_json(kept)
+            done = await looking.run(f"day {run}?", message_history=history, **LIMITS)
+            kept = done.all_messages_json()
+
+    assert not server.refused
+    assert placeholders(server.requests[-1]) == 30
+    assert not any(LINES[:100] in request.raw.decode() for request in server.requests)
 
 
 # Beside it ----------------------------------------------------------------------------------------

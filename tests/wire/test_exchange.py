@@ -114,6 +114,50 @@ async def test_an_error_while_recovering_is_logged(caplog: pytest.LogCaptureFixt
     assert "secret" not in caplog.text
 
 
+# Rebuilt histories --------------------------------------------------------------------------------
+
+
+def look(known: Format, name: str) -> list[dict[str, Any]]:
+    """A call named *name*, and its long result, in the form of *known*."""
+    result = f"{name}: {LONG}"
+    if known is RESPONSES:
+        call = {"type": "function_call", "call_id": name, "name": "look", "arguments": "{}"}
+        return [call, {"type": "function_call_output", "call_id": name, "output": result}]
+    if known is CHAT:
+        function = {"name": "look", "arguments": "{}"}
+        call = {"id": name, "type": "function", "function": function}
+        answer = {"role": "tool", "tool_call_id": name, "content": result}
+        return [{"role": "assistant", "content": None, "tool_calls": [call]}, answer]
+    use = {"type": "tool_use", "id": name, "name": "look", "input": {}}
+    block = {"type": "tool_result", "tool_use_id": name, "content": result}
+    return [{"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]
+
+
+@pytest.mark.parametrize("known", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("has_journal", [True, False])
+async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merged(
+    known: Format, has_journal: bool, tmp_path: Path
+):
+    journal = LocalStorage(tmp_path) if has_journal else None
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
+    mount = Mount(pipeline, journal=journal)
+    history: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    for run in range(10):
+        history += [*look(known, f"c{run}"), {"role": "assistant", "content": f"said {run}"}]
+        history += [{"role": "user", "content": f"a{run}"}, {"role": "user", "content": f"b{run}"}]
+        if run % 3 == 2:
+            at = history.index({"role": "user", "content": f"a{run - 1}"})
+            history[at : at + 2] = [{"role": "user", "content": f"a{run - 1}\nb{run - 1}"}]
+        if has_journal and run == 7:
+            mount = Mount(pipeline, journal=LocalStorage(tmp_path))
+        calls = [item for item in history if f"c{run}" in str(item)]
+        for end in (history.index(calls[-1]) + 1, len(history)):
+            exchange = await mount.begin(known.codec, history[:end])
+            assert exchange is not None
+            assert str(exchange.items).count(LONG[:100]) == 0
+            assert str(exchange.items).count("offloaded to file") == run + 1
+
+
 # In bytes -----------------------------------------------------------------------------------------
 
 
