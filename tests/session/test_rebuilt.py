@@ -15,7 +15,9 @@ from seeded import Talk
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.edits.offload import placeholder_file, text_of
-from ctxpipe.messages import Message, as_blocks, as_dict, blocks, tool_results, without_surrogates
+from ctxpipe.messages import Message, as_blocks, as_dict, blocks, tool_results
+from ctxpipe.messages.identity import says_the_same
+from ctxpipe.messages.values import is_encodable
 from ctxpipe.stages.gates import RatioGate
 
 
@@ -59,22 +61,31 @@ def said(content: Sequence[Any]) -> Message:
     return cast("Message", {"role": "user", "content": list(content)})
 
 
+def agreement(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many leading messages say the same."""
+    same = [says_the_same(*pair) for pair in zip(one, other, strict=False)]
+    return [*same, False].index(False)
+
+
 class Seen:
     """What was sent of each result, by its id and what it says: its text, or a placeholder."""
 
     def __init__(self) -> None:
         self.shown: dict[tuple[str, str], set[str]] = {}
+        self.histories: list[list[Message]] = []
 
-    def check(self, history: Sequence[Message], context: list[Message], start: int) -> None:
-        """What has left and is in message *start* or after it has its placeholder again.
+    def check(self, history: list[Message], context: list[Message]) -> None:
+        """What has left and is where no history was before has its placeholder again.
 
-        Before it, all is as it was sent once, or has just left.
+        Before that, all is as it was sent once, or has just left.
         """
-        sent: dict[str, str] = {}
-        for result in tool_results(context):
-            sent[result.tool_use_id] = without_surrogates(text_of(result.content))
+        start = max((agreement(old, history) for old in self.histories), default=0)
+        self.histories.append(list(history))
+        sent = {result.tool_use_id: text_of(result.content) for result in tool_results(context)}
         for result in tool_results(history):
-            name, text = result.tool_use_id, without_surrogates(text_of(result.content))
+            name, text = result.tool_use_id, text_of(result.content)
+            if not is_encodable(text):
+                continue  # it is sent, and comes from a journal, in another form
             shown = self.shown.setdefault((name, text), set())
             left = shown - {text}
             if left and result.message >= start:
@@ -92,17 +103,15 @@ async def converse(seed: int, folder: Path, *, has_journal: bool) -> Seen:
     session = pipe.new_session("s", journal=journal)
     history = [talk.user()]
     for _ in range(random.randrange(3, 9)):
-        start = len(history)
         history += talk.loop(random.randrange(1, 3), history)
         if blocks(history[-1]) and random.random() < 0.5:
             history.append(talk.user())
         if random.random() < 0.6:
-            start = random.randrange(1, len(history))
-            history = rebuild(history, start, random)
+            history = rebuild(history, random.randrange(1, len(history)), random)
         if has_journal and random.random() < 0.4:
             session = pipeline(folder).new_session("s", journal=LocalStorage(folder))
         result = await session.run(history)
-        seen.check(history, result.messages, start)
+        seen.check(history, result.messages)
     return seen
 
 
