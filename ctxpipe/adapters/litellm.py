@@ -95,6 +95,7 @@ class _Logger(CustomLogger):
             known.arguments(kwargs),
             request=kwargs,
             found=texts_at(kwargs, *NAMES),
+            state_id=known.state_id(kwargs),
         )
         if exchange is None:
             return None

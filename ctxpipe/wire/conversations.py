@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import anyio
 
 from ..errors import CtxpipeError, SettingsError
-from ..messages import THINKING, as_blocks, kind
+from ..messages import CALLS, THINKING, as_blocks, kind
+from ..messages import field as read
 from ..messages.bulk import weight
 from ..messages.identity import digest, says_the_same
 from ..names import SIBLING_CHARS, hashed_name, sibling_id
@@ -50,9 +51,18 @@ OWN_BYTES = 16_000
 """Bytes that it takes besides."""
 MAX_COMPARED = 256
 """So many of the newest bodies are compared with a new one, to read only what is new of it."""
+MAX_REMEMBERED = 10_000
+"""So many of the newest responses and calls that providers hold are remembered."""
+MAX_CALL = 2_000  # characters of such a call; what a longer one answers stays as it is
+READ_BACK = "read_offloaded"
+"""The tool whose call an unknown one is taken for."""
 UNNAMED = "unnamed"
 MAX_NAME = MAX_SESSION_ID - SIBLING_CHARS
 """A name is cut to this, so that every conversation of it can have an id."""
+HELD = (
+    "a request continues what the provider holds; results of calls that were not seen here are sent"
+    " as they came"
+)
 ALTERNATING = (
     "several conversations come without a name, and are told apart by their histories alone: to "
     "find them by name in logs and folders, give session_id=, or call the client inside "
@@ -220,6 +230,13 @@ class Dialog:
         return Agreement(same, is_continued)
 
 
+class Held(NamedTuple):
+    """What the provider holds: a response of a session, or a *call* in one."""
+
+    session_id: str
+    call: Item | None = None
+
+
 class Agreement(NamedTuple):
     """How many leading items are the *same*, and whether the conversation *is_continued*.
 
@@ -265,6 +282,7 @@ class Conversations:
         self._by_id: dict[object, list[Dialog]] = {}
         self._newest_unnamed: Dialog | None = None
         self._warned: set[str] = set()
+        self._remembered: OrderedDict[str, Held] = OrderedDict()  # the oldest first
         self.bytes: int = 0  # what all of them take in memory, about
 
     def __iter__(self) -> Iterator[Dialog]:
@@ -304,6 +322,41 @@ class Conversations:
         ):
             self._forget(next(iter(self._held)))
         return dialog
+
+    def remember(self, reply: object, codec: ItemReader, session_id: str) -> None:
+        """Remember the id and the calls of *reply*, which the provider may hold."""
+        output = read(reply, "output")
+        if not output:
+            return
+        self._remembered[str(read(reply, "id"))] = Held(session_id)
+        for item in output:
+            for block in codec.read(item).blocks:
+                if kind(block) in CALLS and weight([item]) < MAX_CALL:
+                    self._remembered[block["id"]] = Held(session_id, item)
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def recall(self, state_id: str, codec: Codec, items: Iterable[Item]) -> tuple[str, list[Item]]:
+        """The id of the session that what the provider holds as *state_id* is of, "" where that is
+        unknown, and the calls that *items* answer.
+
+        A call that is unknown is taken for one that reads back: what that gives is not offloaded.
+        """
+        session_id = self._remembered.get(state_id, Held("")).session_id
+        calls: list[Item] = []
+        for block in (block for item in items for block in codec.read(item).blocks):
+            if kind(block) != "tool_result":
+                continue
+            name = block["tool_use_id"]
+            known = self._remembered.get(name)
+            if known is None:
+                self.warn_once(HELD)
+                use = {"type": "tool_use", "id": name, "name": READ_BACK, "input": {}}
+                calls += codec.new("assistant", [use])
+            else:
+                session_id = session_id or known.session_id
+                calls.append(known.call)
+        return session_id, calls
 
     def bodies(self) -> Iterator[Body]:
         """What the newest conversations have asked last, the newest first."""

@@ -14,18 +14,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from json import JSONDecodeError
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..edits.breakpoints import with_free_breakpoints
 from ..errors import safe_text
 from ..messages import field, pending_calls
+from ..names import content_hash
 from ..refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
 from ..session.gate import is_asked_by_a_stage
 from ..session.session import conversation_of
 from ..tokens.billed import has_usage
 from ..workers.threads import in_thread_if
 from .body import Body, TooDeep, read_body
-from .conversations import Conversations, SessionName, check_mount, conversation_name
+from .conversations import (
+    HELD,
+    UNNAMED,
+    Beginning,
+    Conversations,
+    Dialog,
+    SessionName,
+    check_mount,
+    conversation_name,
+)
 from .events import ReplyReader
 from .formats import MESSAGES, Format
 from .translation import is_unchanged
@@ -36,7 +46,7 @@ if TYPE_CHECKING:
     from ..session.conversation import Conversation
     from ..storage import JournalStorage
     from .codec import Codec, Item
-    from .conversations import Dialog, OpenSession
+    from .conversations import OpenSession
     from .messages import MessagesCodec
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
@@ -89,12 +99,17 @@ class Mount:
         request: Any = None,
         found: Iterable[object] = (),
         client: Any = None,
+        state_id: str = "",
     ) -> Exchange | None:
         """The exchange of *items* in the form of *codec*; None where they are sent as they came.
 
         *arguments* are those of `Session.run`. *request* is what a function for the name is given,
         *found* where the framework keeps that name. *client* is lent to a summarizer without one.
+        What continues a state that the provider holds, under *state_id*, is sent as it came.
         """
+        if state_id:
+            self._conversations.warn_once(HELD)
+            return None
         exchange = Exchange(self._conversations)
         with log_errors(UNSHAPED):
             name = self.name_of(request, found)
@@ -125,7 +140,7 @@ class Exchange:
     """One request. Once it *is_shaped*, *items* are to be sent instead of those that were *given*.
 
     *result* is that of the session of *dialog*, *arguments* those that it was run with. *reason*
-    says why a request is sent as it came.
+    says why a request is sent as it came; one that *is_held* continues what the provider holds.
     """
 
     dialog: Dialog
@@ -137,6 +152,7 @@ class Exchange:
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
         self.is_shaped: bool = False
+        self.is_held: bool = False
         self.reason: str = ""
 
     async def begin(
@@ -148,22 +164,34 @@ class Exchange:
         open_session: OpenSession,
         body: Body | None = None,
         *,
+        state_id: str = "",
         client: Any = None,
     ) -> None:
         """Shape *items*, a request of the conversation *name*; raises what a session raises.
 
         They are not shaped while a stage asks for a summary, where the user has said nothing in
-        them, and where calls at their end still wait.
+        them, and where calls at their end still wait. Those that continue what the provider holds
+        as *state_id* are shaped by themselves.
         """
         if is_asked_by_a_stage() or not items:
             return
         self.reason = NOT_OURS
-        dialog = await self._conversations.find(name, codec, items, open_session, body)
+        self.is_held = bool(state_id)
+        dialog: Dialog | None
+        if state_id:
+            known = cast("Codec", codec)
+            session_id, calls = self._conversations.recall(state_id, known, items)
+            session_id = session_id or name or f"{UNNAMED}-{content_hash(state_id)}"
+            session = open_session(session_id, True).fork()  # no journal has what the provider has
+            dialog = Dialog(name, session, codec, Beginning(b""))
+        else:
+            calls = []
+            dialog = await self._conversations.find(name, codec, items, open_session, body)
         if dialog is None:
             return
         self.dialog, self.given = dialog, items
         async with dialog.lock:  # a translation remembers one turn
-            units = dialog.translation.read(items)
+            units = dialog.translation.read([*calls, *items])
             if pending_calls(units.messages):
                 self.reason = OPEN_CALLS
                 self._conversations.warn_once(OPEN_CALLS)
@@ -172,7 +200,9 @@ class Exchange:
             self.arguments = {**arguments, "system": system}
             lent = {} if client is None else {"client": client}
             self.result = await dialog.session.run(units.messages, **self.arguments, **lent)
-            self.items = dialog.translation.items(units, self.result.messages)
+            sent = dialog.translation.items(units, self.result.messages)
+            first = len(calls)
+            self.items = sent[first:] if is_unchanged(sent[:first], calls) else items
         self.reason = ""
         self.is_shaped = True
         dialog.saved += self.result.tokens_saved
@@ -198,7 +228,7 @@ class Exchange:
 
         There is none when that is None, when nothing can be left out, and after an error of ours.
         """
-        if refusal is None or not self.is_shaped:
+        if refusal is None or not self.is_shaped or self.is_held:
             return False
         sent = self.result
         with log_errors(NOT_SHORTENED):
@@ -219,8 +249,10 @@ class Exchange:
         if reply is None:
             return
         with log_errors(NOT_LEARNT):
-            # Others leave the usage out, or answer with no message at all.
-            if has_usage(reply):
+            self._conversations.remember(reply, self.dialog.codec, self.session.session_id)
+            # Others leave the usage out, or answer with no message at all. What the provider holds
+            # is billed with what was sent.
+            if has_usage(reply) and not self.is_held:
                 model = None if isinstance(field(reply, "model"), str) else self.model
                 self.session.observe(reply, self.result.messages, model=model)
 
@@ -262,8 +294,15 @@ class HttpExchange(Exchange):
                 return
             self.body = body
             name, open_session = find(body.values)
-            arguments = self.format.arguments(body.values)
-            await self.begin(name, self.format.codec, body.items, arguments, open_session, body)
+            await self.begin(
+                name,
+                self.format.codec,
+                body.items,
+                self.format.arguments(body.values),
+                open_session,
+                body,
+                state_id=self.format.state_id(body.values),
+            )
             self._place_marks()
         except TooDeep as error:
             self.reason, self.is_too_deep = str(error), True

@@ -25,9 +25,14 @@ class Format:
     """Whether a stream may be refused after it has begun, with status 200."""
 
     def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
-        """Whether the client holds the conversation in *items*, and not the provider."""
+        """Whether the client sends what it says in *items*."""
         del values
         return isinstance(items, list) and bool(items)
+
+    def state_id(self, values: Mapping[str, Any]) -> str:
+        """The id by which the provider holds what came before, "" where it holds nothing."""
+        del values
+        return ""
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a session needs of a request beside its messages."""
@@ -58,15 +63,25 @@ class Responses(Format):
     codec: ClassVar[Codec | MessagesCodec] = ResponsesCodec()
     may_refuse_late = True
 
-    def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
-        """Not where the server holds what came before."""
-        is_held = values.get("previous_response_id") or values.get("conversation")
-        return not is_held and super().is_shapeable(values, items)
+    def state_id(self, values: Mapping[str, Any]) -> str:
+        """The id of the response before, or of the conversation."""
+        conversation = values.get("conversation")
+        known = values.get("previous_response_id") or field(conversation, "id") or conversation
+        return known if isinstance(known, str) else ""
 
     def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """That of the response at the end of a stream, or of a whole one."""
-        response = event.get("response")
-        return super().usage_in(response if isinstance(response, dict) else event)
+        return super().usage_in(_response(event))
+
+    def reply_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """With what a later request may go on from without repeating it."""
+        reply, response = super().reply_in(event), _response(event)
+        return reply and {**reply, "id": response.get("id"), "output": response.get("output")}
+
+
+def _response(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    response = event.get("response")
+    return response if isinstance(response, dict) else event
 
 
 class Messages(Format):

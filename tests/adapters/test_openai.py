@@ -329,7 +329,34 @@ async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path: Path
     assert all(item["encrypted_content"] for item in sent)
 
 
-async def test_what_the_provider_holds_is_sent_as_it_came(tmp_path: Path):
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path: Path, stream: bool):
+    http_client = shaping(offloading(tmp_path), session_id="s")
+    given: Any = [{"role": "user", "content": "go"}]
+    held: Any = {}
+    sent: list[Any] = []
+
+    async with talk(call_twice, http_client) as (server, client):
+        for _ in range(3):
+            reply = await answer_of(client, stream=stream, input=given, **held)
+            outputs = [item.call_id for item in reply.output if item.type == "function_call"]
+            given = [
+                {"type": "function_call_output", "call_id": call, "output": LONG}
+                for call in outputs
+            ]
+            held = {"previous_response_id": reply.id}
+            sent.append(items_of(server.requests[-1]))
+
+    assert not server.refused
+    assert [len(items) for items in sent] == [1, 2, 2]
+    for item in [*sent[1], *sent[2]]:
+        assert item["output"].startswith("[Tool result offloaded to file: ")
+    assert (tmp_path / "s" / "c1_0.md").read_text() == LONG
+
+
+async def test_of_what_the_provider_holds_a_result_stays_that_may_have_been_read_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     http_client = shaping(offloading(tmp_path), session_id="s")
     output = {"type": "function_call_output", "output": LONG}
 
@@ -341,6 +368,15 @@ async def test_what_the_provider_holds_is_sent_as_it_came(tmp_path: Path):
 
     assert not server.refused
     assert items_of(server.requests[1]) == given
+    assert caplog.text.count("continues what the provider holds") == 1
+
+
+async def answer_of(client: openai.AsyncOpenAI, *, stream: bool, **given: Any) -> Any:
+    """The response to a request, which may be streamed."""
+    if not stream:
+        return await client.responses.create(model="m", **given)
+    async with client.responses.stream(model="m", **given) as streamed:
+        return await streamed.get_final_response()
 
 
 async def test_other_requests_pass(tmp_path: Path):

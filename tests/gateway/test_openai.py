@@ -150,15 +150,20 @@ def answered(form: str, reply: Any, number: int) -> list[dict[str, Any]]:
     return [message, *results]
 
 
-async def test_what_the_provider_holds_passes_as_it_came(tmp_path):
+async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path):
+    calls = answer(*(tool_use("look", {"number": n}, id=f"c{n}") for n in range(2)))
     async with (
-        OpenAIServer(["one", "two"]) as api,
+        OpenAIServer([calls, "two"]) as api,
         serving(api.url, tmp_path) as gateway,
         openai.AsyncOpenAI(api_key=key(), base_url=f"{gateway.url}/v1", max_retries=0) as client,
     ):
-        first = await client.responses.create(model="gpt-5.2", input="hello")
-        await client.responses.create(
-            model="gpt-5.2", previous_response_id=first.id, input=[{"role": "user", "content": "x"}]
-        )
-        assert [turn.what for turn in gateway.gateway.record.turns] == ["not shaped"] * 2
+        given: Any = [{"role": "user", "content": "hello"}]
+        first = await client.responses.create(model="gpt-5.2", input=given)
+        given = [
+            {"type": "function_call_output", "call_id": f"c{n}", "output": f"{n} {RESULT}"}
+            for n in range(2)
+        ]
+        await client.responses.create(model="gpt-5.2", previous_response_id=first.id, input=given)
+        assert [turn.what for turn in gateway.gateway.record.turns] == ["unchanged", "shaped"]
     assert not api.refused
+    assert api.requests[-1].raw.count(b"offloaded to file") == 2

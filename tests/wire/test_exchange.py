@@ -121,14 +121,14 @@ def look(known: Format, name: str) -> list[dict[str, Any]]:
     """A call named *name*, and its long result, in the form of *known*."""
     result = f"{name}: {LONG}"
     if known is RESPONSES:
-        call = {"type": "function_call", "call_id": name, "name": "look", "arguments": "{}"}
-        return [call, {"type": "function_call_output", "call_id": name, "output": result}]
+        wanted = {"type": "function_call", "call_id": name, "name": "look", "arguments": "{}"}
+        return [wanted, {"type": "function_call_output", "call_id": name, "output": result}]
     if known is CHAT:
         function = {"name": "look", "arguments": "{}"}
         call = {"id": name, "type": "function", "function": function}
         answer = {"role": "tool", "tool_call_id": name, "content": result}
         return [{"role": "assistant", "content": None, "tool_calls": [call]}, answer]
-    use = {"type": "tool_use", "id": name, "name": "look", "input": {}}
+    use: dict[str, Any] = {"type": "tool_use", "id": name, "name": "look", "input": {}}
     block = {"type": "tool_result", "tool_use_id": name, "content": result}
     return [{"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]
 
@@ -168,6 +168,37 @@ async def begin_http(mount: Mount, known: Format, body: Mapping[str, Any] | byte
     return exchange
 
 
+@pytest.mark.parametrize("held", ["previous_response_id", "conversation"])
+async def test_what_was_read_back_stays_where_the_provider_holds_the_call(
+    held: str, tmp_path: Path
+):
+    mount = offloading(tmp_path)
+    calls = [
+        {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
+        for name in ("look", "read_offloaded")
+    ]
+    first = await begin_http(mount, RESPONSES, {"input": [{"role": "user", "content": "go"}]})
+    first.begin_answer(200, "application/json")
+    usage = {"input_tokens": 9, "output_tokens": 1}
+    first.feed(json.dumps({"id": "h", "output": calls, "usage": usage}).encode())
+    assert first.end()
+    first.learn_usage()
+    before = factor(first)
+
+    given = [
+        {"type": "function_call_output", "call_id": name, "output": LONG}
+        for name in ("read_offloaded", "look", "unknown")
+    ]
+    exchange = await begin_http(mount, RESPONSES, {"input": given, held: "h"})
+    exchange.learn({"usage": {"input_tokens": 9_000}})
+
+    read_back, looked, unknown = exchange.items
+    assert [read_back, unknown] == [given[0], given[2]]
+    assert looked["output"].startswith("[Tool result offloaded to file: ")
+    assert not await exchange.refused(Refusal("OpenAI", 9_000, 8_000))
+    assert factor(first) == before
+
+
 def events(*said: Mapping[str, Any]) -> bytes:
     return b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in said)
 
@@ -199,7 +230,7 @@ async def test_what_is_unchanged_keeps_its_bytes(tmp_path: Path):
         (CHAT, b'{"messages": [}', "its body is not valid JSON"),
         (CHAT, b'{"messages": "x"}', "not for us to shape"),
         (CHAT, b'{"messages": [1]}', "not for us to shape"),
-        (RESPONSES, b'{"input": [{}], "previous_response_id": "r"}', "not for us to shape"),
+        (RESPONSES, b'{"input": "go", "previous_response_id": "r"}', "not for us to shape"),
         (
             MESSAGES,
             b'{"messages": [{"role": "user", "content": "x"}], "thread": {"id": "t"}}',
