@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 from functools import partial
-from itertools import pairwise
 from types import FunctionType
 
 
@@ -17,8 +15,8 @@ def is_async(function: object) -> bool:
 def answers_at_once(given: object, *types: str) -> bool:
     """Whether *given* is a function that certainly returns its answer, not something to await.
 
-    Only a call can show what a plain function returns. So three kinds are certain: a generator, a
-    function that returns only constants, and one that builds an answer, an object of *types*.
+    Only a call can show what a plain function returns. So two kinds are certain: a generator, and a
+    function that builds an answer, an object of *types*.
     """
     function = _innermost(given)
     if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
@@ -28,8 +26,7 @@ def answers_at_once(given: object, *types: str) -> bool:
         return False
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return True
-    builds_answer = not set(types).isdisjoint(code.co_names)
-    return builds_answer or _returns_constants(function)
+    return not set(types).isdisjoint(code.co_names)
 
 
 def takes_one(function: object) -> bool:
@@ -58,11 +55,3 @@ def _innermost(function: object) -> object:
             function = called
         else:
             return function
-
-
-def _returns_constants(function: FunctionType) -> bool:
-    operations = [instruction.opname for instruction in dis.get_instructions(function)]
-    for before, operation in pairwise(operations):
-        if operation == "RETURN_VALUE" and before != "LOAD_CONST":
-            return False
-    return True

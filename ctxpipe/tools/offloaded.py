@@ -42,7 +42,6 @@ def offload_tools(
     *,
     session_id: str | None = None,
     max_chars: int = 20_000,
-    reader: TextReader | None = None,
 ) -> list[Tool]:
     """`read_offloaded` and `search_offloaded` over the texts of *storage*, or those of a session.
 
@@ -55,8 +54,8 @@ def offload_tools(
     *max_chars* characters of text, a regular expression may take two seconds, in a process of its
     own. Their results are never offloaded again.
 
-    Given a session instead, they read the texts of that session alone, from *reader*, by default
-    the storage of its stages or of its journal. Where its pipeline has a `Compact` stage there is a
+    Given a session instead, they read the texts of that session alone, from the storage of its
+    stages or of its journal. Where its pipeline has a `Compact` stage there is a
     third tool, `compact_context`: the model asks for a summary before the next turn, with a focus.
     It is told why not where the context is small yet, or a summary was made a few turns ago.
 
@@ -68,7 +67,7 @@ def offload_tools(
         if session_id is not None:
             raise SettingsError("session_id is given beside a session, which has its own")
         session_id = session.session_id
-    source = _source(storage, reader)
+    source = _source(storage)
     if session_id is not None and not (isinstance(session_id, str) and session_id):
         raise SettingsError(
             f"session_id is {excerpt(session_id)};"
@@ -82,18 +81,15 @@ def offload_tools(
     return tools
 
 
-def _source(storage: object, reader: object) -> TextReader:
+def _source(storage: object) -> TextReader:
     """What the tools read from. Raises SettingsError where that is not possible."""
     source = storage
     if isinstance(storage, Session):
-        source = conversation_of(storage).text_reader if reader is None else reader
+        source = conversation_of(storage).text_reader
         if source is None:
             raise SettingsError(
-                "the session has no storage to read from;"
-                " give reader=, a TextReader such as LocalStorage('.ctxpipe')"
+                "the session has no storage to read from; give a TextReader and session_id= instead"
             )
-    elif reader is not None:
-        raise SettingsError("reader= is for a session; a storage alone is the first argument")
     if not isinstance(source, TextReader) or isinstance(source, type):
         name = type(source).__name__
         raise SettingsError(

@@ -86,21 +86,16 @@ async def test_the_tools_of_a_session_read_its_own_texts_alone(tmp_path: Path) -
         await read({"path": "t/b.md"})
 
 
-def test_a_session_that_keeps_no_texts_needs_a_reader(tmp_path: Path) -> None:
+def test_a_session_that_keeps_no_texts_has_nothing_to_read_from() -> None:
     session = ContextPipeline([]).session("s")
 
     with pytest.raises(SettingsError, match="the session has no storage to read from"):
         offload_tools(session)
-    assert len(offload_tools(session, reader=LocalStorage(tmp_path))) == 2
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-
     with pytest.raises(SettingsError, match="session_id is given beside a session"):
         offload_tools(compacting(tmp_path), session_id="s")
-    with pytest.raises(SettingsError, match="reader= is for a session"):
-        offload_tools(storage, reader=storage)
 
 
 async def test_the_context_is_compacted_before_the_next_turn_with_the_focus(
@@ -224,7 +219,7 @@ async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path: Path
                 model=MODEL,
                 max_tokens=100,
                 messages=history,
-                tools=as_beta_tools(offload_tools(pipeline.session(session_id), reader=storage)),
+                tools=as_beta_tools(offload_tools(pipeline.session(session_id))),
             )
             await runner.until_done()
     requests = [request for request in server.requests if request.usage is not None]

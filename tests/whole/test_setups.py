@@ -78,10 +78,6 @@ def sync_skip(_turn: Turn) -> Skip:
     return Skip("no")
 
 
-def sync_nothing(turn: Turn) -> None:
-    turn.session_id.upper()
-
-
 def sync_generator(turn: Turn) -> Any:
     yield turn
 
@@ -106,10 +102,8 @@ class SyncStage:
         (SyncStage, "the class SyncStage; give an object of it"),
         (sync_change, "the stage sync_change is not async; write `async def`"),
         (sync_skip, "the stage sync_skip is not async"),
-        (sync_nothing, "the stage sync_nothing is not async"),
         (sync_generator, "the stage sync_generator is not async"),
         (async_generator, "the stage async_generator is not async"),
-        (lambda _turn: None, "is not async"),
         (functools.partial(sync_change), "is not async"),
         (SyncStage(), "the stage SyncStage is not async"),
         (RatioGate(0.2), "RatioGate cannot be called with one argument"),
@@ -331,7 +325,6 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
                 5,
                 ExtractiveSummarizer,
                 CONVERSATION,
-                lambda _messages: "so far",
                 sync_summary,
             ],
             "archive": [".ctxpipe", 5, LocalStorage],
