@@ -129,7 +129,7 @@ class Record:
         self.marks.rewind(length)
         for memory in self.memories.values():
             for record in memory.values():
-                # To ask whether it is Rewindable takes forty times as long.
+                # To ask whether it is of a protocol takes forty times as long.
                 rewind = getattr(record, "rewind", None)
                 if rewind is not None:
                     rewind(length)
@@ -271,7 +271,7 @@ class Runner:
         turn, reports, after = await self._ask_stages(act, stages, turn, before, step, record)
         if step.touched.first is not None:
             is_bulk = is_bulky(turn.messages)  # what was bulky may have left
-        messages = _as_list(turn.messages)
+        messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
         options, context = await in_thread_if(
             is_bulk, self._finish, messages, step, record, request, bool(problems)
         )
@@ -651,10 +651,6 @@ def _range_of_changes(
     if first_place is None:
         return None, None
     return first_place[0], len(context) - step.touched.tail
-
-
-def _as_list(messages: Sequence[Message]) -> list[Message]:
-    return messages if isinstance(messages, list) else list(messages)
 
 
 def _note_edits(

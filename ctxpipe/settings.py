@@ -209,10 +209,6 @@ def _is_summarizer(value: object) -> bool:
     return _is_callable_object(value) and not answers_at_once(value, "Summary")
 
 
-def _is_session_id(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID
-
-
 SIZE = Wanted(is_size, "a whole number, 0 or more")
 COUNT = Wanted(lambda value: is_size(value) and value > 0, "a whole number, 1 or more")
 NUMBER = Wanted(lambda value: is_number(value) and value >= 0, "a number, 0 or more")
@@ -233,7 +229,8 @@ SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one
 
 MAX_SESSION_ID = 1_000
 SESSION_ID = Wanted(
-    _is_session_id, f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters"
+    lambda value: isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID,
+    f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters",
 )
 
 

@@ -21,15 +21,6 @@ def _ledger() -> Ledger:
     return Ledger(TokenCounter())
 
 
-@runtime_checkable
-class Rewindable(Protocol):
-    """A record of a session that sums something up about the leading messages."""
-
-    def rewind(self, known: int, /) -> None:
-        """Forget all but the first *known* messages: after them the context has changed."""
-        ...
-
-
 class Tracked(NamedTuple):
     """What the pipeline knows of a turn's messages, so that no stage has to find it out.
 
@@ -47,8 +38,8 @@ class Turn:
 
     *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
     per session and stage, for things like a circuit breaker or running totals: it may decide
-    whether an expensive attempt is made, never what its result is. The pipeline rewinds what is
-    `Rewindable` in it, and the ledger, so that they always agree with *messages* as far as they
+    whether an expensive attempt is made, never what its result is. The pipeline rewinds what has
+    a ``rewind(known)`` in it, and the ledger, so that they always agree with *messages* as far as they
     reach (*tracked*).
 
     The messages before index *protected* must not be rewritten: the signatures of kept thinking

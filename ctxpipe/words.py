@@ -47,7 +47,7 @@ def one_line(text: str, limit: int = 80) -> str:
     # The head is enough: a text of megabytes need not be cleaned to show 80 characters of it.
     line = " ".join(text[: 4 * limit].split())
     if not line.isprintable():
-        line = "".join(_printable(character) for character in line)
+        line = "".join(one if one.isprintable() else "?" for one in line)
     if len(line) <= limit:
         return line
     return f"{line[: limit - 1]}…"
@@ -66,10 +66,6 @@ def escape_unprintable(text: str, keep: str = "") -> str:
         else character.encode("unicode_escape").decode("ascii")
         for character in text
     )
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else "?"
 
 
 # Representations ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.edits.offload import CandidateIndex
-from ctxpipe.stage import Intent, PlannedStage, Rewindable, Tracked
+from ctxpipe.stage import Intent, PlannedStage, Tracked
 from ctxpipe.tokens import Ledger
 
 
@@ -83,7 +83,6 @@ def test_turns_and_answers_cannot_be_edited() -> None:
             setattr(value, name, True)
 
 
-def test_the_offload_stages_can_plan_and_their_sums_can_be_rewound() -> None:
+def test_the_offload_stages_can_plan() -> None:
     assert isinstance(DirectOffload(LocalStorage("x")), PlannedStage)
     assert isinstance(BatchOffload(LocalStorage("x")), PlannedStage)
-    assert isinstance(CandidateIndex(), Rewindable)

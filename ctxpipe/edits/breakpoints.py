@@ -97,7 +97,7 @@ class _Marks:
                 continue
             content = _as_blocks(body[name])
             shared[name] = content
-            in_shared += sum(map(_is_marked, content))
+            in_shared += sum(bool(field(block, "cache_control")) for block in content)
         return cls(marked, in_messages, shared, in_shared, bool(field(body, "cache_control")))
 
     @property
@@ -122,7 +122,8 @@ def _around(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] |
     if marks.automatic:
         last = len(messages) - 1
     start, stop = rewritten
-    if start > _previous_end(messages):
+    # No request has held what comes after the end of the previous one yet.
+    if start > min(_last_requests(messages), default=-1):
         return []
     found = dict.fromkeys((start - 1, stop - 1))
     free = [index for index in found if 0 <= index < last and index not in marks.messages]
@@ -153,10 +154,6 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     return dict(MARK)
 
 
-def _is_marked(block: object) -> bool:
-    return bool(field(block, "cache_control"))
-
-
 def _marks(message: Any) -> Iterator[Any]:
     for place, inner in cache_marks(message):
         block = message["content"][place]
@@ -185,11 +182,6 @@ def _last_requests(messages: Sequence[Any]) -> list[int]:
         if len(last) == 2:
             break
     return last
-
-
-def _previous_end(messages: Sequence[Any]) -> int:
-    """The message that ended the previous request: none has held what comes after it yet."""
-    return min(_last_requests(messages), default=-1)
 
 
 def _markable(message: Any) -> bool:

@@ -471,13 +471,9 @@ def _units(parts: Sequence[Part], sizes: Sequence[int], ground: EditableRegion) 
             continue
         own = parts[span.start : span.stop]
         tokens = sum(sizes[span.start : span.stop])
-        stays = any(_stays(part, ground) for part in own)
+        stays = any(part.index in ground.pinned or has_command(part.message) for part in own)
         units.append(_Unit(span, tokens, stays))
     return units
-
-
-def _stays(part: Part, ground: EditableRegion) -> bool:
-    return part.index in ground.pinned or has_command(part.message)
 
 
 def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:

@@ -201,11 +201,7 @@ MACROS = re.compile(
 
 def without_macros(source: str) -> str:
     """C or C++ with blanks for preprocessor conditionals and for the macros around declarations."""
-    return MACROS.sub(_blank_out, source)
-
-
-def _blank_out(macro: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", macro[0])
+    return MACROS.sub(lambda macro: re.sub(r"[^\n]", " ", macro[0]), source)
 
 
 # Definitions --------------------------------------------------------------------------------------

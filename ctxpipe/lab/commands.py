@@ -298,7 +298,8 @@ def inspect(
     counter = TokenCounter()
     if make:
         plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
-        _print_each(plans, _print_plan, _total_plan, errors, found, as_json=as_json)
+        total = _Plan([], sum(one.saved for one in plans.values()))
+        _print_each(plans, _print_plan, lambda _plans: total, errors, found, as_json=as_json)
     elif cache:
         reports, errors = _look_at_each(
             found.files, lambda transcript: cache_report(transcript, counter, prices)
@@ -424,10 +425,6 @@ def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
         outcome = "would act" if is_planned else report.outcome.value
         stages.append((report.stage, outcome, report.reason or str(report.detail or "")))
     return _Plan(stages, result.tokens_saved)
-
-
-def _total_plan(plans: Iterable[_Plan]) -> _Plan:
-    return _Plan([], sum(plan.saved for plan in plans))
 
 
 def _print_plan(name: str, plan: _Plan) -> None:

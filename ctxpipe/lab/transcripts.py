@@ -219,7 +219,7 @@ def _recording(records: Sequence[Record], name: str) -> Recording:
 def _messages(records: Sequence[Record]) -> Recording:
     """*records*, which are messages, or a request with these."""
     request = records[0].fields
-    if _is_header(request):
+    if request.get("type") == "header" and "role" not in request:
         entries = [_entry(record) for record in records[1:]]
         return Recording("messages under a header", entries, request)
     messages = request.get("messages")
@@ -233,10 +233,6 @@ def _messages(records: Sequence[Record]) -> Recording:
         raise second_conversation(records[1])
     entries = [_entry(record) for record in records]
     return Recording("Anthropic messages", entries, request)
-
-
-def _is_header(value: Mapping[str, Any]) -> bool:
-    return value.get("type") == "header" and "role" not in value
 
 
 def _entry(record: Record) -> Entry:

@@ -9,7 +9,6 @@ from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..edits.diff import Edit
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..logs import logger
 from ..messages import Message, common_prefix, ensure_messages, is_bulky
@@ -334,7 +333,8 @@ class Memory:
             return True
         calibration, attempts = self._calibration(), self._attempts()
         turns = self._unwritten
-        is_bulk = step.agreement.is_bulk is not False or bool(turns) or _is_bulky(step.edits)
+        edited = [message for edit in step.edits for message in edit.messages]
+        is_bulk = step.agreement.is_bulk is not False or bool(turns) or is_bulky(edited)
         journal.unanswered = ""
         try:
             is_news = attempts != self._saved_attempts
@@ -534,7 +534,3 @@ def _length(entries: Sequence[Entry], branch: str) -> int:
         if entries[number - 1].branch == branch:
             return number
     return 0
-
-
-def _is_bulky(edits: Sequence[Edit]) -> bool:
-    return is_bulky([message for edit in edits for message in edit.messages])
