@@ -39,11 +39,10 @@ class Cliff:
     output: float = 1.0
 
 
-def _is_cliffs(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(cliff, Cliff) for cliff in value)
-
-
-_CLIFFS = Wanted(_is_cliffs, "a tuple of Cliff")
+_CLIFFS = Wanted(
+    lambda value: isinstance(value, tuple) and all(isinstance(one, Cliff) for one in value),
+    "a tuple of Cliff",
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _ledger() -> Ledger:
-    return Ledger(TokenCounter())
-
-
 class Tracked(NamedTuple):
     """What the pipeline knows of a turn's messages, so that no stage has to find it out.
 
@@ -39,8 +35,8 @@ class Turn:
     *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
     per session and stage, for things like a circuit breaker or running totals: it may decide
     whether an expensive attempt is made, never what its result is. The pipeline rewinds what has
-    a ``rewind(known)`` in it, and the ledger, so that they always agree with *messages* as far as they
-    reach (*tracked*).
+    a ``rewind(known)`` in it, and the ledger, so that they always agree with *messages* as far as
+    they reach (*tracked*).
 
     The messages before index *protected* must not be rewritten: the signatures of kept thinking
     after them cover their text. With *cache_expired* the provider's prompt cache is known to be
@@ -57,7 +53,7 @@ class Turn:
     session_id: str = "default"
     force: bool = False
     budget: Budget = field(default_factory=Budget)
-    ledger: Ledger = field(default_factory=_ledger, repr=False)
+    ledger: Ledger = field(default_factory=lambda: Ledger(TokenCounter()), repr=False)
     overhead: int = 0
     memory: MutableMapping[object, object] = field(default_factory=dict, repr=False)
     tracked: Tracked | None = field(default=None, repr=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +123,8 @@ def replay(
         _check_writable(html)
         reporter = partial(narrate, prices=prices if model else None)
     settings = Settings(rest_every=LAPSES_EVERY, strict=strict)
-    with _executor(scheduler, processes, len(found.files)) as executor:
+    count = min(processes or os.cpu_count() or 1, len(found.files))
+    with cluster(scheduler) if scheduler else workers(count) as executor:
         replays = _replay_all(found.files, makers, settings, executor, reporter)
     by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
     totals = figures([file.replays for file in replays], prices, baseline)
@@ -164,12 +164,6 @@ def recordings(names: Sequence[str]) -> Recordings:
     if skipped:
         print_notice(skipped)
     return found
-
-
-def _executor(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
-    if scheduler:
-        return cluster(scheduler)
-    return workers(min(processes or os.cpu_count() or 1, files))
 
 
 def _replay_all(

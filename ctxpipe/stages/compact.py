@@ -166,7 +166,8 @@ async def compact_messages(
     counter = as_counter(counter)
     retry = Retry(max_retries=COMPACT_MAX_RETRIES(max_retries), sleep=sleep)
     if summarize is None:
-        summarize = _model_summarizer(model, summary_max_words, counter)
+        max_words = SUMMARY_MAX_WORDS(summary_max_words)
+        summarize = AnthropicSummarizer(model=model, max_words=max_words, counter=counter)
     # Counted in a worker thread now; below, the tokens of every text are known.
     await counter.count(messages, system=system, tools=tools)
     is_long = should_compact(
@@ -207,12 +208,6 @@ async def compact_messages(
     text = original.text_of(summary, folded)
     result = await _largest_smaller_result(original, text, restored, counter)
     return replace(result, original_messages_path=path)
-
-
-def _model_summarizer(
-    model: str | None, max_words: int | None, counter: TokenCounter
-) -> AnthropicSummarizer:
-    return AnthropicSummarizer(model=model, max_words=SUMMARY_MAX_WORDS(max_words), counter=counter)
 
 
 async def _numbering_storage(output_dir: str | os.PathLike[str] | None) -> LocalStorage:
