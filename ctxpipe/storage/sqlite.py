@@ -210,9 +210,7 @@ class SQLiteJournal(SharedJournal):
             database.execute("pragma secure_delete = on")
             database.execute(f"pragma synchronous = {'full' if self._fsync else 'normal'}")
             [form] = database.execute("pragma user_version").fetchone()
-            if form > FORM:
-                reason = f"{self.path} was made by a newer ctxpipe, in form {form}; update ctxpipe"
-                raise StorageError(errno.ENOTSUP, reason)
+            self._check_form(form)
             if form < FORM:
                 database.execute(_TABLE)
                 database.execute(f"pragma user_version = {FORM}")
@@ -221,6 +219,11 @@ class SQLiteJournal(SharedJournal):
             raise
         self._connection = database
         return database
+
+    def _check_form(self, form: int) -> None:
+        if form > FORM:
+            reason = f"{self.path} was made by a newer ctxpipe, in form {form}; update ctxpipe"
+            raise StorageError(errno.ENOTSUP, reason)
 
     def _close(self) -> None:
         with self._lock:
