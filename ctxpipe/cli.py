@@ -29,7 +29,6 @@ from .gateway import commands as gateway_commands
 from .gateway.journals import open_journal
 from .lab import commands as lab_commands
 from .lab.terminal import LEGEND, discard_output, escape_unencodable_output, print_error, print_line
-from .lab.transcripts import read_transcript
 from .names import session_folder
 from .settings import excerpt
 from .storage.atomic import STALE_SECONDS
@@ -40,7 +39,6 @@ from .storage.cleanup import (
     choose_files,
     delete_files,
     drop_empty_folders,
-    files_named_in,
     find_files,
     is_owned,
     session_files,
@@ -120,9 +118,6 @@ def clean(
     max_days: Annotated[
         float | None, typer.Option(help="Keep nothing older than this number of days.")
     ] = None,
-    live: Annotated[
-        list[str] | None, typer.Option(help="A transcript whose placeholders keep their files.")
-    ] = None,
     records: Annotated[
         bool, typer.Option("--records", help="Delete archives and journals too.")
     ] = False,
@@ -149,13 +144,13 @@ def clean(
     A session whose journal is younger than --max-days stays whole; without --max-days every session
     with a journal does.
     """
-    limits = _clean_limits(max_mb, max_days, live or (), records=records)
+    limits = _clean_limits(max_mb, max_days, records=records)
     has_limit = max_mb is not None or max_days is not None
     is_whole = session is not None or prefix is not None
-    if is_whole and (has_limit or live or records):
+    if is_whole and (has_limit or records):
         raise SettingsError(
             "--session and --prefix delete whole sessions; "
-            "leave out --max-mb, --max-days, --live, --records"
+            "leave out --max-mb, --max-days, --records"
         )
     if not (has_limit or is_whole):
         raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --prefix")
@@ -235,16 +230,10 @@ async def _delete_from(texts: LocalStorage, names: Sequence[str], journal: str |
     )
 
 
-def _clean_limits(
-    max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool
-) -> Limits:
+def _clean_limits(max_mb: float | None, max_days: float | None, *, records: bool) -> Limits:
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
-    kept: set[str] = set()
-    for path in lab_commands.recordings(live).files:
-        kept |= files_named_in(read_transcript(path).messages)
-    whole_bytes = None if max_bytes is None else round(max_bytes)
-    return Limits(whole_bytes, max_age, records, kept)
+    return Limits(None if max_bytes is None else round(max_bytes), max_age, records)
 
 
 def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:

@@ -48,7 +48,7 @@ T = TypeVar("T")
 Files = Annotated[
     list[str],
     typer.Argument(
-        help="Transcripts (JSON, JSONL), patterns, or folders, of which all transcripts in them "
+        help="Transcripts (JSON, JSONL), or folders, of which all transcripts in them "
         "are read; - is standard input.",
         show_default=False,
     ),

@@ -167,15 +167,13 @@ def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What requests cost, in the unit of the prices, and how many tokens and requests that was."""
+    """What requests cost, in the unit of the prices, and how many tokens that was."""
 
     read: float = 0.0
     written: float = 0.0
     fresh: float = 0.0
     output: float = 0.0
-    requests: int = 0
     refetches: int = 0
-    summaries: int = 0
     prompt_tokens: float = 0.0
     read_tokens: float = 0.0
 
@@ -212,9 +210,7 @@ def _request_bill(request: Request, prices: Prices) -> Bill:
         written=use.written * prices.cache_write * cliff.prompt,
         fresh=use.fresh * prices.input * cliff.prompt,
         output=request.output * prices.output * cliff.output,
-        requests=1,
         refetches=request.purpose == "refetch",
-        summaries=request.purpose == "summary",
         prompt_tokens=use.prompt,
         read_tokens=use.read,
     )

@@ -1,15 +1,14 @@
-"""Recordings by what a command is given: files, patterns and folders."""
+"""Recordings by what a command is given: files and folders."""
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import CtxpipeError, TranscriptError
 from ..words import count_phrase
-from .transcripts import STDIN, read_transcript
+from .transcripts import read_transcript
 
 SUFFIXES = (".json", ".jsonl")
 MOST_REASONS = 5
@@ -46,29 +45,20 @@ class Recordings:
 def find_recordings(
     names: Iterable[str], track: Callable[[Sequence[str]], Iterable[str]] = iter
 ) -> Recordings:
-    """The recordings that *names* stand for: files, patterns such as ``**/*.jsonl``, and folders.
+    """The recordings that *names* stand for: files and folders.
 
     A folder is searched to the bottom, without what is hidden in it; each JSON and JSONL file in it
     that holds a conversation is a recording. *track* iterates over those files, and may show how
     far it is. Raises TranscriptError for a folder that holds no recording.
     """
     found = Recordings()
-    for name in names:
-        for path in _matches(name):
-            if os.path.isdir(path):
-                found.files += _search(path, found, track)
-            else:
-                found.files.append(path)
+    for path in names:
+        if os.path.isdir(path):
+            found.files += _search(path, found, track)
+        else:
+            found.files.append(path)
     found.files = list(dict.fromkeys(found.files))
     return found
-
-
-def _matches(name: str) -> list[str]:
-    """The paths that the pattern *name* stands for; one without a match is left as it is."""
-    is_pattern = any(character in name for character in "*?[")
-    if name == STDIN or not is_pattern or os.path.lexists(name):
-        return [name]
-    return sorted(glob.glob(name, recursive=True)) or [name]
 
 
 def _search(

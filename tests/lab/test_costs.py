@@ -190,7 +190,7 @@ def test_a_bill_adds_up_what_was_read_written_fresh_and_said() -> None:
     assert found.fresh == 600
     assert found.output == 5 * 130
     assert found.total == pytest.approx(found.read + found.written + found.fresh + found.output)
-    assert (found.requests, found.refetches, found.summaries) == (3, 1, 1)
+    assert found.refetches == 1
     assert found.hit_rate == pytest.approx(2500 / 4600)
 
 

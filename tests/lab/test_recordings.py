@@ -1,4 +1,4 @@
-"""Files, patterns and folders that stand for recordings."""
+"""Files and folders that stand for recordings."""
 
 from __future__ import annotations
 
@@ -62,17 +62,6 @@ def test_of_many_reasons_the_first_few_are_said(tmp_path: Path):
     assert told[-1].strip() == "and 3 more"
 
 
-def test_a_pattern_stands_for_the_files_it_matches(folder: Path):
-    found = find_recordings([str(folder / "**" / "*.json*")])
-    assert set(names(folder, found.files)) == {"a.jsonl", "b.json", "deep/package.json"}
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_taken_by_its_name(tmp_path: Path):
-    path = tmp_path / "talk[1].json"
-    path.write_text(TALK, "utf-8")
-    assert find_recordings([str(path)]).files == [str(path)]
-
-
 def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder: Path):
     one = str(folder / "b.json")
     found = find_recordings(["-", one, str(folder), "-"])
@@ -80,8 +69,8 @@ def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder: P
     assert len(found.files) == len(set(found.files)) == 4
 
 
-def test_a_name_without_a_match_is_left_for_the_reader_to_refuse():
-    assert find_recordings(["no/such.jsonl", "no/*.jsonl"]).files == ["no/such.jsonl", "no/*.jsonl"]
+def test_a_name_of_no_file_is_left_for_the_reader_to_refuse():
+    assert find_recordings(["no/such.jsonl"]).files == ["no/such.jsonl"]
 
 
 def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path: Path):

@@ -369,7 +369,6 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
     assert summaries[0].output == 2000
     assert summaries[0].use.written == 0
     assert summaries[0].use.read > 0
-    assert bill(found.requests, Prices.relative()).summaries == len(summaries)
 
 
 async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one() -> None:
