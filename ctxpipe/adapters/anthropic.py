@@ -1,6 +1,7 @@
 """Middleware for any loop on the anthropic SDK, its tool runner included, in one line.
 
-``AsyncAnthropic(middleware=[ctxpipe_middleware(pipeline, session_id="job-42")])``
+``AsyncAnthropic(middleware=[ctxpipe_middleware(pipeline, session_id="job-42")])``, or below the SDK
+``AsyncAnthropic(http_client=ctxpipe_client(pipeline, session_id="job-42"))``
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .. import sync
-from ..edits.breakpoints import MARKS, with_breakpoints
-from ..edits.thinking import drop_block
+from ..edits.breakpoints import MARKS
 from ..errors import SettingsError
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session.client import (
@@ -26,8 +26,10 @@ from ..settings import one_of
 from ..wire.conversations import SessionName, texts_at
 from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, warn
 from ..wire.formats import MESSAGES
+from .http_client import Requests, make_client, make_sync_client
 
 if TYPE_CHECKING:
+    import httpx2
     from anthropic import APIRequest, APIResponse, AsyncAPIResponse
 
     from ..pipeline import ContextPipeline
@@ -36,8 +38,14 @@ if TYPE_CHECKING:
     AsyncCallNext: TypeAlias = Callable[[APIRequest], Awaitable[AsyncAPIResponse[Any]]]
     CallNext: TypeAlias = Callable[[APIRequest], APIResponse[Any]]
 
-__all__ = ["ctxpipe_middleware", "ctxpipe_sync_middleware"]
+__all__ = [
+    "ctxpipe_client",
+    "ctxpipe_middleware",
+    "ctxpipe_sync_client",
+    "ctxpipe_sync_middleware",
+]
 
+NAMES = ("metadata.session_id", "metadata.user_id")
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
@@ -109,6 +117,56 @@ def _shaping(
     return _Shaping(Mount(pipeline, session_id, journal), cache_breakpoints, threads)
 
 
+def ctxpipe_client(
+    pipeline: ContextPipeline,
+    *,
+    session_id: SessionName | None = None,
+    journal: JournalStorage | None = None,
+    cache_breakpoints: int = 0,
+    transport: httpx2.AsyncBaseTransport | None = None,
+    **settings: Any,
+) -> httpx2.AsyncClient:
+    """An HTTP client for ``anthropic.AsyncAnthropic`` that sends what `ctxpipe_middleware` does.
+
+    What has not changed keeps its bytes. It lends no client to a summarizer without one, and sends
+    requests of a thread unchanged; it cannot serve a client that signs bodies, as that of Bedrock
+    does. *transport* is what sends, by default the one that the SDK would use, without the
+    environment's proxies. *settings* are those of ``anthropic.DefaultAsyncHttpxClient``.
+
+    Raises SettingsError for an invalid setting.
+    """
+    import anthropic
+
+    requests = _requests(pipeline, session_id, journal, cache_breakpoints)
+    return make_client(anthropic, requests, transport, settings)
+
+
+def ctxpipe_sync_client(
+    pipeline: ContextPipeline,
+    *,
+    session_id: SessionName | None = None,
+    journal: JournalStorage | None = None,
+    cache_breakpoints: int = 0,
+    transport: httpx2.BaseTransport | None = None,
+    **settings: Any,
+) -> httpx2.Client:
+    """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
+    import anthropic
+
+    requests = _requests(pipeline, session_id, journal, cache_breakpoints)
+    return make_sync_client(anthropic, requests, transport, settings)
+
+
+def _requests(
+    pipeline: ContextPipeline,
+    session_id: SessionName | None,
+    journal: JournalStorage | None,
+    cache_breakpoints: int,
+) -> Requests:
+    MARKS.check("cache_breakpoints", cache_breakpoints)
+    return Requests(Mount(pipeline, session_id, journal), (MESSAGES,), NAMES, cache_breakpoints)
+
+
 # Both colours -------------------------------------------------------------------------------------
 
 
@@ -135,7 +193,7 @@ class _Middleware:
             # The caller may have asked for the bare response.
             raw: Any = getattr(response, "http_response", response)
             answer = await raw.aread()
-            shorter = await self.shaping.shorten(request, call_next, sent, raw.status_code, answer)
+            shorter = await self.shaping.shorten(request, sent, raw.status_code, answer)
             if shorter is not None:
                 sent = shorter
                 response = await call_next(sent.request)
@@ -164,7 +222,7 @@ class _SyncMiddleware:
         if getattr(response, "status_code", None) in REFUSING:
             raw: Any = getattr(response, "http_response", response)
             answer = raw.read()
-            shortened = self.shaping.shorten(request, call_next, sent, raw.status_code, answer)
+            shortened = self.shaping.shorten(request, sent, raw.status_code, answer)
             shorter = sync.wait_for(shortened)
             if shorter is not None:
                 sent = shorter
@@ -201,24 +259,26 @@ class _Shaping:
     async def shape(self, request: APIRequest, call_next: object, client: Any) -> _Sent | None:
         """What is to be sent; None where the request goes out as it came."""
         body: Any = request.json
+        arguments = MESSAGES.arguments(body)
+        arguments["request"]["extra_headers"] = _headers(request, call_next)
         exchange = await self.mount.begin(
             MESSAGES.codec,
             body["messages"],
-            MESSAGES.arguments(body),
+            arguments,
             request=body,
-            found=texts_at(body, "metadata.session_id", "metadata.user_id"),
+            found=texts_at(body, *NAMES),
             client=client,
         )
         if exchange is None:
             return None
         try:
-            return _Sent(exchange, self._rewrite(request, call_next, exchange))
+            return _Sent(exchange, self._rewrite(request, exchange))
         except Exception as error:  # noqa: BLE001  logged by `warn`
             warn(UNSHAPED, error)
             return None
 
     async def shorten(
-        self, request: APIRequest, call_next: object, sent: _Sent, status: int, answer: bytes
+        self, request: APIRequest, sent: _Sent, status: int, answer: bytes
     ) -> _Sent | None:
         """What is to be sent after *answer* has refused what was *sent*.
 
@@ -227,28 +287,18 @@ class _Shaping:
         refusal = read_refusal(status, answer[:MAX_TEXT].decode("utf-8", "replace"))
         if not await sent.exchange.refused(refusal):
             return None
-        return _Sent(sent.exchange, self._rewrite(request, call_next, sent.exchange))
+        return _Sent(sent.exchange, self._rewrite(request, sent.exchange))
 
-    def _rewrite(self, request: APIRequest, call_next: object, exchange: Exchange) -> APIRequest:
+    def _rewrite(self, request: APIRequest, exchange: Exchange) -> APIRequest:
         """*request* with the context; the same object where nothing changes."""
         body: Any = request.json
-        new_body = dict(body)
-        if exchange.items != body["messages"]:
-            new_body["messages"] = exchange.items
-        session, context = exchange.session, exchange.result
-        if self.cache_breakpoints:
-            changed = session.rewrite_range(context)
-            new_body = with_breakpoints(new_body, self.cache_breakpoints, changed)
-        new_headers: Any = request.headers
-        if context.request_options:
-            headers = _headers(request, call_next)
-            options = drop_block({"thinking": body.get("thinking"), "extra_headers": headers})
-            new_body |= options.get("extra_body", {})
-            new_headers = options.get("extra_headers", new_headers)
-        session.announce(context, {**new_body, "extra_headers": new_headers})
+        new_body = exchange.rewrite(body, self.cache_breakpoints)
+        context = exchange.result
+        headers: Any = context.request_options.get("extra_headers", request.headers)
+        exchange.session.announce(context, {**new_body, "extra_headers": headers})
         if new_body == body:
             return request
-        return _with_body(request, new_body, new_headers)
+        return _with_body(request, new_body, headers)
 
 
 # Requests -----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from starlette.background import BackgroundTask
 
-from ..edits.thinking import BINDING_BETA
 from ..messages import as_blocks, field
 from ..session.client import BETA
 from ..wire.exchange import HttpExchange, log_errors
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ..wire.formats import Format
     from .record import Record, What
     from .shaping import Shaper
-    from .upstream import Headers, Upstream
+    from .upstream import Upstream
 
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
@@ -53,7 +52,7 @@ class Relay:
         upstream: Upstream,
         shaper: Shaper,
     ) -> None:
-        self._exchange = HttpExchange(shaper.conversations, known)
+        self._exchange = HttpExchange(shaper.conversations, known, is_dry=shaper.is_dry)
         self._request = request
         self._upstream = upstream
         self._shaper = shaper
@@ -70,7 +69,8 @@ class Relay:
         elif headers.get("content-encoding", "identity") != "identity":
             exchange.reason = "its body is compressed"
         else:
-            await exchange.begin_bytes(exchange.raw, self._shaper.find(headers))
+            beta = headers.get(BETA, "")
+            await exchange.begin_bytes(exchange.raw, self._shaper.find(headers), beta)
         if exchange.is_too_deep:
             raise Refused(400, exchange.reason)
         async with self._opened:
@@ -93,8 +93,6 @@ class Relay:
         response = await self._send()
         chunks = response.aiter_raw()
         held = [chunk async for chunk in self._hold_back(chunks)]
-        if self._shaper.is_dry:
-            return response, held, chunks
         self._shaper.learn_window(self._exchange, self._request.headers)
         if not await self._exchange.retry():
             return response, held, chunks
@@ -104,23 +102,11 @@ class Relay:
         return response, [], response.aiter_raw()
 
     async def _send(self) -> httpx2.Response:
-        raw, beta = self._exchange.raw, ""
-        if self._exchange.is_shaped and not self._shaper.is_dry:
-            raw = self._exchange.content()
-            beta = BINDING_BETA if self._exchange.options else ""
-        headers: Headers = []
-        for name, value in self._request.headers.items():
-            if name == BETA and beta:
-                names = [each.strip() for each in value.split(",")]
-                beta = ",".join(dict.fromkeys([*filter(None, names), beta]))
-            elif name != "accept-encoding":  # what the usage is read from must be plain
-                headers.append((name, value))
-        headers.append(("accept-encoding", "identity"))
-        if beta:
-            headers.append((BETA, beta))
-        response = await self._upstream.ask(self._request, raw, headers)
+        exchange, request = self._exchange, self._request
+        headers = exchange.headers(request.headers.items())
+        response = await self._upstream.ask(request, exchange.content(), headers)
         self._opened.push_async_callback(response.aclose)
-        self._exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
+        exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
         return response
 
     async def _hold_back(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -130,7 +116,8 @@ class Relay:
             if chunk is None:
                 return
             yield chunk
-            self._learn(is_due=self._exchange.feed(chunk))
+            if self._exchange.feed(chunk):
+                self._exchange.learn_usage()
 
     # The reply ------------------------------------------------------------------------------------
 
@@ -150,18 +137,16 @@ class Relay:
                     yield chunk
                 async for chunk in rest:
                     yield chunk
-                    self._learn(is_due=exchange.feed(chunk))
-                self._learn(is_due=exchange.end())
+                    if exchange.feed(chunk):
+                        exchange.learn_usage()
+                if exchange.end():
+                    exchange.learn_usage()
             finally:
                 turn.seconds = time.monotonic() - self._started
                 if exchange.is_shaped:
                     turn.dollars = dollars(turn.model, exchange.usage)
                 record.add(turn)
                 logger.info("%s", turn)
-
-    def _learn(self, *, is_due: bool) -> None:
-        if is_due and not self._shaper.is_dry:  # a dry run is billed for another context
-            self._exchange.learn_usage()
 
     async def _add_kinds(self, turn: Turn) -> None:
         """Add to *turn* what the tokens that were sent are spent on, as far as that can be told."""
@@ -177,7 +162,7 @@ class Relay:
         what: What = "unchanged"
         if self._is_recovered:
             what = "recovered"
-        elif not self._shaper.is_dry and exchange.content() is not exchange.raw:
+        elif exchange.content() is not exchange.raw:
             what = "shaped"
         result = exchange.result
         left: list[Leaving] = []

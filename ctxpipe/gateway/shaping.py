@@ -83,7 +83,7 @@ class Shaper:
     def learn_window(self, exchange: HttpExchange, headers: Mapping[str, str]) -> None:
         """Take the window that a refusal names for later conversations with the model."""
         refusal = exchange.refusal
-        if refusal is not None and refusal.window is not None:
+        if not self.is_dry and refusal is not None and refusal.window is not None:
             self._pipelines.learn_window(exchange.model, headers.get(BETA, ""), refusal.window)
 
     async def kinds(self, exchange: HttpExchange) -> Mapping[Kind, int]:

@@ -16,11 +16,12 @@ from functools import partial
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..edits.breakpoints import with_free_breakpoints
+from ..edits.breakpoints import with_breakpoints, with_free_breakpoints
 from ..errors import safe_text
 from ..messages import field, pending_calls
 from ..names import content_hash
 from ..refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
+from ..session.client import BETA
 from ..session.gate import is_asked_by_a_stage
 from ..session.session import conversation_of
 from ..tokens.billed import has_usage
@@ -244,6 +245,19 @@ class Exchange:
                     dialog.saved += shorter.tokens_saved
         return self.result is not sent
 
+    def rewrite(self, body: Mapping[str, Any], breakpoints: int | None) -> dict[str, Any]:
+        """A request for a message with what is to be sent instead of that in *body*.
+
+        *breakpoints* are those of `HttpExchange`.
+        """
+        changed = {**body, **self.result.request_options.get("extra_body", {})}
+        if self.is_changed:
+            changed["messages"] = self.items
+        rewritten = self.session.rewrite_range(self.result)
+        if breakpoints is None:
+            return with_free_breakpoints(changed, rewritten)
+        return with_breakpoints(changed, breakpoints, rewritten) if breakpoints else changed
+
     def learn(self, reply: object) -> None:
         """Learn what *reply*, or the usage of one, says was billed for what was sent."""
         if reply is None:
@@ -262,16 +276,23 @@ class HttpExchange(Exchange):
 
     ``await begin_bytes(raw, find)``, send `content`; call `begin_answer` with the answer's head,
     `feed` with each chunk, and `end`. While the exchange *is_undecided*, what was fed is to be held
-    back: it may be a refusal, and `retry` says whether `content` is to be sent again.
+    back: it may be a refusal, and `retry` says whether `content` is to be sent again. One that
+    *is_dry* sends what came, and learns nothing. *breakpoints* is how many cache breakpoints are
+    placed where they pay off; None: those around what was rewritten that cost nothing.
     """
 
     items: Sequence[Item]
     reason: str
 
-    def __init__(self, conversations: Conversations, known: Format) -> None:
+    def __init__(
+        self, conversations: Conversations, known: Format, *, is_dry: bool = False
+    ) -> None:
         super().__init__(conversations)
         self.format = known
+        self.is_dry = is_dry
+        self.breakpoints: int | None = None
         self.raw: bytes = b""
+        self._content = b""
         self.usage: dict[str, Any] = {}
         self.is_undecided: bool = False
         self.is_too_deep: bool = False  # its body, to be read by anybody
@@ -281,8 +302,11 @@ class HttpExchange(Exchange):
         self._refusal = b""
         self._reader = ReplyReader()
 
-    async def begin_bytes(self, raw: bytes, find: FindConversation) -> None:
-        """Shape the request in *raw*, of the conversation that *find* names."""
+    async def begin_bytes(self, raw: bytes, find: FindConversation, beta: str = "") -> None:
+        """Shape the request in *raw*, of the conversation that *find* names.
+
+        *beta* is the value of its header of that name.
+        """
         self.raw = raw
         try:
             last = self._conversations.bodies()
@@ -294,34 +318,44 @@ class HttpExchange(Exchange):
                 return
             self.body = body
             name, open_session = find(body.values)
+            arguments = self.format.arguments(body.values)
+            if beta:
+                arguments["request"]["extra_headers"] = {BETA: beta}
+            state_id = self.format.state_id(body.values)
+            codec = self.format.codec
             await self.begin(
-                name,
-                self.format.codec,
-                body.items,
-                self.format.arguments(body.values),
-                open_session,
-                body,
-                state_id=self.format.state_id(body.values),
+                name, codec, body.items, arguments, open_session, body, state_id=state_id
             )
-            self._place_marks()
+            if self.is_shaped:
+                self._write()
         except TooDeep as error:
             self.reason, self.is_too_deep = str(error), True
         except JSONDecodeError:
             self.reason = "its body is not valid JSON"
         except Exception as error:  # noqa: BLE001  it is logged, and the request is sent as it came
-            self.reason = warn(UNSHAPED, error)
+            self.reason, self.is_shaped = warn(UNSHAPED, error), False
+
+    def _write(self) -> None:
+        """Write the `content`."""
+        values: Mapping[str, Any] = {}
+        if self.format is MESSAGES:
+            before = self.body.values
+            after = self.rewrite({**before, "messages": self.given}, self.breakpoints)
+            self.items = after.pop("messages")
+            values = {name: new for name, new in after.items() if new is not before.get(name)}
+        if self.is_changed or values:
+            self._content = self.body.write(self.items, values)
 
     def content(self) -> bytes:
         """The body to send: the client's own bytes where nothing is changed."""
-        if not self.is_shaped or not (self.is_changed or self.options):
-            return self.raw
-        extra = self.options.get("extra_body")
-        return self.body.write(self.items, extra if isinstance(extra, Mapping) else {})
+        return self.raw if self.is_dry else self._content or self.raw
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What else the API needs to be told, in the form of the SDK's arguments."""
-        return self.result.request_options if self.format is MESSAGES else {}
+    def headers(self, given: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The headers to send, of those that were *given*, with their names in small letters."""
+        ours: dict[str, str] = {"accept-encoding": "identity"}  # the usage is read from plain text
+        if self.is_shaped and not self.is_dry and self.format is MESSAGES:
+            ours |= self.result.request_options.get("extra_headers", {})
+        return [*((name, value) for name, value in given if name not in ours), *ours.items()]
 
     # The reply ------------------------------------------------------------------------------------
 
@@ -372,23 +406,16 @@ class HttpExchange(Exchange):
     def learn_usage(self) -> None:
         """Learn what was read of the usage."""
         reply, self._reply = self._reply, None
-        self.learn(reply)
+        if not self.is_dry:  # else another context is billed
+            self.learn(reply)
 
     async def retry(self) -> bool:
         """Whether what was held back is a refusal, and there is a shorter `content` to send."""
         self.is_undecided = False
-        if not self._refusal or not await self.refused(self.refusal):
+        if self.is_dry or not self._refusal or not await self.refused(self.refusal):
             return False
-        self._place_marks()
+        self._write()
         return True
-
-    def _place_marks(self) -> None:
-        """Place cache marks where they cost nothing, around what the turn has rewritten."""
-        if self.is_shaped and self.format is MESSAGES:
-            rewritten = self.session.rewrite_range(self.result)
-            if rewritten is not None:
-                changed = {**self.body.values, "messages": self.items}
-                self.items = with_free_breakpoints(changed, rewritten)["messages"]
 
     @property
     def refusal(self) -> Refusal | None:

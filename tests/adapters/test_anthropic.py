@@ -10,8 +10,10 @@ import itertools
 import json
 import logging
 import re
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +25,7 @@ from anthropic import beta_async_tool
 from histories import conversation, histories, python_source, step, text, tool_result, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_memory import messages_api
+from in_memory import in_memory, messages_api
 from mounts import CALLS, placeholders, result, rounds
 from readme import run_row
 
@@ -42,7 +44,12 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.adapters.anthropic import ctxpipe_middleware
+from ctxpipe.adapters.anthropic import (
+    ctxpipe_client,
+    ctxpipe_middleware,
+    ctxpipe_sync_client,
+    ctxpipe_sync_middleware,
+)
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, cache_marks
 from ctxpipe.session.conversation import Conversation
@@ -281,6 +288,87 @@ async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, ask: Ask) -
 
     assert replies[0] == replies[1]
     assert type(replies[0]) is type(replies[1])
+
+
+# Below the SDK ------------------------------------------------------------------------------------
+
+
+async def converse(ask: Ask, client: Any, **beside: Any) -> None:
+    """A conversation in which results leave, old messages are rewritten, and thinking is stale."""
+    history: list[Any] = [user("go")]
+    for number in range(10):
+        reply = await plain(client, history, **beside)
+        await ask(client, history, **beside)
+        length = 1_500 if number % 3 else len(LONG)  # batch offloading takes the shorter ones
+        result = tool_result(reply.content[-1].id, f"{number} é😀 {LONG[:length]}")
+        history += [reply.to_param(), user(result)]
+
+
+@every_way
+@pytest.mark.parametrize("breakpoints", [0, 4])
+async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
+    tmp_path: Path, ask: Ask, breakpoints: int
+) -> None:
+    beside: Any = {"system": [text("Be brief.")], "tools": TOOLS, "extra_headers": {BETA: "b-1"}}
+    given: Any = {"session_id": "s", "cache_breakpoints": breakpoints}
+    received = []
+    for is_below in (False, True):
+        shutil.rmtree(tmp_path)
+        server = MessagesServer(think_and_call, model=Model(window=9_000, thinking="signed"))
+        pipeline = full(tmp_path)
+        async with in_memory(server) as transport:
+            reached: Any = {"base_url": server.url, "api_key": "k", "max_retries": 0}
+            if is_below:
+                http_client = ctxpipe_client(pipeline, transport=transport, **given)
+                client = anthropic.AsyncAnthropic(http_client=http_client, **reached)
+            else:
+                bare = httpx2.AsyncClient(transport=transport)
+                middleware = [ctxpipe_middleware(pipeline, **given)]
+                client = anthropic.AsyncAnthropic(
+                    http_client=bare, middleware=middleware, **reached
+                )
+            async with client:
+                await converse(ask, client, **beside)
+        received.append(server.requests)
+
+    by_middleware, below = received
+    assert [request.raw for request in below] == [request.raw for request in by_middleware]
+    headers = [{**comparable(request.headers), "accept-encoding": ""} for request in below]
+    assert headers == [
+        {**comparable(request.headers), "accept-encoding": ""} for request in by_middleware
+    ]
+    assert any(BINDING in request.headers[BETA] for request in below)
+    assert any("offloaded" in request.raw.decode() for request in below)
+
+
+async def test_a_synchronous_transport_sends_the_bytes_that_the_middleware_sends(
+    tmp_path: Path,
+) -> None:
+    def work(url: str, **ours: Any) -> None:
+        with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0, **ours) as client:
+            history: list[Any] = [user("go")]
+            for number in range(8):
+                asked: Any = {"model": "m", "max_tokens": 99, "messages": history}
+                if number % 2:
+                    with client.messages.stream(**asked) as stream:
+                        reply: Any = stream.get_final_message()
+                else:
+                    reply = client.messages.create(**asked)
+                history += [reply.to_param(), user(tool_result(reply.content[-1].id, LONG))]
+
+    received = []
+    for is_below in (False, True):
+        shutil.rmtree(tmp_path)
+        pipeline = full(tmp_path)
+        ours: Any = {"middleware": [ctxpipe_sync_middleware(pipeline, session_id="s")]}
+        if is_below:
+            ours = {"http_client": ctxpipe_sync_client(pipeline, session_id="s")}
+        async with MessagesServer(think_and_call) as server:
+            await anyio.to_thread.run_sync(partial(work, server.url, **ours))
+        received.append([request.raw for request in server.requests])
+
+    assert received[0] == received[1]
+    assert b"offloaded" in received[0][-1]
 
 
 # Something to do ----------------------------------------------------------------------------------
