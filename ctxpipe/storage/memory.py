@@ -16,7 +16,13 @@ from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
 from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
 from ..words import short_repr
-from .generations import ids_below, new_tombstone, running_generation, tombstone_seconds
+from .generations import (
+    ids_below,
+    new_tombstone,
+    running_generation,
+    tombstone_name,
+    tombstone_seconds,
+)
 from .protocol import Page
 from .records import Record, Redact, encode_record, record_stamp, redact_text, storable
 
@@ -175,7 +181,7 @@ class MemoryStorage:
     def _check(self, folder: str) -> None:
         generation = running_generation(folder)
         if generation is not None:
-            generation.check(self, self._tombstones.get(folder, ("", 0.0))[0])
+            generation.check(self, self._tombstones.get(tombstone_name(folder), ("", 0.0))[0])
 
     async def delete(self, session_id: str, /) -> None:
         """Delete all that is kept of one session: texts, records and journal.
@@ -185,7 +191,7 @@ class MemoryStorage:
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         now = time.time()
-        self._tombstones[folder] = new_tombstone(), now + tombstone_seconds()
+        self._tombstones[tombstone_name(folder)] = new_tombstone(), now + tombstone_seconds()
         for name, (_, end) in list(self._tombstones.items()):
             if end < now:
                 del self._tombstones[name]

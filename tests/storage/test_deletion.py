@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -229,6 +231,43 @@ async def test_a_forgotten_session_is_read_from_its_journal() -> None:
 
     assert sessions.get("s") is not held
     assert await sessions.get("s").history() == talk()
+
+
+def all_that_is_in(storage: MemoryStorage) -> str:
+    return str([getattr(storage, field.name) for field in fields(storage)])
+
+
+async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_back() -> None:
+    storage, sent = MemoryStorage(), list[Any]()
+
+    async def create(**request: Any) -> Any:
+        sent.append(list(request["messages"]))
+        return {"role": "assistant", "content": f"an answer about {request['messages'][0]}"}
+
+    client: Any = SimpleNamespace(messages=SimpleNamespace(create=create))
+    stages = [DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)]
+    owner, *others = [
+        ContextPipeline(stages).session(SESSION, journal=storage) for _ in range(HOLDERS)
+    ]
+    owner.append(user(WORDS))
+    await owner.create(client, model="m", max_tokens=10)
+    for session in others:
+        await session.run(talk(), force=True)
+    assert WORDS in all_that_is_in(storage)
+
+    await storage.delete(SESSION)
+    assert "anna" not in all_that_is_in(storage)
+    sent.clear()
+    for session in others:
+        result = await session.run(conversation(user("hello again")), force=True)
+        assert result.messages == conversation(user("hello again"))
+        assert WORDS not in str(await session.history())
+    owner.append(user("it is me"))
+    with pytest.raises(SessionDeleted):
+        await owner.create(client, model="m", max_tokens=10)
+
+    assert sent == []
+    assert WORDS not in all_that_is_in(storage)
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
