@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 
@@ -26,7 +25,7 @@ except ImportError as missing:  # pragma: no cover  tests run with the extra ins
 from . import __version__
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
-from .gateway.journals import open_journal
+from .gateway.journals import is_owner, open_journal
 from .lab import commands as lab_commands
 from .lab.terminal import LEGEND, discard_output, escape_unencodable_output, print_error, print_line
 from .names import session_folder
@@ -47,6 +46,9 @@ from .storage.generations import ids_below
 from .storage.local import LocalStorage
 from .storage.ownership import StorageRoot
 from .words import count_phrase
+
+if TYPE_CHECKING:
+    from .storage.shared_journals import SharedJournal
 
 app: typer.Typer = typer.Typer(
     help="See what an agent's context costs and what it forgets, "
@@ -193,41 +195,49 @@ def _sessions_to_delete(
     if prefix is not None:
         names.update(ids_below(prefix, folder.session_ids()))
         if journal is not None:
-            names.update(anyio.run(_sessions_in, journal, prefix))
+            names.update(anyio.run(_sessions_in, folder, journal, prefix))
         for name in sorted(names):
             print_line(f"session {excerpt(name)}")
     return sorted(names)
 
 
-async def _sessions_in(journal: str, prefix: str) -> list[str]:
-    async with open_journal(journal, None) as storage:
+async def _sessions_in(folder: StorageRoot, journal: str, prefix: str) -> list[str]:
+    async with _open_journal(folder, journal) as storage:
         return await storage.sessions(prefix)
+
+
+def _open_journal(folder: StorageRoot, url: str) -> SharedJournal:
+    """The journals at *url* of the sessions in *folder*, which may be a gateway's for one token."""
+    name = os.path.basename(folder.path)
+    return open_journal(url, None, name if is_owner(name) else "")
 
 
 def _delete_sessions(folder: StorageRoot, names: Sequence[str], journal: str | None) -> Cleaned:
     """Delete the sessions *names* below *folder*, and from the *journal* at a URL."""
-    elsewhere: list[str] = []
-    if journal is None:
-        elsewhere = [
-            f"the journal of {excerpt(name)}, which is not here; give --journal"
-            for name in names
-            if folder.has_journal_elsewhere(session_folder(name))
-        ]
-    cleaned = anyio.run(_delete_from, LocalStorage(folder.path), names, journal)
-    return replace(cleaned, left=(*cleaned.left, *elsewhere))
-
-
-async def _delete_from(texts: LocalStorage, names: Sequence[str], journal: str | None) -> Cleaned:
+    elsewhere = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
+    where = "here; give --journal"
     if journal is not None:  # first: who still had it would write its texts again
-        async with open_journal(journal, None) as storage:
-            for name in names:
-                await storage.delete(name)
-    cleaned = [await texts.delete(name) for name in names]
+        where = "there either"
+        elsewhere -= anyio.run(_delete_journals, folder, names, journal)
+    cleaned = anyio.run(_delete_texts, LocalStorage(folder.path), names)
+    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in sorted(elsewhere)]
     return Cleaned(
         tuple(file for each in cleaned for file in each.files),
         sum(each.bytes for each in cleaned),
-        tuple(path for each in cleaned for path in each.left),
+        (*(path for each in cleaned for path in each.left), *left),
     )
+
+
+async def _delete_journals(folder: StorageRoot, names: Sequence[str], journal: str) -> set[str]:
+    async with _open_journal(folder, journal) as storage:
+        known = await storage.sessions()
+        for name in names:
+            await storage.delete(name)
+    return set(known)
+
+
+async def _delete_texts(texts: LocalStorage, names: Sequence[str]) -> list[Cleaned]:
+    return [await texts.delete(name) for name in names]
 
 
 def _clean_limits(max_mb: float | None, max_days: float | None, *, records: bool) -> Limits:

@@ -321,6 +321,24 @@ def test_a_journal_elsewhere_is_deleted_with_the_texts_or_named(tmp_path: Path) 
     assert not [name for name in contents(root) if name.startswith("cust1")]
 
 
+def test_a_journal_that_is_not_where_the_command_looks_is_named_and_no_success(
+    tmp_path: Path,
+) -> None:
+    root, path = tmp_path / "texts", tmp_path / "journal.sqlite"
+
+    async def converse_elsewhere() -> None:
+        storage = LocalStorage(root)
+        async with SQLiteJournal(path, texts=storage) as journal:
+            pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000)])
+            await pipeline.session("cust1/a", journal=journal).run(HISTORY[:3])
+
+    anyio.run(converse_elsewhere)
+    done = run(root, "--session", "cust1/a", "--journal", f"sqlite:///{path}.bak", "--yes")
+
+    assert done.exit_code == 1
+    assert "the journal of 'cust1/a', which is not there either" in done.stdout
+
+
 def test_who_holds_a_session_that_the_command_deletes_drops_it(tmp_path: Path) -> None:
     async def hold() -> list[Any]:
         storage = LocalStorage(tmp_path)

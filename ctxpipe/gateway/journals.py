@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ KINDS = {
     "redis": "Redis",
     "rediss": "Redis",
 }
+_OWNER = re.compile(r"[0-9a-f]{16}")
 FORMS = "sqlite:///FILE, postgres://HOST/DATABASE or redis://HOST"
 
 
@@ -38,10 +40,15 @@ def check_journal(url: str) -> None:
         raise SettingsError("journal names no file: sqlite:///FILE, or sqlite:////FOLDER/FILE")
 
 
+def is_owner(name: str) -> bool:
+    """Whether *name*, that of a folder below a gateway's root, stands for one of its tokens."""
+    return _OWNER.fullmatch(name) is not None
+
+
 def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJournal:
     """The journals at *url* of sessions whose *texts* lie elsewhere.
 
-    Sessions of different *owners*, which are hexadecimal numbers, do not see each other.
+    Sessions of different *owners*, one for each of a gateway's tokens, do not see each other.
 
     Raises SettingsError for another kind of URL, and where the extra that it needs is missing.
     """

@@ -12,14 +12,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from gateways import conversation, http, key, post, prefix_breaks, process, replies, serving
 from models import MODEL
 from services import free_port
+from typer.testing import CliRunner
 
+from ctxpipe.cli import app
 from ctxpipe.errors import SettingsError
 from ctxpipe.gateway.journals import journal_kind, open_journal
 from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.shaping import Shaper
 from ctxpipe.testing import MessagesServer
 
 TURNS = 6
@@ -124,6 +128,74 @@ async def test_tokens_have_journals_of_their_own(journal, tmp_path, name):
         journals = [next(iter(it.conversations)).session.journal for it in shapers]
     assert journals[0] is not journals[1]
     assert repr(journals[0]) != repr(journals[1])
+
+
+# Cleaning up what belongs to one token ------------------------------------------------------------
+
+
+TOKENS = ["a" * 20, "b" * 20]
+
+
+def folder_of(root: Path, token: str) -> Path:
+    return root / Shaper(Settings({"": "http://127.0.0.1:9"}, root, tokens=TOKENS), token).owner
+
+
+async def clean(*arguments: object) -> Any:
+    command = ["clean", *map(str, arguments), "--yes"]
+    return await anyio.to_thread.run_sync(CliRunner().invoke, app, command)
+
+
+async def ask_as_both(gateway: Any, name: dict[str, str], turns: int) -> None:
+    for token in TOKENS:
+        given = {**name, "x-ctxpipe-token": token}
+        reply = await post(gateway, {"messages": conversation(turns)}, given)
+        assert reply.status_code == 200
+
+
+async def sessions_of(journal: str, root: Path, token: str) -> list[str]:
+    async with open_journal(journal, None, folder_of(root, token).name) as known:
+        return await known.sessions()
+
+
+async def test_what_one_token_has_kept_is_deleted_with_its_journal_and_nothing_of_another(
+    journal, tmp_path, name
+):
+    root, prefix = tmp_path / "root", name["x-ctxpipe-session"]
+    async with (
+        MessagesServer(lambda _: "fine") as api,
+        serving(api.url, root, journal=journal, tokens=TOKENS) as gateway,
+    ):
+        await ask_as_both(gateway, name, 2)
+        folders = [folder_of(root, token) for token in TOKENS]
+        done = await clean(folders[0], "--prefix", prefix, "--journal", journal)
+
+        assert done.exit_code == 0, done.output
+        assert [bool(list(folder.rglob("*.md"))) for folder in folders] == [False, True]
+        left = [await sessions_of(journal, root, token) for token in TOKENS]
+        assert [any(name.startswith(prefix) for name in names) for names in left] == [False, True]
+
+
+async def test_texts_of_a_token_that_is_in_use_are_kept_by_the_nightly_clean_up(
+    journal, tmp_path, name
+):
+    root, day = tmp_path / "root", 86_400
+    for turns in (2, 3):
+        async with (
+            MessagesServer(lambda _: "fine") as api,
+            serving(api.url, root, journal=journal, tokens=TOKENS) as gateway,
+        ):
+            await ask_as_both(gateway, name, turns)
+        if turns == 2:
+            for path in root.rglob("*"):
+                os.utime(path, (path.stat().st_mtime - 40 * day,) * 2, follow_symlinks=False)
+
+    texts = set(root.rglob("*.md"))
+    for token in TOKENS:
+        done = await clean(folder_of(root, token), "--max-days", 30)
+        assert done.exit_code == 0, done.output
+
+    assert texts
+    assert set(root.rglob("*.md")) == texts
 
 
 async def test_its_health_says_what_is_shared_and_no_password(tmp_path):

@@ -245,7 +245,7 @@ async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_bac
         return {"role": "assistant", "content": f"an answer about {request['messages'][0]}"}
 
     client: Any = SimpleNamespace(messages=SimpleNamespace(create=create))
-    stages = [DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)]
+    stages: list[Any] = [DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)]
     owner, *others = [
         ContextPipeline(stages).session(SESSION, journal=storage) for _ in range(HOLDERS)
     ]
