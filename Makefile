@@ -8,6 +8,9 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/demo
 FUZZ_SECONDS := 120
 
+# Many processes import the package: each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
 	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants clean

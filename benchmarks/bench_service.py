@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,12 @@ class Worker:
     command: list[str]
     environment: dict[str, str]
     port: int = field(default_factory=free_port)
+    python: Sequence[str] = (sys.executable,)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "examples.service", "--port", str(self.port), *self.command],
+            [*self.python, "-m", "examples.service", "--port", str(self.port), *self.command],
             env=self.environment,
             cwd=ROOT,
         )

@@ -5,15 +5,17 @@ asyncio under anyio's plugin, in debug mode, no blocking call, and no other mach
 
 from __future__ import annotations
 
-import asyncio.constants
 import gc
 import ipaddress
 import logging
 import os
 import signal
 import socket
+import ssl
 import tomllib
+import traceback
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,13 @@ if (
 ):  # as in a shell's background job: whoever is started inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# In debug mode asyncio notes where each callback and each future came from, for its messages: ten
-# frames deep, with a look at the file of each, this would be a fifth of the whole run.
-asyncio.constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
+# In debug mode asyncio notes where each callback and each future came from, for its messages: with
+# a look at the file of every frame, this would be a fifth of the whole run.
+walk_stack = traceback.walk_stack
+traceback.walk_stack = lambda frame: islice(walk_stack(frame), 1)  # type: ignore[assignment]
+
+# No test speaks TLS; the certificates of a client take longer to read than its requests.
+ssl.SSLContext.load_verify_locations = lambda *_, **__: None  # type: ignore[method-assign]
 
 settings.register_profile(
     "ci", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]

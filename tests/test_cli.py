@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
 from models import MODEL
+from processes import prepared_python
 from typer.testing import CliRunner
 
 import ctxpipe
@@ -40,7 +42,7 @@ def run(*arguments: object, given: str | None = None) -> Any:
 
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ctxpipe", *map(str, arguments)]
+    command = [*prepared_python(), "-m", "ctxpipe", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, **options
     )
@@ -125,8 +127,9 @@ def billed(tmp_path: Path) -> Path:
 def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(
     sound: Path, billed: Path
 ):
-    printed = run("replay", billed, sound).stdout
-    found = json.loads(run("replay", billed, sound, "--json").stdout)["read"]
+    replayed = ("replay", billed, sound, "--processes", 1)
+    printed = run(*replayed).stdout
+    found = json.loads(run(*replayed, "--json").stdout)["read"]
 
     assert re.search(
         r"The bills of 5 calls hold \d+\.\d{3} times the prompt tokens .* came 94\.5%, simulated",
@@ -526,7 +529,7 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> str:
     import pty
 
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "ctxpipe", *arguments]
+    command = [*prepared_python(), "-m", "ctxpipe", *arguments]
     with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment):
         os.close(child)
         printed = b""
@@ -543,7 +546,7 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> str:
 def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path: Path):
     fifo = tmp_path / "never.jsonl"
     os.mkfifo(fifo)  # reading it waits for a writer that never comes
-    command = [sys.executable, "-m", "ctxpipe", "replay", str(fifo)]
+    command = [*prepared_python(), "-m", "ctxpipe", "replay", str(fifo)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         writer = os.open(fifo, os.O_WRONLY)  # returns once it is read
         time.sleep(0.1)
@@ -560,7 +563,9 @@ def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path: Path):
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
     path = tmp_path / "long.jsonl"  # more than a pipe holds is printed of it
     path.write_text(lines([user("word " * 50), assistant("Well.")] * 1000), "utf-8")
-    command = f"{sys.executable} -m ctxpipe inspect {path} --json --most 2000 | head -1"
+    command = (
+        f"{shlex.join(prepared_python())} -m ctxpipe inspect {path} --json --most 2000 | head -1"
+    )
     done = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False
     )
@@ -571,7 +576,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_output_that_cannot_be_written_is_told_in_one_sentence(sound: Path, form: tuple[str, ...]):
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "ctxpipe", "inspect", str(sound), *form]
+        command = [*prepared_python(), "-m", "ctxpipe", "inspect", str(sound), *form]
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
         )
@@ -585,8 +590,17 @@ def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
     path = tmp_path / "signs.jsonl"
     path.write_text(lines(conversation(user("\u65c5 \U0001f600"), assistant("\xe9"))), "utf-8")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    printed = process("inspect", path, env=ascii_only)
-    told = process("inspect", path, "--json", env=ascii_only)
+    printed, told = (
+        subprocess.run(
+            [sys.executable, "-m", "ctxpipe", "inspect", str(path), *form],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=ascii_only,
+        )
+        for form in ((), ("--json",))
+    )
 
     assert (printed.returncode, printed.stderr, told.returncode, told.stderr) == (0, "", 0, "")
     assert "\\u65c5 \\U0001f600" in printed.stdout

@@ -7,7 +7,6 @@ import os
 import pty
 import shutil
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import anyio
 import pytest
 from histories import assistant, conversation, tool_result, tool_use, user
 from places import ROOT
+from processes import prepared_python
 from typer.testing import CliRunner
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, SQLiteJournal
@@ -135,17 +135,8 @@ def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path: Path) -> 
 def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path) -> None:
     write_old(tmp_path, HOME)
 
-    command = [
-        sys.executable,
-        "-m",
-        "ctxpipe",
-        "clean",
-        str(tmp_path),
-        "--max-days",
-        "0",
-        "--records",
-        "--yes",
-    ]
+    command = [*prepared_python(), "-m", "ctxpipe", "clean", str(tmp_path)]
+    command += ["--max-days", "0", "--records", "--yes"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == 2
@@ -227,7 +218,7 @@ def test_at_a_terminal_it_asks(tmp_path: Path, answer: str, goes: bool, code: in
     ours, theirs = pty.openpty()
     try:
         os.write(ours, f"{answer}\n".encode())
-        command = [sys.executable, "-m", "ctxpipe", "clean", str(tmp_path), "--max-days", "1"]
+        command = [*prepared_python(), "-m", "ctxpipe", "clean", str(tmp_path), "--max-days", "1"]
         done = subprocess.run(
             command, stdin=theirs, capture_output=True, text=True, timeout=120, check=False
         )

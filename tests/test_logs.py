@@ -8,10 +8,11 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from places import PACKAGE
+from syntax import modules
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.lab import terminal
@@ -57,11 +58,12 @@ def check(text: str) -> None:
     assert not any(line.startswith("CRITICAL") for line in lines)
 
 
+@cache
 def calls() -> list[tuple[str, str, int]]:
     """Each call of a logger in the package: where, its format and the number of its arguments."""
     found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for module, tree in modules():
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             owner = node.func.value
@@ -71,15 +73,15 @@ def calls() -> list[tuple[str, str, int]]:
                 continue
             form, *arguments = node.args[node.func.attr == "log" :]
             assert isinstance(form, ast.Constant), ast.dump(node)
-            where = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+            where = f"{module}:{node.lineno}"
             found.append((where, str(form.value), len(arguments)))
     return found
 
 
 def test_every_logger_of_the_package_is_one_of_those_that_are_filtered() -> None:
     names = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for _, tree in modules():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
                 names.add(ast.unparse(node.args[0]) if node.args else "")
     assert names <= {*map(repr, LOGGERS), "'httpx2'", "name"}

@@ -35,7 +35,7 @@ from histories import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import python
+from processes import new_python, python
 
 from ctxpipe import (
     BatchOffload,
@@ -641,7 +641,7 @@ async def main():
     print([name for name in sys.modules if name.startswith("opentelemetry")])
 anyio.run(main)
 """
-    assert python(script) == "[]"
+    assert new_python(script) == "[]"
 
 
 def test_an_sdk_that_only_the_environment_names_gets_the_spans_too(
@@ -658,7 +658,7 @@ async def main():
     await ContextPipeline([look]).run([{"role": "user", "content": "go"}], session_id="s")
 anyio.run(main)
 """
-    assert python(script) == "ctxpipe.look"
+    assert new_python(script) == "ctxpipe.look"
 
 
 # Mending ------------------------------------------------------------------------------------------

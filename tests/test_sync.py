@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import pytest
 from histories import assistant, chat, conversation, step, tool_use, user
 from mounts import offloading, placeholders
 from places import ROOT
+from processes import prepared_python
 from readme import run_row
 
 from ctxpipe import (
@@ -49,7 +49,7 @@ def ran(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A program of its own; it fails the test when it does not end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [*prepared_python(), "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.memory import create_client_server_memory_streams
 from places import ROOT
+from processes import prepared_python
 from readme import command_of, reader_environment
 
 from ctxpipe import LocalStorage, SettingsError
@@ -99,7 +99,7 @@ async def test_what_lies_elsewhere_is_refused(tmp_path: Path, elsewhere: str):
 async def test_another_session_is_refused_where_one_is_named(tmp_path: Path):
     mine, other = await store(tmp_path, "mine/t.md"), await store(tmp_path, "other/t.md")
 
-    command = [sys.executable, "-m", "ctxpipe", "mcp", str(tmp_path), "--session", "mine"]
+    command = [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path), "--session", "mine"]
 
     async with talk_to_process(*command, cwd=tmp_path) as session:
         assert not (await call(session, "read_offloaded", path=mine))[1]
@@ -114,7 +114,7 @@ async def test_an_unknown_tool_and_wrong_arguments_are_errors_that_the_model_rea
 
 async def test_a_client_that_goes_ends_the_server(tmp_path: Path):
     process = await anyio.open_process(
-        [sys.executable, "-m", "ctxpipe", "mcp", str(tmp_path)],
+        [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path)],
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
     )
     assert process.stdin is not None
@@ -127,7 +127,7 @@ async def test_a_client_that_goes_ends_the_server(tmp_path: Path):
 
 async def test_a_wrong_option_ends_with_its_reason(tmp_path: Path):
     done = await anyio.run_process(
-        [sys.executable, "-m", "ctxpipe", "mcp", str(tmp_path), "--session", ""],
+        [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path), "--session", ""],
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
         check=False,
     )

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from gateways import Upstream, conversation, key, replies
 from models import MODEL
+from processes import prepared_python
 from readme import command_of, reader_environment
 
 from ctxpipe.testing import MessagesServer
@@ -31,7 +32,7 @@ sys.exit(7)
 
 async def ctxpipe(*arguments: str, **settings: object) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ctxpipe", *arguments),
+        *(*prepared_python(), "-m", "ctxpipe", *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

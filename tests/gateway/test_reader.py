@@ -18,6 +18,7 @@ from gateways import Upstream, conversation, http, post, result_of, serving
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from places import ROOT
+from processes import prepared_python
 
 from ctxpipe.gateway import app
 from ctxpipe.gateway.serving import Serving
@@ -171,7 +172,7 @@ async def wrapped_arguments(folder: Path, program: str, *options: str) -> list[s
     agent.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     agent.chmod(0o755)
     run = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ctxpipe", "wrap", *options, "--", str(agent), "-p", "a task"),
+        *(*prepared_python(), "-m", "ctxpipe", "wrap", *options, "--", str(agent), "-p", "a task"),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,

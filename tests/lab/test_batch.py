@@ -11,7 +11,7 @@ import pytest
 from histories import assistant, conversation, step, user
 
 from ctxpipe.errors import SettingsError
-from ctxpipe.lab.batch import cluster, replay_files, workers
+from ctxpipe.lab.batch import Workers, cluster, replay_files, workers
 from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.policies import policies
 from ctxpipe.lab.workbench import Workbench
@@ -48,9 +48,16 @@ def written(folder: Path, name: str, steps: int = 4) -> str:
     return str(path)
 
 
-def test_files_come_back_in_the_order_in_which_they_were_given(tmp_path: Path):
+@pytest.fixture(scope="module")
+def two() -> Iterator[Workers]:
+    """Two processes, started once for all that is only asked of them."""
+    with workers(2) as hands:
+        yield hands
+
+
+def test_files_come_back_in_the_order_in_which_they_were_given(two: Workers, tmp_path: Path):
     paths = [written(tmp_path, f"{n}.jsonl", steps) for n, steps in enumerate((1, 5, 3))]
-    done = replay_files(paths, MAKERS, processes=2)
+    done = replay_files(paths, MAKERS, executor=two)
     assert [file.path for file in done] == paths
     assert [file.calls for file in done] == [2, 6, 4]
 
@@ -60,19 +67,20 @@ def test_several_processes_find_what_one_does(tmp_path: Path):
     assert replay_files(paths, MAKERS, processes=2) == replay_files(paths, MAKERS, processes=1)
 
 
-def test_a_file_that_cannot_be_read_stops_no_other(tmp_path: Path):
+def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path: Path):
     paths = [str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
-    for processes in (1, 2):
-        broken, sound = replay_files(paths, MAKERS, processes=processes)
+    for executor in (None, two):
+        broken, sound = replay_files(paths, MAKERS, executor=executor, processes=1)
         assert "No such file" in broken.error
         assert not sound.error
 
 
-def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(tmp_path: Path):
+def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(
+    two: Workers, tmp_path: Path
+):
     missing = [str(tmp_path / f"none-{n}.jsonl") for n in range(5)]
     paths = [*missing, written(tmp_path, "a.jsonl")]
-    with workers(2) as hands:
-        done = replay_files(paths, MAKERS, executor=type(hands)(hands.pool, 2, far=True))
+    done = replay_files(paths, MAKERS, executor=Workers(two.pool, 2, far=True))
     assert [bool(file.error) for file in done] == [True] * 5 + [False]
 
 
@@ -87,7 +95,7 @@ def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path: Path):
     assert all("a worker process died" in file.error for file in done)
 
 
-def test_progress_hears_of_each_file_once(tmp_path: Path):
+def test_progress_hears_of_each_file_once(two: Workers, tmp_path: Path):
     paths = [
         written(tmp_path, "a.jsonl"),
         written(tmp_path, "b.jsonl"),
@@ -95,7 +103,7 @@ def test_progress_hears_of_each_file_once(tmp_path: Path):
     ]
     heard: list[str] = []
     replay_files(
-        [*paths, paths[0]], MAKERS, processes=2, progress=lambda file: heard.append(file.path)
+        [*paths, paths[0]], MAKERS, executor=two, progress=lambda file: heard.append(file.path)
     )
     assert sorted(heard) == sorted(paths)
 
@@ -103,9 +111,11 @@ def test_progress_hears_of_each_file_once(tmp_path: Path):
 # Pages --------------------------------------------------------------------------------------------
 
 
-def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(tmp_path: Path):
+def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(
+    two: Workers, tmp_path: Path
+):
     paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
-    done = replay_files(paths, MAKERS, reporter=narrate, processes=2)
+    done = replay_files(paths, MAKERS, reporter=narrate, executor=two)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
     assert all(file.report and len(file.report.labels) == 5 for file in done)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from places import PACKAGE, ROOT
-from processes import python
+from processes import new_python
 
 RECIPES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
@@ -59,7 +59,7 @@ from ctxpipe.folding.definitions import definitions
 found = definitions("a.dart", sys.argv[2])
 print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 """
-    assert python(script, copy, DART) == (
+    assert new_python(script, copy, DART) == (
         "2 type Compare; 3 class Animal; 4 function Animal; 5 function label; 6 function count; "
         "8 interface Walks; 8 function walk; 9 type Color; 10 function add"
     )
@@ -88,6 +88,6 @@ print(found.format, found.calls, found.seconds[1] - found.seconds[0], end=" / ")
 try: parse_transcript(sys.argv[2].replace("agent", "nobody"), "talk.jsonl")
 except TranscriptError as error: print(error)
 """
-    told = python(script, copy, "\n".join(map(json.dumps, lines)))
+    told = new_python(script, copy, "\n".join(map(json.dumps, lines)))
 
     assert told == "protocol 1 60.0 / talk.jsonl, line 2: nobody is called 'nobody'"

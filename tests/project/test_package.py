@@ -8,7 +8,7 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import new_python
 
 import ctxpipe
 from ctxpipe.wire.versions import MountUnavailable
@@ -90,7 +90,7 @@ def test_every_public_name_says_what_it_promises(name: str) -> None:
 
 def test_importing_it_loads_nothing_heavy() -> None:
     assert (
-        python(f"import sys, ctxpipe; print([name for name in {HEAVY} if name in sys.modules])")
+        new_python(f"import sys, ctxpipe; print([name for name in {HEAVY} if name in sys.modules])")
         == "[]"
     )
 
@@ -103,7 +103,7 @@ storage = LocalStorage(".ctxpipe")
 ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
 print([name for name in ("anthropic", "tiktoken") if name in sys.modules])
 """
-    assert python(script) == "[]"
+    assert new_python(script) == "[]"
 
 
 def test_neither_importing_nor_offloading_opens_a_connection(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def main():
     print(done.changed, count_tokens(history) > 0)
 anyio.run(main)
 """
-    assert python(script, tmp_path) == "True True"
+    assert new_python(script, tmp_path) == "True True"
 
 
 def test_importing_it_writes_and_logs_nothing(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ from ctxpipe import *
 from ctxpipe.functions import *
 print(os.listdir("."), logging.getLogger("ctxpipe").handlers, logging.root.handlers)
 """
-    assert python(script, tmp_path) == "[] [] []"
+    assert new_python(script, tmp_path) == "[] [] []"
 
 
 def test_it_is_typed() -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from places import ROOT, SUPPORT
+from processes import prepared_python
 from recorded import NIGHTLY
 
 # in the nightly profile at every point, else at every 45th: before, between and after all summaries
@@ -23,13 +23,8 @@ CHANGED = {
 def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str
 ) -> None:
-    command = [
-        sys.executable,
-        str(SUPPORT / "killed_session.py"),
-        str(tmp_path),
-        str(STEP),
-        old,
-    ]
+    program = str(SUPPORT / "killed_session.py")
+    command = [*prepared_python(), program, str(tmp_path), str(STEP), old]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=1200, check=False, env=environment

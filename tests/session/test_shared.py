@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from places import SUPPORT
+from processes import prepared_python
 from recorded import NIGHTLY
 from sharing_session import TURNS, history
 
@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(self, root: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(root), *options],
+            [*prepared_python(), str(WORKER), str(root), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -588,7 +588,7 @@ async def test_one_that_cannot_be_written_keeps_no_other_inline(
     [failed] = detail(result).failed
     assert failed.startswith("StorageError: No space left on device (offloads.py, line ")
     assert (detail(result).results, len(detail(result).files)) == (2, 2)
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.name == "ctxpipe"]) == 1
     assert sorted(held[0] for held in files_below(root).values()) == ["a", "c"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 from histories import assistant, step, user
-from processes import python
+from processes import new_python
 from services import CuttingProxy, Postgres, RedisServer, Server
 
 from ctxpipe import (
@@ -431,7 +431,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    assert f"pip install 'ctxpipe[{kind}]'" in python(script)
+    assert f"pip install 'ctxpipe[{kind}]'" in new_python(script)
 
 
 async def test_a_password_is_in_no_text(postgres_url: str) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 from deleted_session import SESSION, WORDS, storages, talk
 from histories import conversation, step, user
 from places import ROOT
+from processes import prepared_python
 from services import Postgres, RedisServer
 
 from ctxpipe import (
@@ -67,7 +67,7 @@ class Holder:
 @contextmanager
 def holders(kind: str, place: str) -> Iterator[list[Holder]]:
     path = os.pathsep.join([str(ROOT), str(PROGRAM.parent)])
-    command = [sys.executable, str(PROGRAM), kind, place]
+    command = [*prepared_python(), str(PROGRAM), kind, place]
     processes = [
         subprocess.Popen(
             command,

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 import anyio
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
-from processes import python
+from processes import new_python
 
 from ctxpipe import (
     ContextPipeline,
@@ -555,7 +555,7 @@ for make in (ctxpipe.LocalStorage, ctxpipe.storage.LocalFiles):
     except ctxpipe.SettingsError as error:
         print(str(error)[:30])
 """
-    assert python(script).splitlines() == [
+    assert new_python(script).splitlines() == [
         "LocalStorage needs Linux or ma",
         "LocalFiles needs Linux or macO",
     ]

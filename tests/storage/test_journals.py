@@ -21,7 +21,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import python, small_disk
+from processes import prepared_python, python, small_disk
 
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.names import session_folder
@@ -696,7 +696,7 @@ anyio.run(main, *sys.argv[1:])
 
 def leasing(root: Path) -> subprocess.Popen[str]:
     """A process that holds the lease on the session "s"."""
-    command = [sys.executable, "-c", LEASING, str(root)]
+    command = [*prepared_python(), "-c", LEASING, str(root)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "True\n"
@@ -721,7 +721,7 @@ def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path) -
     with leasing(tmp_path) as process:
         assert not anyio.run(is_free, tmp_path)
         process.kill()
-        process.wait()
+        process.communicate()
 
         assert anyio.run(is_free, tmp_path)
 
@@ -787,7 +787,7 @@ async def main(root):
             os.unlink(mark)
 anyio.run(main, *sys.argv[1:])
 """
-    commands = [[sys.executable, "-c", script, str(tmp_path)] for _ in range(3)]
+    commands = [[*prepared_python(), "-c", script, str(tmp_path)] for _ in range(3)]
     running: list[Any] = [subprocess.Popen(command) for command in commands]
 
     assert [process.wait(60) for process in running] == [0, 0, 0]

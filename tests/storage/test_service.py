@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from processes import prepared_python
 from services import S3, Postgres, absent
 
 from benchmarks.bench_service import Worker, environment_of, post
@@ -45,7 +46,8 @@ async def workers_of(
 ) -> AsyncIterator[tuple[list[Worker], MessagesServer]]:
     command, s3 = where
     async with MessagesServer(reply) as server:
-        workers = [Worker(command, environment_of(server.url, s3)) for _ in range(count)]
+        environment = environment_of(server.url, s3)
+        workers = [Worker(command, environment, python=prepared_python()) for _ in range(count)]
         try:
             for worker in workers:
                 worker.start()

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx2
 from anyio.from_thread import start_blocking_portal
 from models import MODEL
 from places import ROOT
+from processes import prepared_python
 
 from ctxpipe.gateway.serving import Serving
 from ctxpipe.gateway.settings import Settings
@@ -112,7 +112,7 @@ def serving_beside(root: Path, **settings: Any) -> Iterator[tuple[Upstream, Serv
 @contextmanager
 def process(upstream: str, port: int, root: Path, *options: str) -> Iterator[Any]:
     """``ctxpipe gateway`` as a process of its own, once it listens."""
-    command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", upstream]
+    command = [*prepared_python(), "-m", "ctxpipe", "gateway", "--upstream", upstream]
     command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(

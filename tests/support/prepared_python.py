@@ -61,12 +61,15 @@ def ask(address: str, arguments: list[str]) -> None:
 def serve(address: str) -> list[str] | None:
     """In the process of a program its arguments; None once standard input has ended."""
     import contextlib
+    import gc
     import importlib
     import select
 
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is here is garbage in no program
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
@@ -156,6 +159,29 @@ def run(arguments: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[2:]:
         ask(sys.argv[1], sys.argv[2:])
+    import atexit
+    import contextlib
+
+    status: int | None = None
+
+    @atexit.register  # as the first, and so the last to be called
+    def leave() -> None:
+        """End here: to take apart what was imported would take most of a second."""
+        with contextlib.suppress(Exception):  # the interpreter says what is wrong with a stream
+            if status is not None:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+
     program = serve(sys.argv[1])
     if program is not None:
-        run(program)
+        try:
+            run(program)
+            status = 0
+        except SystemExit as error:
+            if error.code is None or isinstance(error.code, int):
+                status = (error.code or 0) & 0xFF
+            raise
+        except Exception:
+            status = 1
+            raise

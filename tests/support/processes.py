@@ -17,6 +17,7 @@ import pytest
 
 __all__ = [
     "folder_of_another_user",
+    "new_python",
     "prepared_python",
     "python",
     "python_killed_at",
@@ -40,8 +41,17 @@ if os.getuid() == 0:
 
 
 def python(script: str, *arguments: object, seconds: float = 120) -> str:
-    """What *script* prints, run by a new interpreter, which may take so many *seconds*."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    """What *script* prints, run by a prepared Python, which may take so many *seconds*."""
+    return printed(prepared_python(), script, *arguments, seconds=seconds)
+
+
+def new_python(script: str, *arguments: object, seconds: float = 120) -> str:
+    """What *script* prints, run by a new interpreter: for what an import or its memory is about."""
+    return printed([sys.executable], script, *arguments, seconds=seconds)
+
+
+def printed(python: list[str], script: str, *arguments: object, seconds: float) -> str:
+    command = [*python, "-c", script, *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
@@ -86,7 +96,7 @@ def folder_of_another_user() -> Iterator[Path]:
 
 def python_killed_at(mark: str, script: str, *arguments: object) -> None:
     """Run *script* and kill it, unasked and unprepared, once it has printed *mark*."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = [*prepared_python(), "-c", script, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

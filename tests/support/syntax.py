@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeAlias
 
 from places import PACKAGE
@@ -13,11 +14,16 @@ __all__ = ["Function", "classes", "functions", "modules"]
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> tuple[tuple[str, ast.Module], ...]:
     """Each module below ctxpipe: its dotted name without ``ctxpipe``, and its tree."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        yield name, ast.parse(path.read_text("utf-8"))
+    return tuple(
+        (
+            ".".join(path.relative_to(PACKAGE).with_suffix("").parts),
+            ast.parse(path.read_text("utf-8")),
+        )
+        for path in sorted(PACKAGE.rglob("*.py"))
+    )
 
 
 def functions() -> Iterator[tuple[str, Function]]:

@@ -24,7 +24,7 @@ import pytest
 from api_rules import faults
 from histories import step, user
 from places import ROOT, SUPPORT
-from processes import python, small_disk
+from processes import prepared_python, python, small_disk
 
 from ctxpipe import (
     Breaker,
@@ -364,7 +364,7 @@ async def test_a_project_file_swapped_for_a_link_to_a_secret_is_never_read_throu
 
 
 def lines_of(*arguments: object) -> list[dict[str, Any]]:
-    command = [sys.executable, str(SUPPORT / "killed_runs.py"), *map(str, arguments)]
+    command = [*prepared_python(), str(SUPPORT / "killed_runs.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(ROOT)])}
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=900, check=False, env=environment

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import recorded, sample
+from recorded import NIGHTLY, recorded, sample
 
 from ctxpipe import Restore
 from ctxpipe.agent_tools import COMMON_READING_TOOLS
@@ -131,7 +131,7 @@ async def test_of_the_files_that_came_back_without_the_rule_95_percent_still_do(
     counter, before, after = as_counter(None), 0, 0
     for path in sample(4):
         history = recorded(path)
-        for tenth in range(2, 11):
+        for tenth in range(2, 11, 1 if NIGHTLY else 4):
             messages = history[: len(history) * tenth // 10]
             disk = Disk()
             disk.play(messages)

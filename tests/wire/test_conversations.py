@@ -245,7 +245,7 @@ async def test_every_conversation_goes_on_with_its_bytes_in_another_process(
     sent: dict[int, list[Any]] = {}
     for turns in (0, 1, 2, 3):
         client = Client(tmp_path)  # each time one that remembers nothing
-        for number in range(40):
+        for number in range(10):
             await client.ask(conversations_of(how, number)(turns), name)
             if turns > 1:
                 assert client.sent[: len(sent[number])] == sent[number]

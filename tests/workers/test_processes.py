@@ -15,7 +15,7 @@ import anyio
 import pytest
 from jobs import die, fail_after_one, hoard, measure, spin, spin_in_c
 from places import SUPPORT
-from processes import python
+from processes import new_python
 
 from ctxpipe.workers import processes
 from ctxpipe.workers.processes import Answers, in_process
@@ -124,7 +124,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
     )
     modules = "ctxpipe.workers.worker, ctxpipe.folding.definitions, ctxpipe.edits.search"
 
-    assert python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
+    assert new_python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
 
 
 # Nothing is left behind ---------------------------------------------------------------------------
