@@ -26,18 +26,18 @@ def named(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=named)
-@pytest.mark.parametrize("status", [400, 413, 422, 500, None])
-def test_each_providers_refusal_is_understood(row: Row, status: int | None) -> None:
-    refusal = as_refusal(ApiError(status, row.example))
+def test_each_providers_refusal_is_understood(row: Row) -> None:
+    for status in (400, 413, 422, 500, None):
+        refusal = as_refusal(ApiError(status, row.example))
 
-    assert refusal is not None
-    assert refusal.provider == row.provider
+        assert refusal is not None, status
+        assert refusal.provider == row.provider
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.is_refusal], ids=named)
-@pytest.mark.parametrize("status", [400, 413, 422, None])
-def test_what_only_looks_like_one_is_none(row: Row, status: int | None) -> None:
-    assert as_refusal(ApiError(status, row.example)) is None
+def test_what_only_looks_like_one_is_none(row: Row) -> None:
+    for status in (400, 413, 422, None):
+        assert as_refusal(ApiError(status, row.example)) is None, status
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 409, 429, 502, 503, 529])
@@ -173,9 +173,9 @@ def test_the_fields_that_hold_the_prompt_may_be_named(text: str) -> None:
         "",
     ],
 )
-@pytest.mark.parametrize("status", [400, 422, None])
-def test_other_errors_do_not_pass_for_a_refusal(text: str, status: int | None) -> None:
-    assert as_refusal(ApiError(status, text)) is None
+def test_other_errors_do_not_pass_for_a_refusal(text: str) -> None:
+    for status in (400, 422, None):
+        assert as_refusal(ApiError(status, text)) is None, status
 
 
 def test_a_413_is_a_refusal_without_numbers_whatever_it_says() -> None:

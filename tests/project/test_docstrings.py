@@ -11,8 +11,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 from ctxpipe import errors
 
 PUBLIC = (
@@ -55,26 +53,21 @@ def methods(kind: type) -> Iterator[tuple[str, Any]]:
             yield f"{kind.__module__}.{kind.__qualname__}.{name}", value
 
 
-each = pytest.mark.parametrize(
-    ("name", "value"), list(public()), ids=lambda value: value if isinstance(value, str) else ""
-)
+def test_whatever_is_public_says_what_it_promises():
+    for name, value in public():
+        own = (value.__doc__ or "").strip()
+
+        assert own, name
+        assert not own.startswith(f"{value.__name__}("), f"dataclasses wrote that of {name}"
 
 
-@each
-def test_whatever_is_public_says_what_it_promises(name: str, value: Any):
-    own = (value.__doc__ or "").strip()
+def test_an_error_of_ours_that_is_raised_is_named():
+    for name, value in public():
+        made = ("__init__", "__post_init__") if inspect.isclass(value) else ()
+        places = [f"{value.__qualname__}.{method}" for method in made] or [value.__qualname__]
+        raised = set().union(*(raised_by(sys.modules[value.__module__], place) for place in places))
 
-    assert own
-    assert not own.startswith(f"{value.__name__}("), "dataclasses wrote this"
-
-
-@each
-def test_an_error_of_ours_that_is_raised_is_named(name: str, value: Any):
-    made = ("__init__", "__post_init__") if inspect.isclass(value) else ()
-    places = [f"{value.__qualname__}.{method}" for method in made] or [value.__qualname__]
-    raised = set().union(*(raised_by(sys.modules[value.__module__], place) for place in places))
-
-    assert {error for error in raised if error not in (value.__doc__ or "")} == set()
+        assert {error for error in raised if error not in (value.__doc__ or "")} == set(), name
 
 
 def raised_by(module: ModuleType, place: str) -> set[str]:

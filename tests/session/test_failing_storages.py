@@ -167,11 +167,7 @@ async def turn(session: Session, turns: int, *, force: bool = False) -> Any:
 @pytest.mark.parametrize("error", ERRORS, ids=NAMES)
 @pytest.mark.parametrize(
     ("storage_type", "method"),
-    [
-        *((Failing, method) for method in METHODS),
-        (WithoutMissing, "read"),
-        (WithoutMissing, "touch"),
-    ],
+    [*((Failing, method) for method in METHODS), (WithoutMissing, "read")],
 )
 async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
     storage_type: type[Failing], method: str, error: Callable[[], BaseException], kind: str

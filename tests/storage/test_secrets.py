@@ -86,14 +86,16 @@ READABLE = """
 """
 
 
-@pytest.mark.parametrize("path", [*REFUSED.split(), *COPIES.split(), *SPELLINGS])
-def test_what_usually_holds_credentials_is_a_secret(path: str) -> None:
-    assert is_secret(path)
+def test_what_usually_holds_credentials_is_a_secret() -> None:
+    paths = [*REFUSED.split(), *COPIES.split(), *SPELLINGS]
+
+    assert [path for path in paths if not is_secret(path)] == []
 
 
-@pytest.mark.parametrize("path", [*READABLE.split(), "", "/", ".", "..", "\ud800", "\0"])
-def test_what_only_sounds_like_it_is_none(path: str) -> None:
-    assert not is_secret(path)
+def test_what_only_sounds_like_it_is_none() -> None:
+    paths = [*READABLE.split(), "", "/", ".", "..", "\ud800", "\0"]
+
+    assert [path for path in paths if is_secret(path)] == []
 
 
 @given(

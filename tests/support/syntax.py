@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import TypeAlias
 
 from places import PACKAGE
 
-__all__ = ["Function", "classes", "functions", "modules"]
+__all__ = ["Function", "classes", "functions", "modules", "names_of_functions"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -24,6 +25,13 @@ def modules() -> tuple[tuple[str, ast.Module], ...]:
         )
         for path in sorted(PACKAGE.rglob("*.py"))
     )
+
+
+@cache
+def names_of_functions(path: Path) -> set[str]:
+    """The names of the functions and methods in the file at *path*."""
+    tree = ast.parse(path.read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, Function)}
 
 
 def functions() -> Iterator[tuple[str, Function]]:

@@ -136,9 +136,8 @@ def test_a_call_that_succeeded_puts_its_file_into_the_working_set(call: dict[str
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-@pytest.mark.parametrize("call", READS, ids=name_of)
-def test_a_call_that_failed_never_does(call: dict[str, Any], failure: dict[str, Any]) -> None:
-    assert used(answered(call, failure)) == []
+def test_a_call_that_failed_never_does(failure: dict[str, Any]) -> None:
+    assert [name_of(call) for call in READS if used(answered(call, failure))] == []
 
 
 @pytest.mark.parametrize("call", READS, ids=name_of)
