@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from places import PACKAGE, ROOT
+from processes import prepared_python
 from syntax import classes
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
@@ -54,9 +54,8 @@ def test_every_module_of_the_package_is_in_a_layer():
 
 
 def test_the_walk_is_the_one_that_the_script_prints():
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [*prepared_python(), str(SCRIPT)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     printed = ran.stdout
 
