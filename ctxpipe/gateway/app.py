@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import anyio
 import httpx2
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -20,14 +22,15 @@ from starlette.routing import Route
 
 from ..settings import EXAMPLE_MODEL
 from ..wire.formats import format_of
-from .guard import Guard, Refused, error_body
+from ..words import one_line
+from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
 from .record import Record, find_prices
 from .relay import Relay
 from .shaping import Shaper
-from .upstream import Upstream, read_whole, reply_with
+from .upstream import Upstream, reply_with, until_gone
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -107,8 +110,10 @@ class Gateway:
             return await self._route(request, path)
         except Refused as refusal:
             self._record_of(request).refused += 1
+            _log(request, f"refused, status {refusal.status}: {refusal}")
             return _error(refusal.status, str(refusal), path)
         except ClientDisconnect:
+            _log(request, "the client left before the reply")
             return Response()
         except httpx2.HTTPError as error:
             logger.warning("the upstream does not answer: %s", type(error).__name__)
@@ -118,6 +123,7 @@ class Gateway:
         """Refuse a method, or a target that is no path, as Starlette has found."""
         self._records[""].refused += 1  # before any token was looked at
         status = error.status_code if isinstance(error, HTTPException) else 400
+        _log(request, f"refused, status {status}")
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
 
     async def _route(self, request: Request, path: str) -> ASGIApp:
@@ -146,6 +152,7 @@ class Gateway:
         """What serves the tools that read back the texts of those who show *token*."""
         if request.method != "POST":
             raise Refused(405, "the reading tools keep no stream open: ask by POST")
+        check_size(int(request.headers.get("content-length", "0")))
         storage = self.shaper(token).storage
         if token not in self._readers and storage is not None:
             offload_app = await to_thread.run_sync(_import_offload_app)
@@ -161,11 +168,22 @@ class Gateway:
         return {**record.health(is_off=self.is_off), "processes": sharing}
 
     async def _pass(self, request: Request) -> Response:
-        """Send what is not ours to shape, byte for byte."""
-        has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-        # Whole: of a body that is refused nothing goes out.
-        content = await read_whole(request) if has_body else None
-        response = await self._upstream.ask(request, content)
+        """Send what is not ours to shape, byte for byte, and as it comes."""
+        is_read = anyio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            async for chunk in request.stream():
+                yield chunk
+            is_read.set()
+
+        content: AsyncIterator[bytes] | None = None
+        if "content-length" in request.headers or "transfer-encoding" in request.headers:
+            content = body()
+        else:
+            is_read.set()
+        ask = partial(self._upstream.ask, request, content)
+        response = await until_gone(request, ask, is_read)
+        _log(request, f"passed, status {response.status_code}")
         return reply_with(response, response.aiter_raw())
 
 
@@ -179,6 +197,12 @@ def _import_offload_app() -> Callable[[TextReader], ASGIApp]:
 async def _admit(request: Request, error: Exception) -> Response:
     """Say that an error is ours; the server logs it."""
     return _error(500, f"an error of its own: {type(error).__name__}", request.scope["path"])
+
+
+def _log(request: Request, text: str) -> None:
+    # The path as it came, which has no line breaks; a query may hold a key.
+    path = request.scope["raw_path"].decode("latin-1")
+    logger.info("%s %s: %s", request.method, one_line(path), text)
 
 
 def _error(status: int, text: str, path: str) -> Response:

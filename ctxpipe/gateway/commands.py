@@ -20,17 +20,24 @@ import typer
 
 from ..errors import CtxpipeError, SettingsError
 from ..settings import excerpt
+from .clients import (
+    ADVICE,
+    ANTHROPIC,
+    CLIENTS,
+    GEMINI,
+    OPENAI,
+    Client,
+    codex_setting,
+)
 from .guard import is_loopback
 from .settings import Settings, read_tokens
 
 if TYPE_CHECKING:
     from .serving import Serving
 
-ANTHROPIC = "/anthropic"
-OPENAI = "/openai"
-"""Under which paths `wrap` serves the two APIs."""
 ANTHROPIC_URL = "https://api.anthropic.com"
 OPENAI_URL = "https://api.openai.com/v1"
+GEMINI_URL = "https://generativelanguage.googleapis.com"
 LOG = "gateway.log"
 START_SECONDS = 60.0
 
@@ -147,16 +154,19 @@ def wrap(
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
 
     The agent finds the gateway by ANTHROPIC_BASE_URL and OPENAI_BASE_URL; what these say now is
-    where its requests go. Claude Code gets the tools that read back, too. Terminal, signals and the
-    exit status pass through. While it runs, lines go to a log file in the root; the sum follows on
-    standard error.
+    where its requests go. Claude Code gets the tools that read back, too; codex, opencode, pi and
+    gemini are told in the ways that they know. Terminal, signals and the exit status pass through.
+    While it runs, lines go to a log file in the root; the sum follows on standard error.
     """
+    name = Path(command[0]).stem
+    client = CLIENTS.get(name, Client())
+    setting, codex_url = codex_setting(os.environ) if name == "codex" else ("", "")
     anthropic_url = os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
-    openai_url = os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
     settings = Settings(
         {
-            ANTHROPIC: anthropic_url,
-            OPENAI: openai_url,
+            ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # as some clients have it
+            OPENAI: codex_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
+            GEMINI: os.environ.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL,
         },
         None if no_files else root.resolve(),
         preset=preset,
@@ -168,10 +178,18 @@ def wrap(
     handler: logging.Handler = logging.NullHandler()
     if settings.root is not None and not dry_run:
         handler = _log_file(settings.root)
+    past = f"{name} goes past the gateway: {client.advice or ADVICE}"
+    if client.advice:
+        print(f"ctxpipe: {past}", file=sys.stderr)
     with _logging(handler), _in_thread(serving):
-        command = [command[0], *_reader_options(command[0], serving.reader_url), *command[1:]]
-        status = _run(command, _environment(serving.url))
-    print(f"ctxpipe: {serving.gateway.record}", file=sys.stderr)
+        options = client.options(serving.url, setting)
+        options += _reader_options(name, serving.reader_url)
+        environment = {**os.environ, **client.environment(serving.url)}
+        status = _run([command[0], *options, *command[1:]], environment)
+    record = serving.gateway.record
+    if record.number or record.passed:
+        past = ""
+    print(f"ctxpipe: {record}{past and '; '}{past}", file=sys.stderr)
     raise typer.Exit(status)
 
 
@@ -208,10 +226,10 @@ def _serving(settings: Settings) -> Serving:
 
 @contextmanager
 def _logging(handler: logging.Handler) -> Iterator[None]:
-    """Meanwhile the gateway's lines, and the warnings of sessions, go to *handler*."""
+    """Meanwhile the gateway's lines, and all warnings of this process, go to *handler*."""
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     before = logger.level
-    whole = logging.getLogger("ctxpipe")
+    whole = logging.getLogger()
     whole.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -249,17 +267,9 @@ def _in_thread(serving: Serving) -> Iterator[None]:
         thread.join()
 
 
-def _environment(url: str) -> Mapping[str, str]:
-    return {
-        **os.environ,
-        "ANTHROPIC_BASE_URL": url + ANTHROPIC,
-        "OPENAI_BASE_URL": url + OPENAI,
-    }
-
-
-def _reader_options(program: str, url: str | None) -> Sequence[str]:
-    """What tells *program* where the tools that read back are, if it is known to take that."""
-    if url is None or Path(program).stem != "claude":
+def _reader_options(name: str, url: str | None) -> Sequence[str]:
+    """What tells the agent *name* where the tools that read back are, if it takes that."""
+    if url is None or name != "claude":
         return ()
     # It waits for what is always loaded: tools that come after the first request would change the
     # beginning of the prompt, and what is cached of it would be lost.

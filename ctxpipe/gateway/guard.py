@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 MAX_BODY = 32 * 1024 * 1024
-"""Bytes of a request; the Messages API takes no more."""
+"""Bytes of a request that is shaped; the Messages API takes no more."""
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request's target and headers."""
@@ -85,8 +85,6 @@ class Guard:
         headers = request.headers
         if "transfer-encoding" in headers and "content-length" in headers:
             raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both")
-        if int(headers.get("content-length", "0")) > MAX_BODY:
-            raise too_large()
         if "origin" in headers or (not is_page and headers.get(_SITE, "none") != "none"):
             raise Refused(403, "a page in a browser may not send requests to this gateway")
         if not self.tokens:
@@ -130,9 +128,10 @@ def _check_path(path: str) -> None:
         raise Refused(400, "the path leads out of its folder")
 
 
-def too_large() -> Refused:
-    """The refusal of a body above MAX_BODY."""
-    return Refused(413, f"the body is larger than {MAX_BODY} bytes")
+def check_size(size: int) -> None:
+    """Raise Refused for a body of more than MAX_BODY bytes."""
+    if size > MAX_BODY:
+        raise Refused(413, f"the body is larger than {MAX_BODY} bytes")
 
 
 def is_loopback(host: str) -> bool:

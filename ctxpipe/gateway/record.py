@@ -118,6 +118,8 @@ class Record:
         }
 
     def __str__(self) -> str:
+        if not self.number and self.passed:
+            return f"no turn was shaped, {count_phrase(self.passed, 'other request')} passed"
         if not self.number:
             return "no turn went through the gateway"
         parts = [

@@ -16,7 +16,7 @@ from ..wire.exchange import HttpExchange, log_errors
 from ..words import one_line
 from .guard import Refused
 from .record import Leaving, Turn, dollars
-from .upstream import read_whole, reply_with
+from .upstream import read_whole, reply_with, until_gone
 
 if TYPE_CHECKING:
     import httpx2
@@ -66,7 +66,7 @@ class Relay:
         exchange.raw = await read_whole(self._request)
         if is_off or headers.get(SWITCH) == "off":
             exchange.reason = "switched off"
-        elif headers.get("content-encoding", "identity") != "identity":
+        elif headers.get("content-encoding", "identity").lower() != "identity":
             exchange.reason = "its body is compressed"
         else:
             beta = headers.get(BETA, "")
@@ -74,7 +74,7 @@ class Relay:
         if exchange.is_too_deep:
             raise Refused(400, exchange.reason)
         async with self._opened:
-            response, held, rest = await self._ask()
+            response, held, rest = await until_gone(self._request, self._ask)
             saved: dict[str, str] = {}
             if exchange.is_shaped:
                 saved[SAVED] = str(exchange.dialog.saved)

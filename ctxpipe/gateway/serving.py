@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -19,6 +20,8 @@ from .guard import MAX_HEAD, error_body
 from .settings import Settings
 
 BACKLOG = 2048
+HEAD_SECONDS = 10.0
+"""How long the head of a request may take."""
 GRACE_SECONDS = 5
 """How long replies under way may take after the gateway is told to stop."""
 COLLECTION_SECONDS = 1.0
@@ -136,7 +139,32 @@ class Serving:
 
 
 class _Protocol(H11Protocol):
-    """HTTP whose refusal of what is no HTTP has the API's form too."""
+    """HTTP whose refusal of what is no HTTP has the API's form too, and whose heads have an end."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on with the head, or with what follows it."""
+        super().data_received(data)
+        self._time_head()
+
+    def _time_head(self) -> None:
+        """Close the connection HEAD_SECONDS after a head was begun that is not whole by then."""
+        if self.conn.their_state is not h11.IDLE:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+            self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _should_upgrade(self) -> bool:
+        """Never, and without a warning: a client that asks for a WebSocket goes on by HTTP."""
+        return False
 
     def send_400_response(self, msg: str) -> None:
         """Say *msg*, unless a reply has begun, and close the connection."""

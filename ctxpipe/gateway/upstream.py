@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import httpx2
-from starlette.requests import Request
+from anyio import CancelScope
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from .guard import MAX_BODY, Refused, too_large
+from .guard import Refused, check_size
+
+if TYPE_CHECKING:
+    from anyio import Event
+    from starlette.types import Receive, Scope, Send
+
+logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
+
+T = TypeVar("T")
 
 Headers: TypeAlias = list[tuple[str, str]]
 
@@ -26,7 +36,7 @@ _HOP_BY_HOP = frozenset(
         *("trailer", "transfer-encoding", "upgrade", "proxy-connection"),
     }
 )
-_NOT_SENT = _HOP_BY_HOP | {"host", "content-length", "expect"}
+_NOT_SENT = frozenset({"host", "content-length", "expect"})
 # The HTTP library adds these of its own where the client has sent none.
 _ADDED = ("accept", "accept-encoding", "user-agent", "connection")
 
@@ -57,7 +67,7 @@ class Upstream:
     async def ask(
         self,
         request: Request,
-        content: bytes | None,
+        content: bytes | AsyncIterator[bytes] | None,
         headers: Headers | None = None,
     ) -> httpx2.Response:
         """The answer to *request* with this *content*, of which only the head has been read.
@@ -65,12 +75,14 @@ class Upstream:
         *headers* replace those of the request. Raises Refused for a path that has no upstream, or
         that cannot be part of a URL.
         """
-        connection = request.headers.get("connection", "")
-        dropped = _NOT_SENT | {name.strip().lower() for name in connection.split(",")}
+        dropped = _hop_by_hop(request.headers) | _NOT_SENT
         kept: Headers = []
         for name, value in request.headers.items() if headers is None else headers:
             if name.lower() not in dropped and not name.lower().startswith(OWN):
                 kept.append((name, value))
+        length = request.headers.get("content-length")
+        if length is not None and isinstance(content, AsyncIterator):
+            kept.append(("content-length", length))  # else it goes out in chunks
         asked = self._request(request.method, self._url(request), kept, content)
         given = {name.lower() for name, _ in kept}
         for name in _ADDED:
@@ -83,7 +95,7 @@ class Upstream:
         method: str,
         url: str,
         headers: Headers,
-        content: bytes | None,
+        content: bytes | AsyncIterator[bytes] | None,
     ) -> httpx2.Request:
         # As they came: a header may hold any byte.
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -105,14 +117,53 @@ class Upstream:
 
 async def read_whole(request: Request) -> bytes:
     """The body of *request*. Raises Refused for one of more than MAX_BODY bytes."""
-    chunks: list[bytes] = []
-    size = 0
+    check_size(int(request.headers.get("content-length", "0")))
+    body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY:
-            raise too_large()
-        chunks.append(chunk)
-    return b"".join(chunks)
+        body += chunk
+        check_size(len(body))
+    return bytes(body)
+
+
+async def until_gone(
+    request: Request, work: Callable[[], Awaitable[T]], is_read: Event | None = None
+) -> T:
+    """What *work* returns; ClientDisconnect, and *work* is cancelled, once the client has left.
+
+    *is_read* is set when nobody reads the body of *request* any more; by default that is now.
+    """
+
+    async def watch() -> None:
+        if is_read is not None:
+            await is_read.wait()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # a request without a body ends with an empty message
+        scope.cancel()
+
+    # No task group: it would wrap what *work* raises.
+    with CancelScope() as scope:
+        watching = asyncio.create_task(watch())
+        try:
+            return await work()
+        finally:
+            watching.cancel()
+    raise ClientDisconnect
+
+
+def _hop_by_hop(headers: Mapping[str, str]) -> frozenset[str]:
+    """The names of *headers* that are for the next hop only."""
+    named = headers.get("connection", "").split(",")
+    return _HOP_BY_HOP | {name.strip().lower() for name in named}
+
+
+class _Reply(StreamingResponse):
+    """A reply that may break off as the upstream's does: the server closes its connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except httpx2.HTTPError as error:
+            logger.warning("the upstream's reply breaks off: %s", type(error).__name__)
 
 
 def reply_with(
@@ -121,10 +172,11 @@ def reply_with(
     more: Mapping[str, str] | None = None,
 ) -> Response:
     """*response* for the client, with these *chunks* as its body and *more* headers."""
-    reply = StreamingResponse(chunks, response.status_code)
+    reply = _Reply(chunks, response.status_code)
+    dropped = _hop_by_hop(response.headers)
     kept: list[tuple[bytes, bytes]] = []
     for name, value in response.headers.raw:
-        if name.decode("latin-1").lower() not in _HOP_BY_HOP:
+        if name.decode("latin-1").lower() not in dropped:
             kept.append((name.lower(), value))
     added = [(name.encode(), value.encode()) for name, value in (more or {}).items()]
     reply.raw_headers = [*kept, *added]

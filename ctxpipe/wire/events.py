@@ -25,7 +25,7 @@ class ReplyReader:
 
     def feed(self, chunk: bytes) -> Iterator[dict[str, Any]]:
         """The objects that *chunk* completes."""
-        self._rest += chunk
+        self._rest += chunk.replace(b"\r", b"\n")  # a line may end with either, or with both
         if len(self._rest) > MAX_KEPT + len(chunk):
             self._rest.clear()
         if not self._is_stream:

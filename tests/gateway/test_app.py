@@ -2,9 +2,13 @@ import asyncio
 import itertools
 import json
 import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import anthropic
+import httpx2
+import pytest
 from gateways import (
     Upstream,
     conversation,
@@ -17,6 +21,7 @@ from gateways import (
 )
 from models import MODEL
 
+from ctxpipe.gateway.guard import MAX_BODY
 from ctxpipe.testing import MessagesServer, Model, Received
 from ctxpipe.testing.signatures import as_blocks, bare
 
@@ -243,6 +248,94 @@ async def test_everything_else_passes_byte_for_byte(tmp_path):
         "DELETE /v1/files/a%20b",
     ]
     assert set(api.bodies) == {b'{"messages": [ ]}'}
+
+
+@pytest.mark.parametrize("is_chunked", [True, False], ids=["chunked", "of a known length"])
+async def test_what_passes_has_no_limit_and_keeps_how_its_length_is_said(tmp_path, is_chunked):
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY // 2**20 + 1):
+            yield bytes(2**20)
+
+    content = chunks() if is_chunked else bytes(MAX_BODY + 2**20)
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:
+        reply = await client.post(f"{gateway.url}/v1/files", content=content)
+    assert reply.status_code == 200
+    assert len(api.bodies[0]) == MAX_BODY + 2**20
+    assert ("content-length" in api.headers[0]) != is_chunked
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/other"])
+async def test_a_client_that_leaves_before_the_reply_ends_the_request_upstream(
+    tmp_path, path, caplog
+):
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def think(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        with suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                pass
+        left.set()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(think, "127.0.0.1", 0) as api,
+        serving(f"http://127.0.0.1:{api.sockets[0].getsockname()[1]}", tmp_path) as gateway,
+    ):
+        with caplog.at_level(logging.INFO, "ctxpipe.gateway"):
+            asking = asyncio.create_task(post(gateway, {"messages": HELLO}, path=path))
+            await asyncio.wait_for(asked.wait(), 30)
+            asking.cancel()
+            await asyncio.wait_for(left.wait(), 30)
+    assert gateway.gateway.record.number == 0
+    assert f"POST {path}: the client left before the reply" in caplog.messages
+
+
+async def test_what_is_refused_and_what_passes_has_a_line_in_the_log(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "ctxpipe.gateway"):
+        async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:
+            await client.get(f"{gateway.url}/v1/models?key=secret")
+            await client.get(f"{gateway.url}/v1/a%0Ab")
+            await client.get(f"{gateway.url}/v1/b", headers={"origin": "null"})
+    assert caplog.messages == [
+        "GET /v1/models: passed, status 200",
+        "GET /v1/a%0Ab: refused, status 404",
+        "GET /v1/b: refused, status 403: a page in a browser may not send requests to this gateway",
+    ]
+
+
+async def test_a_reply_that_breaks_off_is_one_line_and_no_traceback(tmp_path, caplog):
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+        writer.write(head + b"transfer-encoding: chunked\r\n\r\n5\r\nevent")
+        await writer.drain()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(break_off, "127.0.0.1", 0) as api,
+        serving(f"http://127.0.0.1:{api.sockets[0].getsockname()[1]}", tmp_path) as gateway,
+    ):
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await post(gateway, {"messages": HELLO})
+    assert "the upstream's reply breaks off: RemoteProtocolError" in caplog.messages
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_header_that_the_upstream_names_for_the_next_hop_ends_here(tmp_path):
+    api = Upstream(connection="x-hop")
+    api.more["x-hop"] = "1"
+    async with api, serving(api.url, tmp_path) as gateway:
+        reply = await post(gateway, {"messages": HELLO})
+    assert "x-hop" not in reply.headers
+    assert reply.headers["request-id"] == "req_1"
+
+
+async def test_identity_in_any_letters_is_no_compression(tmp_path):
+    async with MessagesServer(replies(1)) as api, serving(api.url, tmp_path) as gateway:
+        await post(gateway, {"messages": HELLO}, {"content-encoding": "Identity"})
+    assert gateway.gateway.record.failed == 0
 
 
 async def test_headers_go_through_but_those_of_the_hop_and_ours(tmp_path):

@@ -100,6 +100,47 @@ async def test_the_row_of_the_readme_runs_the_agent_behind_a_gateway(tmp_path):
     assert str(tmp_path) in json.dumps(api.requests[0].body["messages"])
 
 
+async def test_wrap_prints_nothing_while_the_agent_runs(tmp_path):
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nevent")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(break_off, "127.0.0.1", 0) as api:
+        wrapped = await ctxpipe(
+            *("wrap", "--", "/bin/sh", "-c", f"{shlex.join(write_agent(tmp_path))} 2>/dev/null"),
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{api.sockets[0].getsockname()[1]}",
+            },
+        )
+        _, error = await wrapped.communicate()
+    assert error.decode().startswith("ctxpipe: 1 turn, ")
+    assert len(error.splitlines()) == 1
+    assert "breaks off" in (tmp_path / ".ctxpipe" / "gateway.log").read_text()
+
+
+async def test_wrap_says_in_one_line_that_an_agent_goes_past_the_gateway(tmp_path):
+    wrapped = await ctxpipe("wrap", "--", sys.executable, "-c", "", cwd=tmp_path)
+    _, error = await wrapped.communicate()
+    [line] = error.decode().splitlines()
+    assert line.startswith("ctxpipe: no turn went through the gateway; python")
+    assert "ANTHROPIC_BASE_URL or OPENAI_BASE_URL" in line
+
+
+async def test_wrap_says_first_what_to_write_where_only_the_agent_s_settings_have_the_url(tmp_path):
+    agent = tmp_path / "cline"
+    agent.write_text("#!/bin/sh\necho runs >&2\n")
+    agent.chmod(0o755)
+    wrapped = await ctxpipe("wrap", "--", str(agent), cwd=tmp_path)
+    _, error = await wrapped.communicate()
+    first, second, _ = error.decode().splitlines()
+    assert "cline auth --provider NAME --baseurl ADDRESS" in first
+    assert second == "runs"
+
+
 async def test_wrap_passes_a_signal_on_and_ends_with_the_agent(tmp_path):
     script = "import time; print('up', flush=True); time.sleep(60)"
     wrapped = await ctxpipe("wrap", "--", sys.executable, "-c", script, cwd=tmp_path)

@@ -3,6 +3,7 @@ import gc
 import socket
 import sys
 
+import gateways
 import pytest
 from gateways import post
 
@@ -93,3 +94,28 @@ async def test_threads_give_way_sooner_only_while_it_serves_alone(tmp_path):
     gateway.stop()
     await running
     assert sys.getswitchinterval() == pytest.approx(interval)
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"POST /v1/messages HTTP/1.1\r\nX-A: "], ids=["none", "half"]
+)
+async def test_a_head_that_never_ends_is_given_up(tmp_path, monkeypatch, begun):
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.05)
+    async with gateways.serving("http://127.0.0.1:9", tmp_path) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begun)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+
+
+async def test_a_request_may_take_longer_than_its_head(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.05)
+    async with gateways.Upstream() as api, gateways.serving(api.url, tmp_path) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
+        await asyncio.sleep(0.2)
+        writer.write(b"{}")
+        assert b"200" in await asyncio.wait_for(reader.readline(), 30)
+        writer.close()

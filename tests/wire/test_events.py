@@ -59,3 +59,10 @@ def test_only_what_is_wanted_is_parsed():
     chunk = b'data: {"a": 1}\ndata: {"usage": 2}\ndata: "usage"\ndata: [DONE]\ndata: {"usage"\n'
 
     assert list(ReplyReader(wanted=b'"usage"').feed(chunk)) == [{"usage": 2}]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_line_of_a_stream_may_end_in_each_way_that_its_standard_allows(end: bytes):
+    reader = ReplyReader()
+    raw = b"event: a" + end + b'data: {"a": 1}' + end + end
+    assert [found for byte in raw for found in reader.feed(bytes([byte]))] == [{"a": 1}]

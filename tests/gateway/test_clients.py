@@ -1,0 +1,48 @@
+"""What each agent is told of the gateway. Those that are installed are run by tests/clients."""
+
+import json
+
+import pytest
+
+from ctxpipe.gateway.clients import CHATGPT_URL, CLIENTS, Client, codex_setting
+
+URL = "http://127.0.0.1:1"
+OWN = """
+model_provider = "corp"
+[model_providers.corp]
+base_url = "https://corp.example/v1"
+"""
+
+
+def test_every_agent_has_the_variables_of_all_and_its_own():
+    assert Client().environment(URL) == {
+        "ANTHROPIC_BASE_URL": f"{URL}/anthropic",
+        "OPENAI_BASE_URL": f"{URL}/openai",
+    }
+    assert CLIENTS["opencode"].environment(URL)["ANTHROPIC_BASE_URL"] == f"{URL}/anthropic/v1"
+    assert CLIENTS["gemini"].environment(URL)["GOOGLE_GEMINI_BASE_URL"] == f"{URL}/gemini"
+
+
+@pytest.mark.parametrize(
+    ("config", "login", "setting", "said"),
+    [
+        (None, None, "openai_base_url", ""),
+        ("not = [toml", None, "openai_base_url", ""),
+        ('model = "m"', {"OPENAI_API_KEY": "k", "tokens": None}, "openai_base_url", ""),
+        (None, {"tokens": {"id_token": "t"}}, "openai_base_url", CHATGPT_URL),
+        ('openai_base_url = "http://a/v1"', None, "openai_base_url", "http://a/v1"),
+        (OWN, None, "model_providers.corp.base_url", "https://corp.example/v1"),
+    ],
+)
+def test_codex_is_told_by_the_setting_that_it_uses(tmp_path, config, login, setting, said):
+    if config is not None:
+        (tmp_path / "config.toml").write_text(config)
+    if login is not None:
+        (tmp_path / "auth.json").write_text(json.dumps(login))
+    before = sorted(path.read_bytes() for path in tmp_path.iterdir())
+
+    found = codex_setting({"CODEX_HOME": str(tmp_path)})
+
+    assert found == (setting, said)
+    assert CLIENTS["codex"].options(URL, found[0]) == [f'--config={setting}="{URL}/openai"']
+    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
