@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import sync
 from ..messages import kind, without_surrogates
 from ..refusals import as_refusal
-from ..wire.codec import Item, Reading, Side
+from ..wire.codec import Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.usage import usage
@@ -268,12 +268,8 @@ def _usage_of(billed: Mapping[str, Any]) -> dict[str, int] | None:
 # Messages -----------------------------------------------------------------------------------------
 
 
-class LangChainCodec:
+class LangChainCodec(Codec):
     """LangChain's messages."""
-
-    def frozen(self, items: Sequence[Item], start: int) -> int:  # noqa: ARG002
-        """None: a graph's state is the caller's."""
-        return 0
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
@@ -347,54 +343,14 @@ class LangChainCodec:
             items.append(HumanMessage(content))
         return items
 
-    def repair(
-        self,
-        items: list[Item],
-        sources: Sequence[int | None],  # noqa: ARG002
-        given: Sequence[Item],
-    ) -> list[Item]:
-        """*items*, without a result whose call has left, or a call whose result has."""
-        calls = _calls(items)
-        results = _results(items)
-        lost_calls = _calls(given) - calls
-        lost_results = _results(given) - results
-        is_paired = lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls)
-        if is_paired:
-            return items
-        kept: list[Item] = []
-        for item in items:
-            if isinstance(item, ToolMessage):
-                if item.tool_call_id not in lost_calls:
-                    kept.append(item)
-                continue
-            blocks = self.read(item).blocks
-            left = [block for block in blocks if block.get("id") not in lost_results]
-            if len(left) == len(blocks):
-                kept.append(item)
-            elif left:
-                kept.append(self.rebuild(item, left))
-        return kept
+    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
+        """Of its calls, and of those that are invalid, too."""
+        if isinstance(item, AIMessage):
+            return [call["id"] for call in (*item.tool_calls, *item.invalid_tool_calls)], ()
+        return (), [item.tool_call_id] if isinstance(item, ToolMessage) else ()
 
 
 CODEC = LangChainCodec()
-
-
-def _calls(items: Sequence[Item]) -> set[object]:
-    found: set[object] = set()
-    for item in items:
-        if not isinstance(item, AIMessage):
-            continue
-        found.update(call["id"] for call in item.tool_calls)
-        found.update(call["id"] for call in item.invalid_tool_calls)
-    return found
-
-
-def _results(items: Sequence[Item]) -> set[object]:
-    found: set[object] = set()
-    for item in items:
-        if isinstance(item, ToolMessage):
-            found.add(item.tool_call_id)
-    return found
 
 
 def _content_blocks(content: object) -> Iterator[dict[str, Any]]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
 from ..refusals import as_refusal
-from ..wire.codec import Item, Reading
+from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.usage import usage
@@ -195,7 +195,7 @@ def _usage(response: ModelResponse) -> dict[str, int] | None:
 # Messages -----------------------------------------------------------------------------------------
 
 
-class PydanticCodec:
+class PydanticCodec(Codec):
     """pydantic-ai's messages; a request may hold results and words of the user at once."""
 
     def frozen(self, items: Sequence[Item], start: int) -> int:
@@ -266,49 +266,19 @@ class PydanticCodec:
             parts.append(UserPromptPart(said))
         return [ModelRequest(parts=parts)]
 
-    def repair(
-        self,
-        items: list[Item],
-        sources: Sequence[int | None],  # noqa: ARG002
-        given: Sequence[Item],
-    ) -> list[Item]:
-        """*items*, without a result whose call has left, or a call whose result has."""
-        calls = _ids(items, "id")
-        results = _ids(items, "tool_use_id")
-        lost_calls = _ids(given, "id") - calls
-        lost_results = _ids(given, "tool_use_id") - results
-        is_paired = lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls)
-        if is_paired:
-            return items
-        kept: list[Item] = []
-        for item in items:
-            blocks = self.read(item).blocks
-            left = []
-            for block in blocks:
-                is_lost_call = block.get("id") in lost_results
-                is_lost_result = block.get("tool_use_id") in lost_calls
-                if not is_lost_call and not is_lost_result:
-                    left.append(block)
-            if len(left) == len(blocks):
-                kept.append(item)
-            elif left:
-                kept.append(self.rebuild(item, left))
-        return kept
+    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
+        """Of the parts that name a tool."""
+        calls: list[object] = []
+        results: list[object] = []
+        for part in getattr(item, "parts", ()):
+            if isinstance(part, ToolCallPart):
+                calls.append(part.tool_call_id)
+            elif isinstance(part, ToolReturnPart | RetryPromptPart) and part.tool_name:
+                results.append(part.tool_call_id)
+        return calls, results
 
 
 CODEC = PydanticCodec()
-
-
-def _ids(items: Sequence[Item], key: str) -> set[object]:
-    wanted: tuple[type[Any], ...] = (ToolReturnPart, RetryPromptPart)
-    if key == "id":
-        wanted = (ToolCallPart,)
-    found: set[object] = set()
-    for item in items:
-        for part in getattr(item, "parts", ()):
-            if isinstance(part, wanted) and getattr(part, "tool_name", None):
-                found.add(part.tool_call_id)
-    return found
 
 
 def _take(waiting: list[Mapping[str, Any]], old: Mapping[str, Any]) -> Mapping[str, Any] | None:

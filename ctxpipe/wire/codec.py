@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -53,35 +54,74 @@ class ItemReader(Protocol):
         ...
 
 
-class Codec(ItemReader, Protocol):
+class Codec(ABC):
     """One form of conversation: its items to blocks, and back."""
 
-    def frozen(self, items: Sequence[Item], start: int) -> int:
+    @abstractmethod
+    def read(self, item: Item) -> Reading:
+        """*item* as blocks; what is unknown becomes an opaque text block of its side."""
+
+    @abstractmethod
+    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+        """A copy of *item* with these *blocks* as its content; its blocks have its own ids."""
+
+    @abstractmethod
+    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+        """Items that say *blocks*, which ctxpipe wrote itself."""
+
+    @abstractmethod
+    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
+        """The ids of the calls in *item*, and of those that it answers."""
+
+    def frozen(self, items: Sequence[Item], start: int) -> int:  # noqa: ARG002
         """How many leading items are the provider's own state, which nobody may shape.
 
         Only items from *start* on are searched for the end of it; 0 where it is not among them.
         """
-        ...
-
-    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
-        """A copy of *item* with these *blocks* as its content; its blocks have its own ids."""
-        ...
-
-    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
-        """Items that say *blocks*, which ctxpipe wrote itself."""
-        ...
+        return 0
 
     def repair(
-        self,
-        items: list[Item],
-        sources: Sequence[int | None],
-        given: Sequence[Item],
+        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
     ) -> list[Item]:
         """*items*, without what is invalid now that others of *given* have left.
 
-        *sources* says for each of which item of *given* it is made, None for those of `new`.
+        That is a result without its call, and a call without its result. *sources* says for each
+        of which item of *given* it is made, None for those of `new`.
         """
-        ...
+        return [item for _, item in self.whole(items, sources, given)]
+
+    def whole(
+        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
+    ) -> list[tuple[int | None, Item]]:
+        """The sources and items that `repair` leaves."""
+        pairs = list(zip(sources, items, strict=True))
+        calls, results = self._all_halves(items)
+        calls_given, results_given = self._all_halves(given)
+        lost_calls, lost_results = calls_given - calls, results_given - results
+        if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
+            return pairs
+        kept: list[tuple[int | None, Item]] = []
+        for source, item in pairs:
+            own_calls, own_results = map(set, self.halves(item))
+            if lost_results.isdisjoint(own_calls) and lost_calls.isdisjoint(own_results):
+                kept.append((source, item))
+                continue
+            left: list[dict[str, Any]] = []
+            for block in self.read(item).blocks:
+                is_lost = block.get("id") in lost_results or block.get("tool_use_id") in lost_calls
+                if not is_lost:
+                    left.append(block)
+            if any(kind(block) not in THINKING for block in left):
+                kept.append((source, self.rebuild(item, left)))
+        return kept
+
+    def _all_halves(self, items: Iterable[Item]) -> tuple[set[object], set[object]]:
+        calls: set[object] = set()
+        results: set[object] = set()
+        for own_calls, own_results in map(self.halves, items):
+            calls.update(own_calls)
+            results.update(own_results)
+        return calls, results
 
 
 @dataclass(frozen=True, slots=True)

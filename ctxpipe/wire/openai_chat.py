@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from ..messages import as_dict, field, kind, without_surrogates
-from .codec import Item, Reading, Side
+from .codec import Codec, Item, Reading, Side
 from .values import (
     MARKS,
     arguments_json,
@@ -29,12 +29,8 @@ EMPTY = "[This message is empty.]"
 INPUT = "input"  # the key of a custom tool's text
 
 
-class ChatCodec:
+class ChatCodec(Codec):
     """The ``messages`` of ``/chat/completions``: mappings, or model objects of an SDK."""
-
-    def frozen(self, items: Sequence[Item], start: int) -> int:  # noqa: ARG002
-        """None: the provider keeps nothing of a chat."""
-        return 0
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
@@ -91,28 +87,12 @@ class ChatCodec:
             message["tool_calls"] = calls
         return [*items, message]
 
-    def repair(
-        self,
-        items: list[Item],
-        sources: Sequence[int | None],  # noqa: ARG002
-        given: Sequence[Item],
-    ) -> list[Item]:
-        """*items*, without a result whose call has left, or a call whose result has."""
-        calls, results = _call_ids(items)
-        calls_given, results_given = _call_ids(given)
-        lost_calls = calls_given - calls
-        lost_results = results_given - results
-        lost_any_call = not lost_calls.isdisjoint(results)
-        lost_any_result = not lost_results.isdisjoint(calls)
-        if not (lost_any_call or lost_any_result):
-            return items
-        kept: list[Item] = []
-        for item in items:
-            if field(item, "role") not in RESULTS:
-                kept += _without_calls(item, lost_results)
-            elif _call_to_answer(item) not in lost_calls:
-                kept.append(item)
-        return kept
+    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
+        """Of its calls, by its role."""
+        role = field(item, "role")
+        if role == "assistant":
+            return _ids_of(item), ()
+        return (), [_call_to_answer(item)] if role in RESULTS else ()
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -449,42 +429,9 @@ def image_url(source: Mapping[str, Any]) -> str:
     return f"data:{media_type};base64,{data}"
 
 
-# Calls and results --------------------------------------------------------------------------------
-
-
-def _call_ids(items: Sequence[Item]) -> tuple[set[object], set[object]]:
-    """The ids of the calls of *items*, and of their results."""
-    calls: set[object] = set()
-    results: set[object] = set()
-    for item in items:
-        role = field(item, "role")
-        if role in RESULTS:
-            results.add(_call_to_answer(item))
-        elif role == "assistant":
-            calls.update(_ids_of(item))
-    return calls, results
-
-
 def _ids_of(item: Item) -> Iterator[object]:
     for call in field(item, "tool_calls") or ():
         yield field(call, "id")
     function = field(item, "function_call")
     if function is not None:
         yield field(function, "name")
-
-
-def _without_calls(item: Item, gone: set[object]) -> list[Item]:
-    """*item* without its calls that are *gone*: nothing, where it said no more than these."""
-    if field(item, "role") != "assistant":
-        return [item]
-    if gone.isdisjoint(_ids_of(item)):
-        return [item]
-    plain = as_dict(item)
-    old_calls = plain.pop("tool_calls", None) or ()
-    plain.pop("function_call", None)
-    calls = [call for call in old_calls if field(call, "id") not in gone]
-    if calls:
-        plain["tool_calls"] = calls
-    elif not plain.get("content"):
-        return []
-    return [plain]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..messages import as_dict, field, kind, without_surrogates
-from .codec import Item, Reading
+from .codec import Codec, Item, Reading
 from .openai_chat import (
     EMPTY,
     INPUT,
@@ -48,7 +48,7 @@ PICTURES = frozenset({"input_image", "computer_screenshot"})
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
-class ResponsesCodec:
+class ResponsesCodec(Codec):
     """The ``input`` of ``/responses``, where it is a list."""
 
     def frozen(self, items: Sequence[Item], start: int) -> int:
@@ -124,20 +124,21 @@ class ResponsesCodec:
         }
         return [message, *items]
 
-    def repair(
-        self,
-        items: list[Item],
-        sources: Sequence[int | None],
-        given: Sequence[Item],
-    ) -> list[Item]:
-        """*items*, without what has lost its other half.
+    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
+        """Of its call, by its type."""
+        name = kind(item)
+        if name in ANSWERED:
+            return [_call_id(item)], ()
+        return (), [_call_id(item)] if name.removesuffix(OUTPUT) in ANSWERED else ()
 
-        That is a result without its call, a call without its result, and a reasoning item whose
-        next item has left. An item whose reasoning has left loses its id.
+    def repair(
+        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
+    ) -> list[Item]:
+        """Also without a reasoning item whose next item has left.
+
+        An item whose reasoning has left loses its id.
         """
-        pairs = list(zip(sources, items, strict=True))
-        whole = _whole_pairs(pairs, given)
-        return _with_reasoning(whole, given)
+        return _with_reasoning(self.whole(items, sources, given), given)
 
 
 def _type_of(item: Item) -> str:
@@ -366,44 +367,6 @@ def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "input_image", "detail": "auto", "image_url": url}
     text = block_text(block)
     return {"type": "input_text", "text": text}
-
-
-# What belongs together ----------------------------------------------------------------------------
-
-
-def _whole_pairs(pairs: list[Sourced], given: Sequence[Item]) -> list[Sourced]:
-    """*pairs* without calls and results of which the other half was *given* and has left."""
-    calls, results = _call_ids(item for _, item in pairs)
-    calls_given, results_given = _call_ids(given)
-    lost_calls = calls_given - calls
-    lost_results = results_given - results
-    is_whole = lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls)
-    if is_whole:
-        return pairs
-    kept: list[Sourced] = []
-    for source, item in pairs:
-        name = kind(item)
-        lost: set[object] = set()
-        if name in ANSWERED:
-            lost = lost_results
-        elif name.removesuffix(OUTPUT) in ANSWERED:
-            lost = lost_calls
-        if _call_id(item) not in lost:
-            kept.append((source, item))
-    return kept
-
-
-def _call_ids(items: Iterable[Item]) -> tuple[set[object], set[object]]:
-    """The ids of the calls of *items*, and of their results."""
-    calls: set[object] = set()
-    results: set[object] = set()
-    for item in items:
-        name = kind(item)
-        if name in ANSWERED:
-            calls.add(_call_id(item))
-        elif name.removesuffix(OUTPUT) in ANSWERED:
-            results.add(_call_id(item))
-    return calls, results
 
 
 def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Item]:
