@@ -15,12 +15,7 @@ from .. import sync
 from ..edits.breakpoints import MARKS
 from ..errors import SettingsError
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
-from ..session.client import (
-    BETA,
-    lendable,
-    observe_stream,
-    observe_sync_stream,
-)
+from ..session.client import BETA, lendable, observe_stream, observe_sync_stream
 from ..session.gate import is_asked_by_a_stage
 from ..settings import one_of
 from ..wire.conversations import SessionName, texts_at
@@ -38,12 +33,7 @@ if TYPE_CHECKING:
     AsyncCallNext: TypeAlias = Callable[[APIRequest], Awaitable[AsyncAPIResponse[Any]]]
     CallNext: TypeAlias = Callable[[APIRequest], APIResponse[Any]]
 
-__all__ = [
-    "ctxpipe_client",
-    "ctxpipe_middleware",
-    "ctxpipe_sync_client",
-    "ctxpipe_sync_middleware",
-]
+__all__ = ["ctxpipe_client", "ctxpipe_middleware", "ctxpipe_sync_client", "ctxpipe_sync_middleware"]
 
 NAMES = ("metadata.session_id", "metadata.user_id")
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
@@ -83,8 +73,7 @@ def ctxpipe_middleware(
 
     Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
-    shaping = _shaping(pipeline, session_id, journal, cache_breakpoints, threads)
-    return _Middleware(shaping)
+    return _Middleware(_shaping(pipeline, session_id, journal, cache_breakpoints, threads))
 
 
 def ctxpipe_sync_middleware(
@@ -99,8 +88,7 @@ def ctxpipe_sync_middleware(
 
     The stages run on the event loop of all synchronous callers, in a thread of its own.
     """
-    shaping = _shaping(pipeline, session_id, journal, cache_breakpoints, threads)
-    return _SyncMiddleware(shaping)
+    return _SyncMiddleware(_shaping(pipeline, session_id, journal, cache_breakpoints, threads))
 
 
 def _shaping(
@@ -184,8 +172,7 @@ class _Middleware:
     ) -> AsyncAPIResponse[Any]:
         sent = None
         if self.shaping.is_wanted(request):
-            client = lendable(_client_of(call_next))
-            sent = await self.shaping.shape(request, call_next, client)
+            sent = await self.shaping.shape(request, call_next, lendable(_client_of(call_next)))
         if sent is None:
             return await call_next(request)
         response = await call_next(sent.request)
@@ -214,15 +201,13 @@ class _SyncMiddleware:
         sent = None
         if self.shaping.is_wanted(request):
             # Its client cannot be lent to a stage: it would hold the stages' event loop.
-            shaped = self.shaping.shape(request, call_next, None)
-            sent = sync.wait_for(shaped)
+            sent = sync.wait_for(self.shaping.shape(request, call_next, None))
         if sent is None:
             return call_next(request)
         response = call_next(sent.request)
         if getattr(response, "status_code", None) in REFUSING:
             raw: Any = getattr(response, "http_response", response)
-            answer = raw.read()
-            shortened = self.shaping.shorten(request, sent, raw.status_code, answer)
+            shortened = self.shaping.shorten(request, sent, raw.status_code, raw.read())
             shorter = sync.wait_for(shortened)
             if shorter is not None:
                 sent = shorter
@@ -326,8 +311,7 @@ def _headers(request: APIRequest, call_next: object) -> dict[str, Any]:
         else:
             headers[name] = value
     if not betas:
-        defaults = getattr(_client_of(call_next), "default_headers", {})
-        betas.append(defaults.get(BETA))
+        betas.append(getattr(_client_of(call_next), "default_headers", {}).get(BETA))
     if isinstance(betas[0], str):
         headers[BETA] = betas[0]
     return headers

@@ -31,17 +31,7 @@ COPY = ".before-ctxpipe"
 FOLDER = ".claude"
 FILE = "settings.json"
 # What is no text of the tool's result, or may not be changed.
-KEPT = frozenset(
-    {
-        "base64",
-        "data",
-        "filePath",
-        "file_path",
-        "media_type",
-        "mimeType",
-        "type",
-    }
-)
+KEPT = frozenset({"base64", "data", "filePath", "file_path", "media_type", "mimeType", "type"})
 
 Path = tuple[str | int, ...]
 
@@ -71,22 +61,18 @@ def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | 
         return None
     from ..markers.placeholders import DIRECT, Preview, placeholder
 
-    keys = _keys(event, len(texts))
-    paths = _write(root, list(zip(keys, texts, strict=True)))
+    paths = _write(root, list(zip(_keys(event, len(texts)), texts, strict=True)))
     for place, path, text in zip(places, paths, texts, strict=True):
-        pointer = placeholder(DIRECT, path, text, Preview())
-        output = _replace_at(output, place, pointer)
+        output = _replace_at(output, place, placeholder(DIRECT, path, text, Preview()))
     return output
 
 
 def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
     """Whether the tool has read what was offloaded: that must not be offloaded again."""
-    tool = str(event.get("tool_name", ""))
-    if tool.endswith(READING):
+    if str(event.get("tool_name", "")).endswith(READING):
         return True
     asked = json.dumps(event.get("tool_input"), ensure_ascii=False)
-    folder = os.path.basename(root)
-    return root in asked or folder in asked
+    return root in asked or os.path.basename(root) in asked
 
 
 def _keys(event: Mapping[str, Any], count: int) -> list[str]:
@@ -127,8 +113,7 @@ def _replace_at(value: Any, place: Path, text: str) -> Any:
         return text
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
     first = place[0]
-    rest = place[1:]
-    copy[first] = _replace_at(value[first], rest, text)
+    copy[first] = _replace_at(value[first], place[1:], text)
     return copy
 
 
@@ -142,15 +127,11 @@ def _answer(raw: bytes, root: str, min_chars: int) -> str:
     """What the hook prints; "" leaves the result as it is. Nothing is ever raised."""
     try:
         event = json.loads(raw)
-        project = str(event.get("cwd") or os.getcwd())
-        folder = os.path.join(project, root)
+        folder = os.path.join(str(event.get("cwd") or os.getcwd()), root)
         output = new_output(event, os.path.abspath(folder), min_chars)
         if output is None:
             return ""
-        answer = {
-            "hookEventName": EVENT,
-            "updatedToolOutput": output,
-        }
+        answer = {"hookEventName": EVENT, "updatedToolOutput": output}
         return json.dumps({"hookSpecificOutput": answer})
     except Exception as error:  # noqa: BLE001  a tool call must not fail because of us
         name = type(error).__name__
@@ -168,17 +149,12 @@ def install(settings: str, command: Sequence[str]) -> bool:
     """
     before = _read(settings)
     hooks = _without_ours(before)
-    entry = {
-        "type": "command",
-        "command": shlex.join(command),
-        "timeout": SECONDS,
-    }
+    entry = {"type": "command", "command": shlex.join(command), "timeout": SECONDS}
     ours = {"matcher": TOOLS, "hooks": [entry]}
     events = dict(hooks.get("hooks") or {})
     others = events.get(EVENT) or []
     events[EVENT] = [*others, ours]
-    after = {**hooks, "hooks": events}
-    return _save(settings, before, after)
+    return _save(settings, before, {**hooks, "hooks": events})
 
 
 def uninstall(settings: str) -> bool:
@@ -187,8 +163,7 @@ def uninstall(settings: str) -> bool:
     Raises SettingsError when it holds no JSON object.
     """
     before = _read(settings)
-    after = _without_ours(before)
-    return _save(settings, before, after)
+    return _save(settings, before, _without_ours(before))
 
 
 def _read(settings: str) -> dict[str, Any]:
@@ -215,8 +190,7 @@ def _is_settings(value: object) -> bool:
     hooks = value.get("hooks", {})
     if not isinstance(hooks, dict):
         return False
-    groups = hooks.get(EVENT, [])
-    return isinstance(groups, list)
+    return isinstance(hooks.get(EVENT, []), list)
 
 
 def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,8 +225,7 @@ def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _is_ours(hook: object) -> bool:
     if not isinstance(hook, dict):
         return False
-    command = str(hook.get("command"))
-    return MARK in command
+    return MARK in str(hook.get("command"))
 
 
 def _save(settings: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
@@ -284,18 +257,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.action == "hook":
-        event = sys.stdin.buffer.read()
-        answer = _answer(event, given.root, given.min_chars)
-        sys.stdout.write(answer)
+        sys.stdout.write(_answer(sys.stdin.buffer.read(), given.root, given.min_chars))
         return 0
     settings = given.settings
     if given.user:
-        home = os.path.expanduser("~")
-        settings = os.path.join(home, FOLDER, FILE)
+        settings = os.path.join(os.path.expanduser("~"), FOLDER, FILE)
     try:
         if given.action == "install":
-            command = _command(given.root, given.min_chars)
-            changed = install(settings, command)
+            changed = install(settings, _command(given.root, given.min_chars))
         else:
             changed = uninstall(settings)
     except (CtxpipeError, OSError) as error:
@@ -308,47 +277,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ctxpipe claude-code",
-        description=main.__doc__,
-    )
+    parser = argparse.ArgumentParser(prog="ctxpipe claude-code", description=main.__doc__)
+    parser.add_argument("action", choices=["hook", "install", "uninstall"])
+    parser.add_argument("--root", default=ROOT, help="where the files go, below the project")
     parser.add_argument(
-        "action",
-        choices=["hook", "install", "uninstall"],
-    )
-    parser.add_argument(
-        "--root",
-        default=ROOT,
-        help="where the files go, below the project",
-    )
-    parser.add_argument(
-        "--min-chars",
-        type=int,
-        default=MIN_CHARS,
-        help="the shortest text that goes to a file",
+        "--min-chars", type=int, default=MIN_CHARS, help="the shortest text that goes to a file"
     )
     default = os.path.join(FOLDER, FILE)
-    parser.add_argument(
-        "--settings",
-        default=default,
-        help=f"the file; default: {default}",
-    )
-    parser.add_argument(
-        "--user",
-        action="store_true",
-        help="the settings of all your projects",
-    )
+    parser.add_argument("--settings", default=default, help=f"the file; default: {default}")
+    parser.add_argument("--user", action="store_true", help="the settings of all your projects")
     return parser
 
 
 def _command(root: str, min_chars: int) -> list[str]:
     """What Claude Code runs; the same Python, whatever its path is then."""
-    return [
-        sys.executable,
-        "-m",
-        *MARK.split(),
-        "--root",
-        root,
-        "--min-chars",
-        str(min_chars),
-    ]
+    return [sys.executable, "-m", *MARK.split(), "--root", root, "--min-chars", str(min_chars)]

@@ -21,9 +21,13 @@ from ..wire.values import (
     block_text,
     image_block,
     opaque_block,
+    result_block,
+    result_blocks,
     result_text,
-    says,
+    said_block,
     text_block,
+    thinking_block,
+    use_block,
 )
 from ..wire.versions import Versions, ensure_hook, load
 
@@ -55,28 +59,14 @@ __all__ = ["LangChainCodec", "ctxpipe_middleware"]
 
 EMPTY = "[This message is empty.]"
 CALLS = frozenset(
-    {
-        "tool_use",
-        "tool_call",
-        "function_call",
-        "input_json_delta",
-        "invalid_tool_call",
-    }
+    {"tool_use", "tool_call", "function_call", "input_json_delta", "invalid_tool_call"}
 )
 """Content blocks of calls that a message has under ``tool_calls``, too."""
-PROOFS = {
-    "thinking": "signature",
-    "redacted_thinking": "data",
-    "document": "source",
-}
+PROOFS = {"thinking": "signature", "redacted_thinking": "data", "document": "source"}
 """The field without which a content block of the Messages API is none."""
 OURS = frozenset(PROOFS)
 """Content blocks in the form of the Messages API."""
-WRITTEN = (
-    "cache_creation",
-    "ephemeral_5m_input_tokens",
-    "ephemeral_1h_input_tokens",
-)
+WRITTEN = ("cache_creation", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 """What LangChain calls the tokens that are written to the cache."""
 
 Request: TypeAlias = "ModelRequest[Any]"
@@ -120,9 +110,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         return "ctxpipe"
 
     async def awrap_model_call(
-        self,
-        request: Request,
-        handler: Callable[[Request], Awaitable[ModelResponse[Any]]],
+        self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
     ) -> Reply:
         """Call the model with the context."""
         exchange = await self._begin(request)
@@ -138,9 +126,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         return reply
 
     def wrap_model_call(
-        self,
-        request: Request,
-        handler: Callable[[Request], ModelResponse[Any]],
+        self, request: Request, handler: Callable[[Request], ModelResponse[Any]]
     ) -> Reply:
         """The same for synchronous callers."""
         exchange = sync.wait_for(self._begin(request))
@@ -197,8 +183,7 @@ def _to_send(request: Request, exchange: Exchange) -> Request:
     if exchange.is_changed:
         changes["messages"] = exchange.items
     options = exchange.result.request_options
-    module = type(request.model).__module__
-    if options and module.startswith("langchain_anthropic"):
+    if options and type(request.model).__module__.startswith("langchain_anthropic"):
         changes["model_settings"] = {**request.model_settings, **options}
     if not changes:
         return request
@@ -207,13 +192,11 @@ def _to_send(request: Request, exchange: Exchange) -> Request:
 
 def _thread(request: Request) -> Iterator[object]:
     """The name of the thread, where LangGraph keeps it."""
-    info = getattr(request.runtime, "execution_info", None)
-    yield getattr(info, "thread_id", None)
+    yield getattr(getattr(request.runtime, "execution_info", None), "thread_id", None)
     try:
         from langgraph.config import get_config
 
-        configurable = get_config().get("configurable", {})
-        yield configurable.get("thread_id")
+        yield get_config().get("configurable", {}).get("thread_id")
     except (ImportError, RuntimeError):  # outside of a graph
         return
 
@@ -284,18 +267,14 @@ class LangChainCodec(Codec):
         elif isinstance(item, AIMessage):
             side = "assistant"
             blocks.extend(_call_blocks(item))
-        if not blocks:
-            blocks = [text_block(EMPTY)]
-        return Reading(side, blocks)
+        return Reading(side, blocks or [text_block(EMPTY)])
 
     def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
-        if isinstance(item, ToolMessage):
-            content = _rebuild_result(item.content, blocks[0].get("content"))
-            return item.model_copy(update={"content": content})
         if not isinstance(item, AIMessage):
-            content = _rebuild_content(item.content, blocks)
-            return item.model_copy(update={"content": content})
+            if isinstance(item, ToolMessage):
+                blocks = result_blocks(blocks[0].get("content"))
+            return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
         uses: dict[object, Mapping[str, Any]] = {}
         spoken: list[Mapping[str, Any]] = []
         for block in blocks:
@@ -327,9 +306,11 @@ class LangChainCodec(Codec):
         spoken: list[Mapping[str, Any]] = []
         for block in blocks:
             if kind(block) == "tool_result":
-                items.append(_new_result(block))
+                text = result_text(block.get("content"))
+                items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
             elif kind(block) == "tool_use":
-                calls.append(_new_call(block))
+                arguments = dict(block["input"])
+                calls.append({"id": block["id"], "name": block["name"], "args": arguments})
             else:
                 spoken.append(block)
         if not calls and not spoken:
@@ -356,47 +337,28 @@ CODEC = LangChainCodec()
 def _content_blocks(content: object) -> Iterator[dict[str, Any]]:
     """The blocks of a message's content, without those of calls."""
     if isinstance(content, str):
-        if content:
-            yield _text(content, content)
-        return
-    if not isinstance(content, list | tuple):
-        return
-    for part in content:
-        if kind(part) not in CALLS:
-            yield _part_block(part)
-
-
-def _text(text: object, part: object) -> dict[str, Any]:
-    if isinstance(text, str) and says(text):
-        return text_block(text)
-    if isinstance(part, str):
-        part = {"type": "text", "text": part}
-    return opaque_block(part)
+        content = [content] if content else []
+    if isinstance(content, list | tuple):
+        yield from (_part_block(part) for part in content if kind(part) not in CALLS)
 
 
 def _part_block(part: Any) -> dict[str, Any]:
     if isinstance(part, str):
-        return _text(part, part)
+        part = {"type": "text", "text": part}
     name = kind(part)
     if name == "text":
-        return _text(part.get("text"), part)
+        return said_block(part.get("text"), part)
     if name in OURS:
         return _as_ours(part)
     if name == "reasoning":
         return _thinking_block(part)
     image = None
     if name == "image_url":
-        image = _image_of_url(part)
+        url = part.get("image_url")
+        image = image_block(url.get("url") if isinstance(url, Mapping) else url)
     elif name == "image":
         image = _image(part)
     return image or opaque_block(part)
-
-
-def _image_of_url(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    url = part.get("image_url")
-    if isinstance(url, Mapping):
-        url = url.get("url")
-    return image_block(url)
 
 
 def _image(part: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -414,44 +376,20 @@ def _as_ours(part: Mapping[str, Any]) -> dict[str, Any]:
     block = dict(part)
     block.pop("index", None)
     block.pop("cache_control", None)
-    proof = PROOFS[block["type"]]
-    if not block.get(proof):
-        return opaque_block(part)
-    return block
+    return block if block.get(PROOFS[block["type"]]) else opaque_block(part)
 
 
 def _thinking_block(part: Mapping[str, Any]) -> dict[str, Any]:
     """Reasoning in LangChain's own form, or in that of the responses API."""
     extras = part.get("extras") or {}
     proof = extras.get("signature") or part.get("encrypted_content") or part.get("id") or "unsigned"
-    words = part.get("reasoning")
-    if not words:
-        summary = part.get("summary") or ()
-        words = "\n".join(str(entry.get("text")) for entry in summary)
-    if not words:
-        return {"type": "redacted_thinking", "data": str(proof)}
-    return {
-        "type": "thinking",
-        "thinking": without_surrogates(str(words)),
-        "signature": str(proof),
-    }
+    summary = "\n".join(str(entry.get("text")) for entry in part.get("summary") or ())
+    return thinking_block(str(part.get("reasoning") or summary) or None, proof)
 
 
 def _call_blocks(item: AIMessage) -> Iterator[dict[str, Any]]:
-    for call in item.tool_calls:
-        yield {
-            "type": "tool_use",
-            "id": call["id"],
-            "name": call["name"],
-            "input": arguments_object(call["args"]),
-        }
-    for broken in item.invalid_tool_calls:
-        yield {
-            "type": "tool_use",
-            "id": broken["id"],
-            "name": broken["name"] or "",
-            "input": arguments_object(broken["args"]),
-        }
+    for call in (*item.tool_calls, *item.invalid_tool_calls):
+        yield use_block(call["id"], call["name"], arguments_object(call["args"]))
 
 
 def _result_block(item: ToolMessage) -> dict[str, Any]:
@@ -462,39 +400,13 @@ def _result_block(item: ToolMessage) -> dict[str, Any]:
     else:
         content = [_part_block(part) for part in item.content]
         is_text = all(kind(part) == "text" for part in content)
-    block = {
-        "type": "tool_result",
-        "tool_use_id": item.tool_call_id,
-        "content": content,
-    }
+    block = result_block(item.tool_call_id, content)
     if item.status == "error" and content and is_text:
         block["is_error"] = True
     return block
 
 
 # Writing ------------------------------------------------------------------------------------------
-
-
-def _rebuild_result(old: object, content: object) -> Any:
-    if not content:
-        return _rebuild_content(old, [])
-    if isinstance(content, str):
-        return _rebuild_content(old, [text_block(content)])
-    blocks = list(content)  # type: ignore[call-overload]  # an iterable of blocks
-    return _rebuild_content(old, blocks)
-
-
-def _new_result(block: Mapping[str, Any]) -> ToolMessage:
-    content = result_text(block.get("content"))
-    return ToolMessage(content, tool_call_id=block["tool_use_id"])
-
-
-def _new_call(use: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": use["id"],
-        "name": use["name"],
-        "args": dict(use["input"]),
-    }
 
 
 def _rebuild_content(old: object, blocks: Sequence[Mapping[str, Any]]) -> Any:
@@ -519,9 +431,7 @@ def _rebuild_content(old: object, blocks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _rebuild_reply(
-    old: object,
-    spoken: Sequence[Mapping[str, Any]],
-    uses: Mapping[object, Mapping[str, Any]],
+    old: object, spoken: Sequence[Mapping[str, Any]], uses: Mapping[object, Mapping[str, Any]]
 ) -> Any:
     """The content of a reply that says *spoken*, with only the calls *uses* in it."""
     if not isinstance(old, list):
@@ -530,8 +440,7 @@ def _rebuild_reply(
     content: list[Any] = []
     for part in old:
         if kind(part) in CALLS:
-            name = part.get("call_id") or part.get("id")
-            use = uses.get(name)
+            use = uses.get(part.get("call_id") or part.get("id"))
             if use is not None:
                 content.append(_with_input(part, use["input"]))
             continue
@@ -545,8 +454,7 @@ def _rebuild_reply(
 
 def _with_input(part: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """A content block of a call with *arguments*, without an id by which it is stored."""
-    names = [name for name in ("input", "args", "arguments") if name in part]
-    key = names[0] if names else "input"
+    key = next((name for name in ("input", "args", "arguments") if name in part), "input")
     old = part.get(key)
     if arguments_object(old) == arguments:
         return part

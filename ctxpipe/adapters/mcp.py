@@ -105,8 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--session", help="the one session that may be read; default: all")
     given = parser.parse_args(arguments)
     try:
-        storage = LocalStorage(os.path.abspath(given.root))
-        server = offload_server(storage, session_id=given.session)
+        server = offload_server(LocalStorage(os.path.abspath(given.root)), session_id=given.session)
     except CtxpipeError as error:
         parser.error(str(error))
     anyio.run(_serve, server)

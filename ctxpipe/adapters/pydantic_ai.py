@@ -23,9 +23,13 @@ from ..wire.values import (
     block_text,
     image_block,
     opaque_block,
+    result_block,
     result_text,
+    said_block,
     says,
     text_block,
+    thinking_block,
+    use_block,
 )
 from ..wire.versions import Versions, ensure_hook, load
 
@@ -112,9 +116,7 @@ class _Run(AbstractCapability[Any]):
         return self
 
     async def prepare_model_request(
-        self,
-        ctx: RunContext[Any],
-        request_context: ModelRequestContext,
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Send the context."""
         if not self._is_shorter:
@@ -125,16 +127,11 @@ class _Run(AbstractCapability[Any]):
         return dataclasses.replace(request_context, messages=list(self._exchange.items))
 
     async def on_model_request_error(
-        self,
-        ctx: RunContext[Any],
-        *,
-        request_context: ModelRequestContext,
-        error: Exception,
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
     ) -> ModelResponse:
         """Ask once more where the prompt was too long; any other error is raised."""
         del ctx
-        attempt = getattr(request_context, "attempt", 1)
-        if self._exchange is None or attempt > 1:
+        if self._exchange is None or getattr(request_context, "attempt", 1) > 1:
             raise error
         self._is_shorter = await self._exchange.refused(as_refusal(error))
         if not self._is_shorter:
@@ -142,11 +139,7 @@ class _Run(AbstractCapability[Any]):
         raise RetryModelRequest from error
 
     async def after_model_request(
-        self,
-        ctx: RunContext[Any],
-        *,
-        request_context: ModelRequestContext,
-        response: ModelResponse,
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
         """Learn from the usage."""
         del ctx, request_context
@@ -155,9 +148,7 @@ class _Run(AbstractCapability[Any]):
         return response
 
     async def _begin(
-        self,
-        ctx: RunContext[Any],
-        request_context: ModelRequestContext,
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> Exchange | None:
         conversation = getattr(ctx, "conversation_id", None)
         run = getattr(ctx, "run_id", None)
@@ -198,28 +189,18 @@ def _usage(response: ModelResponse) -> dict[str, int] | None:
 class PydanticCodec(Codec):
     """pydantic-ai's messages; a request may hold results and words of the user at once."""
 
-    def frozen(self, items: Sequence[Item], start: int) -> int:
-        """All up to the last part in which the provider has compacted what came before."""
-        indexes = range(start, len(items))
-        for index in reversed(indexes):
-            parts = getattr(items[index], "parts", ())
-            if any(isinstance(part, CompactionPart) for part in parts):
-                return index + 1
-        return 0
+    def is_summary(self, item: Item) -> bool:
+        """By one of its parts."""
+        return any(isinstance(part, CompactionPart) for part in getattr(item, "parts", ()))
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
-        blocks: list[dict[str, Any]] = []
-        for part in getattr(item, "parts", ()):
-            blocks += _part_blocks(part)
-        if not blocks:
-            blocks.append(text_block(EMPTY))
+        parts = getattr(item, "parts", ())
+        blocks = [block for part in parts for block in _part_blocks(part)] or [text_block(EMPTY)]
         if isinstance(item, ModelResponse):
             return Reading("assistant", blocks)
         has_result = any(kind(block) == "tool_result" for block in blocks)
-        if has_result:
-            return Reading("result", blocks)
-        return Reading("user", blocks)
+        return Reading("result" if has_result else "user", blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
         """A copy of *item* that says *blocks*; its other parts are the same objects."""
@@ -231,26 +212,20 @@ class PydanticCodec(Codec):
             if kept == old:
                 parts.append(part)
                 continue
-            left = [block for block in kept if block is not None]
-            changed = _rebuild_part(part, left)
+            changed = _rebuild_part(part, [block for block in kept if block is not None])
             if changed is not None:
                 parts.append(changed)
         if waiting:
-            text = "\n".join(map(block_text, waiting))
-            if isinstance(item, ModelResponse):
-                parts.append(TextPart(text))
-            else:
-                parts.append(UserPromptPart(text))
+            make = TextPart if isinstance(item, ModelResponse) else UserPromptPart
+            parts.append(make("\n".join(map(block_text, waiting))))
         return dataclasses.replace(item, parts=parts)
 
     def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
         """Messages that say *blocks*."""
         if role == "assistant":
-            reply_parts = [_new_reply_part(block) for block in blocks]
-            return [ModelResponse(parts=reply_parts)]
+            return [ModelResponse(parts=[_new_reply_part(block) for block in blocks])]
         if role == "system":
-            prompt = "\n".join(map(block_text, blocks))
-            return [ModelRequest(parts=[SystemPromptPart(prompt)])]
+            return [ModelRequest(parts=[SystemPromptPart("\n".join(map(block_text, blocks)))])]
         parts: list[Any] = []
         said: list[Any] = []
         for block in blocks:
@@ -259,8 +234,7 @@ class PydanticCodec(Codec):
                 parts.append(ToolReturnPart("tool", text, block["tool_use_id"]))
             else:
                 said.append(_new_content(block))
-        is_text = all(isinstance(part, str) for part in said)
-        if said and is_text:
+        if said and all(isinstance(part, str) for part in said):
             parts.append(UserPromptPart("\n".join(said)))
         elif said:
             parts.append(UserPromptPart(said))
@@ -283,16 +257,11 @@ CODEC = PydanticCodec()
 
 def _take(waiting: list[Mapping[str, Any]], old: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What *old* has become, taken out of *waiting*; None where it has left."""
-    for key in ("id", "tool_use_id"):
-        if key not in old:
-            continue
-        for block in waiting:
-            if block.get(key) == old[key]:
-                waiting.remove(block)
-                return block
-    if old in waiting:
-        waiting.remove(old)
-        return old
+    key = next((key for key in ("id", "tool_use_id") if key in old), "")
+    for block in waiting:
+        if block == old or (key and block.get(key) == old[key]):
+            waiting.remove(block)
+            return block
     return None
 
 
@@ -312,9 +281,8 @@ def _result_blocks(part: ToolReturnPart) -> list[dict[str, Any]]:
     content: Any = text
     if files:
         content = [_text(text), *map(_content_block, files)]
-    block = _result(part.tool_call_id, content)
-    has_failed = part.outcome in ("failed", "denied", "retried")
-    if has_failed and text and not files:
+    block = result_block(part.tool_call_id, content)
+    if part.outcome in ("failed", "denied", "retried") and text and not files:
         block["is_error"] = True
     return [block]
 
@@ -323,18 +291,10 @@ def _retry_blocks(part: RetryPromptPart) -> list[dict[str, Any]]:
     text = part.model_response()
     if not part.tool_name:
         return [_text(text)]
-    block = _result(part.tool_call_id, text)
+    block = result_block(part.tool_call_id, text)
     if text:
         block["is_error"] = True
     return [block]
-
-
-def _result(call: str, content: object) -> dict[str, Any]:
-    return {
-        "type": "tool_result",
-        "tool_use_id": call,
-        "content": content,
-    }
 
 
 def _prompt_blocks(part: UserPromptPart) -> list[dict[str, Any]]:
@@ -346,65 +306,40 @@ def _prompt_blocks(part: UserPromptPart) -> list[dict[str, Any]]:
 def _content_block(content: object) -> dict[str, Any]:
     if isinstance(content, str):
         return _text(content)
-    image = _image(content)
-    if image:
-        return image
-    return opaque_block(_plain(content))
+    return _image(content) or opaque_block(_plain(content))
 
 
 def _image(content: object) -> dict[str, Any] | None:
     if isinstance(content, ImageUrl):
         return image_block(content.url)
-    if not isinstance(content, BinaryContent):
-        return None
-    if not content.media_type.startswith("image/"):
+    if not isinstance(content, BinaryContent) or not content.media_type.startswith("image/"):
         return None
     return image_block(f"data:{content.media_type};base64,{content.base64}")
 
 
 def _call_blocks(part: ToolCallPart) -> list[dict[str, Any]]:
-    call = {
-        "type": "tool_use",
-        "id": part.tool_call_id,
-        "name": part.tool_name,
-        "input": arguments_object(part.args),
-    }
-    return [call]
+    return [use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))]
 
 
 def _thinking_blocks(part: ThinkingPart) -> list[dict[str, Any]]:
-    proof = part.signature or part.id or "unsigned"
-    if not part.content:
-        return [{"type": "redacted_thinking", "data": proof}]
-    thought = {
-        "type": "thinking",
-        "thinking": part.content,
-        "signature": proof,
-    }
-    return [thought]
+    return [thinking_block(part.content or None, part.signature or part.id or "unsigned")]
 
 
 def _text_blocks(part: Any) -> list[dict[str, Any]]:
-    if not part.content:
-        return []
-    return [_text(part.content)]
+    return [_text(part.content)] if part.content else []
 
 
 def _text(text: object) -> dict[str, Any]:
-    if isinstance(text, str) and says(text):
-        return text_block(text)
-    return opaque_block(text)
+    return said_block(text, text)
 
 
 def _plain(part: object) -> object:
     """*part* in plain values, without times, so that equal parts make equal blocks."""
     if not dataclasses.is_dataclass(part) or isinstance(part, type):
         return repr(part)
-    fields: dict[str, object] = {}
-    for field in dataclasses.fields(part):
-        name = field.name
-        if name != "timestamp" and not name.startswith("_"):
-            fields[name] = getattr(part, name)
+    names = [field.name for field in dataclasses.fields(part)]
+    kept = [name for name in names if name != "timestamp" and not name.startswith("_")]
+    fields = {name: getattr(part, name) for name in kept}
     try:
         return json.loads(as_json(fields))
     except InvalidHistory:
@@ -441,9 +376,7 @@ def _rebuild_part(part: Any, blocks: Sequence[Mapping[str, Any]]) -> Any:
         )
     if isinstance(part, ToolCallPart):
         arguments = blocks[0]["input"]
-        args: Any = dict(arguments)
-        if isinstance(part.args, str):
-            args = arguments_json(arguments)
+        args = arguments_json(arguments) if isinstance(part.args, str) else dict(arguments)
         # By its id a provider would take its stored copy.
         return dataclasses.replace(part, args=args, id=None)
     if isinstance(part, UserPromptPart) and not isinstance(part.content, str):
@@ -460,8 +393,7 @@ def _first_text(content: object) -> str:
 
 def _new_reply_part(block: Mapping[str, Any]) -> Any:
     if kind(block) == "tool_use":
-        arguments = dict(block["input"])
-        return ToolCallPart(block["name"], arguments, block["id"])
+        return ToolCallPart(block["name"], dict(block["input"]), block["id"])
     return TextPart(block_text(block))
 
 

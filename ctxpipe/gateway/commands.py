@@ -244,8 +244,7 @@ def _log_file(root: Path) -> logging.Handler:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = root / LOG
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    os.close(descriptor)
+    os.close(os.open(path, flags, 0o600))
     return logging.FileHandler(path)
 
 

@@ -78,8 +78,7 @@ class Pipelines:
 
     def learn_window(self, model: str | None, betas: str, window: int) -> None:
         """Take *window* tokens, which a refusal has named, for later conversations."""
-        known = self._learned.get((model, betas), window)
-        self._learned[model, betas] = min(known, window)
+        self._learned[model, betas] = min(self._learned.get((model, betas), window), window)
 
 
 def _stages(preset: str, storage: Any, work_dir: str | PathLike[str] | None) -> list[Stage]:

@@ -165,11 +165,11 @@ class Relay:
         elif exchange.content() is not exchange.raw:
             what = "shaped"
         result = exchange.result
-        left: list[Leaving] = []
-        for report in result.reports:
-            if report.tokens_saved:
-                told = str(report.detail or "")
-                left.append(Leaving(report.stage, report.tokens_saved, told))
+        left = [
+            Leaving(report.stage, report.tokens_saved, str(report.detail or ""))
+            for report in result.reports
+            if report.tokens_saved
+        ]
         return Turn(
             exchange.session.session_id,
             exchange.model or "",

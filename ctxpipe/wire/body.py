@@ -55,11 +55,7 @@ class Body:
     spans: list[Span] = field(default_factory=list, repr=False)
     places: dict[str, Span] = field(default_factory=dict, repr=False)
 
-    def write(
-        self,
-        items: Sequence[Any],
-        values: Mapping[str, Any],
-    ) -> bytes:
+    def write(self, items: Sequence[Any], values: Mapping[str, Any]) -> bytes:
         """The body with other *items*, and with *values* beside them.
 
         What is unchanged, an item by its identity, keeps its bytes and its place.
@@ -90,10 +86,7 @@ class Body:
         return b"".join(_splice(self.raw, changes))
 
 
-def _splice(
-    raw: bytes,
-    changes: Iterable[tuple[Span, bytes]],
-) -> Iterator[bytes]:
+def _splice(raw: bytes, changes: Iterable[tuple[Span, bytes]]) -> Iterator[bytes]:
     position = 0
     for span, new in changes:
         yield raw[position : span.start]
@@ -111,11 +104,7 @@ def _encode(value: Any) -> bytes:
         return json.dumps(value, separators=separators).encode()
 
 
-def read_body(
-    raw: bytes,
-    key: str,
-    *known: Body,
-) -> Body | None:
+def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
     """The body in *raw* with its list *key*; None where it is no object with such a list.
 
     Items whose bytes are those of a *known* body from its beginning on are the very items of that.
@@ -134,11 +123,7 @@ def read_body(
 _TOO_DEEP = f"the body nests deeper than {MAX_DEPTH} levels"
 
 
-def _closest(
-    raw: bytes,
-    key: str,
-    known: Iterable[Body],
-) -> tuple[Body | None, int]:
+def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, int]:
     """The one of *known* that has most in common with *raw*, and how many of its items.
 
     The newest come first: one that *raw* continues is taken without a look at the others.
@@ -160,13 +145,7 @@ def _closest(
 class _Reader:
     """Reads one body; positions in its text become bytes where a value is noted."""
 
-    def __init__(
-        self,
-        raw: bytes,
-        key: str,
-        last: Body | None,
-        kept: int,
-    ) -> None:
+    def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
         self.body = Body(raw, key)
         start = 0
         if last is not None and kept:
@@ -208,8 +187,7 @@ class _Reader:
 
     def _list_start(self) -> int:
         # Nothing but blanks can be between the bracket and the first item.
-        first_item = self.body.spans[0]
-        return self.body.raw.rindex(b"[", 0, first_item.start)
+        return self.body.raw.rindex(b"[", 0, self.body.spans[0].start)
 
     def read_member(self) -> None:
         name = self.read_value()
@@ -220,8 +198,7 @@ class _Reader:
         self.expect(":")
         self.skip_blanks()
         start = self.byte(self.at)
-        is_list = self.text.startswith("[", self.at)
-        if is_list and name == self.body.key:
+        if self.text.startswith("[", self.at) and name == self.body.key:
             self.at += 1
             if self.opens_with("]"):
                 stop = self.byte(self.at)
@@ -239,9 +216,7 @@ class _Reader:
         while not self.opens_with("]"):
             self.expect(",")
             self.read_item()
-        stop = self.byte(self.at)
-        name = self.body.key
-        self.body.places[name] = Span(start, stop)
+        self.body.places[self.body.key] = Span(start, self.byte(self.at))
 
     def read_item(self) -> None:
         if len(self.body.items) == MAX_ITEMS:
@@ -287,20 +262,16 @@ class _Reader:
         if self.is_ascii:
             return self.base + position
         before, byte = self.counted
-        between = self.text[before:position]
-        byte += len(between.encode())
+        byte += len(self.text[before:position].encode())
         self.counted = (position, byte)
         return byte
 
 
 def _same_items(last: Body, raw: bytes) -> int:
     """How many of the items of *last* have the same bytes in *raw*, from the beginning on."""
-    same = _common_bytes(last.raw, raw)
-    kept = bisect_right(last.spans, same, key=_stop)
-    if kept:
-        last_kept = last.spans[kept - 1]
-        if last.raw[last_kept.stop - 1] not in _CLOSING:
-            kept -= 1  # a number may go on
+    kept = bisect_right(last.spans, _common_bytes(last.raw, raw), key=_stop)
+    if kept and last.raw[last.spans[kept - 1].stop - 1] not in _CLOSING:
+        kept -= 1  # a number may go on
     return kept
 
 

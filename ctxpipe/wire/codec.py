@@ -73,12 +73,18 @@ class Codec(ABC):
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
         """The ids of the calls in *item*, and of those that it answers."""
 
-    def frozen(self, items: Sequence[Item], start: int) -> int:  # noqa: ARG002
+    def is_summary(self, item: Item) -> bool:
+        """Whether the provider has compacted in *item* what came before."""
+        del item
+        return False
+
+    def frozen(self, items: Sequence[Item], start: int) -> int:
         """How many leading items are the provider's own state, which nobody may shape.
 
         Only items from *start* on are searched for the end of it; 0 where it is not among them.
         """
-        return 0
+        places = (index for index in reversed(range(start, len(items))))
+        return next((index + 1 for index in places if self.is_summary(items[index])), 0)
 
     def repair(
         self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
@@ -154,12 +160,7 @@ class _Group:
 # Units --------------------------------------------------------------------------------------------
 
 
-def make_units(
-    codec: Codec,
-    items: Sequence[Item],
-    start: int,
-    used: set[str],
-) -> list[Unit]:
+def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) -> list[Unit]:
     """The units of *items* from *start* on.
 
     *used* are the ids of the calls before, to which those of these items are added.
@@ -182,8 +183,7 @@ def make_units(
 
 def opening_unit(start: int) -> Unit:
     """A unit of no item, for a conversation that does not begin with the user."""
-    message = cast("Message", {"role": "user", "content": OPENING})
-    return Unit(message, start, start)
+    return Unit(cast("Message", {"role": "user", "content": OPENING}), start, start)
 
 
 def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
@@ -202,22 +202,14 @@ def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
             last.owners += owners
         else:
             group = _Group(
-                side=reading.side,
-                start=index,
-                stop=index + 1,
-                blocks=blocks,
-                owners=owners,
+                side=reading.side, start=index, stop=index + 1, blocks=blocks, owners=owners
             )
             groups.append(group)
         last_joins = joins
     return groups
 
 
-def _pair(
-    group: _Group,
-    later: _Group | None,
-    used: set[str],
-) -> None:
+def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
     """Give each call of *group* that the results *later* answer an id of its own.
 
     Other calls become opaque, unless they are the last of all: these still wait.
@@ -245,8 +237,7 @@ def _pair(
             answer = waiting.pop(0)
             answered.add(answer)
             if is_renamed:
-                result = later.blocks[answer]
-                later.blocks[answer] = {**result, "tool_use_id": name}
+                later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
                 later.names[name] = own
     if later is not None and later.side == "result":
         _make_opaque(later, answered)
@@ -259,8 +250,7 @@ def _answers(group: _Group) -> dict[object, list[int]]:
         return answers
     for place, block in enumerate(group.blocks):
         if kind(block) == "tool_result":
-            places = answers.setdefault(block["tool_use_id"], [])
-            places.append(place)
+            answers.setdefault(block["tool_use_id"], []).append(place)
     return answers
 
 
@@ -299,8 +289,7 @@ def _unique_id(own: object, used: set[str]) -> str:
 
 
 def _valid_id(text: str) -> str:
-    raw = text.encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(raw).hexdigest()
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     beginning = _NOT_IN_ID.sub("_", text)[:40]
     return f"{beginning}_{digest[:16]}"
 
@@ -309,10 +298,8 @@ def _settle(group: _Group) -> None:
     """Make what may not be where it is opaque."""
     if group.side == "assistant":
         _settle_thinking(group.blocks)
-    elif group.side == "result":
-        has_results = any("tool_use_id" in block for block in group.blocks)
-        if not has_results:
-            group.side = "user"
+    elif group.side == "result" and not any("tool_use_id" in block for block in group.blocks):
+        group.side = "user"
 
 
 def _settle_thinking(blocks: list[dict[str, Any]]) -> None:
@@ -338,11 +325,7 @@ def _place_systems(groups: Sequence[_Group]) -> None:
     _place_run(run, previous, "assistant")
 
 
-def _place_run(
-    run: Iterable[_Group],
-    previous: Side,
-    following: Side,
-) -> None:
+def _place_run(run: Iterable[_Group], previous: Side, following: Side) -> None:
     if previous in ANSWERED and following == "assistant":
         return
     for group in run:

@@ -180,8 +180,7 @@ class Exchange:
         self.is_held = bool(state_id)
         dialog: Dialog | None
         if state_id:
-            known = cast("Codec", codec)
-            session_id, calls = self._conversations.recall(state_id, known, items)
+            session_id, calls = self._conversations.recall(state_id, cast("Codec", codec), items)
             session_id = session_id or name or f"{UNNAMED}-{content_hash(state_id)}"
             session = open_session(session_id, True).fork()  # no journal has what the provider has
             dialog = Dialog(name, session, codec, Beginning(b""))
@@ -197,8 +196,7 @@ class Exchange:
                 self.reason = OPEN_CALLS
                 self._conversations.warn_once(OPEN_CALLS)
                 return
-            system = _join(arguments.get("system"), units.system)
-            self.arguments = {**arguments, "system": system}
+            self.arguments = {**arguments, "system": _join(arguments.get("system"), units.system)}
             lent = {} if client is None else {"client": client}
             self.result = await dialog.session.run(units.messages, **self.arguments, **lent)
             sent = dialog.translation.items(units, self.result.messages)

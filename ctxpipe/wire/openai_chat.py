@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from ..messages import as_dict, field, kind, without_surrogates
 from .codec import Codec, Item, Reading, Side
@@ -15,9 +15,14 @@ from .values import (
     document_block,
     image_block,
     opaque_block,
+    result_block,
+    result_blocks,
     result_text,
+    said_block,
     says,
     text_block,
+    thinking_block,
+    use_block,
 )
 
 SYSTEM = frozenset({"system", "developer"})
@@ -36,8 +41,7 @@ class ChatCodec(Codec):
         """*item* as blocks."""
         role = field(item, "role")
         if role in RESULTS:
-            result = _result_block(item)
-            return Reading("result", [result])
+            return Reading("result", [_result_block(item)])
         if role == "assistant":
             blocks = _reply_blocks(item)
             return Reading("assistant", blocks)
@@ -46,10 +50,7 @@ class ChatCodec(Codec):
             side = "system"
         elif role != "user":
             return Reading(side, [opaque_block(item)])
-        blocks = content_blocks(field(item, "content"))
-        if not blocks:
-            blocks = [text_block(EMPTY)]
-        return Reading(side, blocks)
+        return Reading(side, content_blocks(field(item, "content")) or [text_block(EMPTY)])
 
     def rebuild(self, item: Item, blocks: Sequence[Block]) -> Item:
         """A copy of *item* that says *blocks*; its other keys stay."""
@@ -59,10 +60,8 @@ class ChatCodec(Codec):
             _rebuild_reply(plain, blocks)
             return plain
         if role in RESULTS:
-            content = blocks[0].get("content")
-            blocks = result_blocks(content)
-        old = plain.get("content")
-        plain["content"] = rebuild_content(old, blocks)
+            blocks = result_blocks(blocks[0].get("content"))
+        plain["content"] = rebuild_content(plain.get("content"), blocks)
         return plain
 
     def new(self, role: str, blocks: Sequence[Block]) -> list[Item]:
@@ -73,16 +72,19 @@ class ChatCodec(Codec):
         for block in blocks:
             match kind(block):
                 case "tool_result":
-                    items.append(_new_result(block))
+                    text = result_text(block.get("content"))
+                    name = block["tool_use_id"]
+                    items.append({"role": "tool", "tool_call_id": name, "content": text})
                 case "tool_use":
-                    calls.append(_new_call(block))
+                    function = {"name": block["name"], "arguments": arguments_json(block["input"])}
+                    calls.append({"id": block["id"], "type": "function", "function": function})
                 case _:
                     spoken.append(block)
         if not (spoken or calls):
             return items
         message: dict[str, Any] = {"role": role, "content": None}
         if spoken:
-            message["content"] = _new_content(spoken)
+            message["content"] = text_or_parts([_new_part(block) for block in spoken])
         if calls:
             message["tool_calls"] = calls
         return [*items, message]
@@ -102,41 +104,24 @@ def content_blocks(content: object) -> list[dict[str, Any]]:
     """The blocks of a message's content: text, a list of parts, or nothing."""
     if content is None or content == "":
         return []
-    if isinstance(content, str):
-        return [_text_or_opaque(content)]
     if isinstance(content, list | tuple):
         return list(map(_part_block, content))
-    return [opaque_block(content)]
-
-
-def _text_or_opaque(text: str) -> dict[str, Any]:
-    if says(text):
-        return text_block(text)
-    part = {"type": "text", "text": text}
-    return opaque_block(part)
+    return [_part_block(content) if isinstance(content, str) else opaque_block(content)]
 
 
 def _part_block(part: object) -> dict[str, Any]:
     if isinstance(part, str):
-        return _text_or_opaque(part)
+        part = {"type": "text", "text": part}
     text: object = None
+    block: dict[str, Any] | None = None
     match kind(part):
-        case "text":
-            text = field(part, "text")
-        case "refusal":
-            text = field(part, "refusal")
+        case "text" | "refusal" as name:
+            text = field(part, name)
         case "image_url":
-            holder = field(part, "image_url")
-            image = image_block(field(holder, "url"))
-            if image is not None:
-                return image
+            block = image_block(field(field(part, "image_url"), "url"))
         case "file":
-            document = document_block(field(part, "file"))
-            if document is not None:
-                return document
-    if isinstance(text, str) and says(text):
-        return text_block(text)
-    return opaque_block(part)
+            block = document_block(field(part, "file"))
+    return block or said_block(text, part)
 
 
 def _result_block(item: Item) -> dict[str, Any]:
@@ -146,84 +131,45 @@ def _result_block(item: Item) -> dict[str, Any]:
         shown = without_surrogates(content)
     elif content is not None:
         shown = content_blocks(content)
-    return {
-        "type": "tool_result",
-        "tool_use_id": _call_to_answer(item),
-        "content": shown,
-    }
+    return result_block(_call_to_answer(item), shown)
 
 
 def _call_to_answer(item: Item) -> object:
     """The id of the call that *item* answers; of a "function", an older form, its name."""
     call = field(item, "tool_call_id")
-    if call is None:
-        return field(item, "name")
-    return call
+    return field(item, "name") if call is None else call
 
 
 def _reply_blocks(item: Item) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    thinking = _thinking_block(item)
-    if thinking is not None:
-        blocks.append(thinking)
-    content = field(item, "content")
-    blocks += content_blocks(content)
+    thoughts = (field(item, name) for name in THOUGHTS)
+    thought = next((one for one in thoughts if one and isinstance(one, str)), "")
+    if thought:
+        blocks.append(thinking_block(thought, UNSIGNED))
+    blocks += content_blocks(field(item, "content"))
     refusal = field(item, "refusal")
-    if isinstance(refusal, str) and says(refusal):
+    if says(refusal):
         blocks.append(text_block(refusal))
-    calls = field(item, "tool_calls") or ()
-    blocks += map(_call_block, calls)
+    blocks += map(_call_block, field(item, "tool_calls") or ())
     function = field(item, "function_call")
     if function is not None:
-        name = field(function, "name")
-        blocks.append(_use(name, name, function))
-    if not blocks:
-        blocks.append(text_block(EMPTY))
-    return blocks
-
-
-def _thinking_block(item: Item) -> dict[str, Any] | None:
-    for name in THOUGHTS:
-        thought = field(item, name)
-        if isinstance(thought, str) and thought:
-            return {
-                "type": "thinking",
-                "thinking": without_surrogates(thought),
-                "signature": UNSIGNED,
-            }
-    return None
+        blocks.append(_use(field(function, "name"), function))
+    return blocks or [text_block(EMPTY)]
 
 
 def _call_block(call: object) -> dict[str, Any]:
     function = field(call, "function")
     if function is not None:
-        name = field(function, "name")
-        return _use(field(call, "id"), name, function)
+        return _use(field(call, "id"), function)
     custom = field(call, "custom")
     if custom is None:
         return opaque_block(call)
-    text = str(field(custom, "input") or "")
-    name = field(custom, "name")
-    return {
-        "type": "tool_use",
-        "id": field(call, "id"),
-        "name": str(name or ""),
-        "input": {INPUT: without_surrogates(text)},
-    }
+    text = without_surrogates(str(field(custom, "input") or ""))
+    return use_block(field(call, "id"), field(custom, "name"), {INPUT: text})
 
 
-def _use(
-    call: object,
-    name: object,
-    function: object,
-) -> dict[str, Any]:
-    arguments = field(function, "arguments")
-    return {
-        "type": "tool_use",
-        "id": call,
-        "name": str(name or ""),
-        "input": arguments_object(arguments),
-    }
+def _use(call: object, function: object) -> dict[str, Any]:
+    return use_block(call, field(function, "name"), arguments_object(field(function, "arguments")))
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -262,22 +208,8 @@ def _lines(blocks: Iterable[Block]) -> str:
     return "\n".join(map(block_text, blocks))
 
 
-def result_blocks(content: object) -> list[Block]:
-    """The content of a tool_result as blocks."""
-    if content is None or content == "":
-        return []
-    if isinstance(content, str):
-        return [text_block(content)]
-    blocks = cast("Iterable[Block]", content)
-    return list(blocks)
-
-
 def rebuild_content(
-    old: object,
-    blocks: Sequence[Block],
-    *,
-    read: Any = _part_block,
-    text_type: str = "text",
+    old: object, blocks: Sequence[Block], *, read: Any = _part_block, text_type: str = "text"
 ) -> object:
     """Content that says *blocks*, in the form of the *old* one, whose parts and marks stay.
 
@@ -294,8 +226,7 @@ def rebuild_content(
             read_parts.pop(place)
             part = parts.pop(place)
         else:
-            text = block_text(block)
-            part = {"type": text_type, "text": text}
+            part = {"type": text_type, "text": block_text(block)}
         content.append(part)
     return _with_marks(content, parts)
 
@@ -309,8 +240,7 @@ def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
             if mark is not None:
                 marks[name] = mark
     if marks and content:
-        last = as_dict(content[-1])
-        content[-1] = {**marks, **last}
+        content[-1] = {**marks, **as_dict(content[-1])}
     return content
 
 
@@ -323,7 +253,7 @@ def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Block]) -> None:
         if kind(old) != "tool_use":
             calls.append(call)
             continue
-        use = _use_of(old["id"], waiting)
+        use = next((use for use in waiting if use["id"] == old["id"]), None)
         if use is None:
             continue
         waiting.remove(use)
@@ -344,13 +274,6 @@ def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Block]) -> None:
     wanted = waiting[0]["input"]
     if wanted != arguments_object(field(function, "arguments")):
         plain["function_call"] = _with_arguments(function, wanted)
-
-
-def _use_of(call: object, uses: Iterable[Block]) -> Block | None:
-    for use in uses:
-        if use["id"] == call:
-            return use
-    return None
 
 
 def _with_input(call: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,56 +297,29 @@ def _with_arguments(function: object, arguments: Mapping[str, Any]) -> dict[str,
 def custom_input(arguments: Mapping[str, Any]) -> str:
     """The text that a custom tool is given for *arguments*."""
     text = arguments.get(INPUT)
-    is_custom = list(arguments) == [INPUT]
-    if is_custom and isinstance(text, str):
+    if list(arguments) == [INPUT] and isinstance(text, str):
         return text
     return arguments_json(arguments)
 
 
-def _new_result(block: Block) -> dict[str, Any]:
-    content = block.get("content")
-    return {
-        "role": "tool",
-        "tool_call_id": block["tool_use_id"],
-        "content": result_text(content),
-    }
-
-
-def _new_call(block: Block) -> dict[str, Any]:
-    function = {
-        "name": block["name"],
-        "arguments": arguments_json(block["input"]),
-    }
-    return {
-        "id": block["id"],
-        "type": "function",
-        "function": function,
-    }
-
-
-def _new_content(blocks: Sequence[Block]) -> object:
-    parts = [_new_part(block) for block in blocks]
-    is_text = all(part["type"] == "text" for part in parts)
-    if not is_text:
+def text_or_parts(parts: Sequence[Block], text_type: str = "text") -> object:
+    """*parts*, as one text where they are nothing else."""
+    if not all(part["type"] == text_type for part in parts):
         return parts
-    texts = [part["text"] for part in parts]
-    return "\n".join(texts)
+    return "\n".join([part["text"] for part in parts])
 
 
 def _new_part(block: Block) -> dict[str, Any]:
     source = block.get("source")
     if kind(block) == "image" and isinstance(source, Mapping):
-        url = image_url(source)
-        return {"type": "image_url", "image_url": {"url": url}}
-    text = block_text(block)
-    return {"type": "text", "text": text}
+        return {"type": "image_url", "image_url": {"url": image_url(source)}}
+    return {"type": "text", "text": block_text(block)}
 
 
 def image_url(source: Mapping[str, Any]) -> str:
     """The address of an image of ours, with its data in it where it holds any."""
     if source.get("type") != "base64":
-        url = source.get("url")
-        return str(url)
+        return str(source.get("url"))
     media_type = source.get("media_type")
     data = source.get("data")
     return f"data:{media_type};base64,{data}"

@@ -14,7 +14,7 @@ from .openai_chat import (
     custom_input,
     image_url,
     rebuild_content,
-    result_blocks,
+    text_or_parts,
 )
 from .values import (
     arguments_json,
@@ -23,9 +23,13 @@ from .values import (
     document_block,
     image_block,
     opaque_block,
+    result_block,
+    result_blocks,
     result_text,
-    says,
+    said_block,
     text_block,
+    thinking_block,
+    use_block,
 )
 
 OUTPUT = "_output"
@@ -46,24 +50,21 @@ Sourced: TypeAlias = tuple[int | None, Item]
 """An item, and of which of those given it is made."""
 PICTURES = frozenset({"input_image", "computer_screenshot"})
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+SAYING = TEXTS | {"refusal"}
 
 
 class ResponsesCodec(Codec):
     """The ``input`` of ``/responses``, where it is a list."""
 
-    def frozen(self, items: Sequence[Item], start: int) -> int:
-        """All up to the last compaction item: it carries what the provider has compacted."""
-        for index in reversed(range(start, len(items))):
-            if kind(items[index]) == "compaction":
-                return index + 1
-        return 0
+    def is_summary(self, item: Item) -> bool:
+        """By its type."""
+        return kind(item) == "compaction"
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
         name = _type_of(item)
         if name == "message":
-            role = field(item, "role")
-            return _read_message(item, role)
+            return _read_message(item, field(item, "role"))
         if name == "reasoning":
             block = _thinking_block(item)
         elif name in ANSWERED:
@@ -97,10 +98,12 @@ class ResponsesCodec(Codec):
         elif name == "custom_tool_call":
             plain["input"] = custom_input(blocks[0]["input"])
         elif name in ANSWERED:
-            key = _action_key(item)
-            plain[key] = blocks[0]["input"]
+            plain[_action_key(item)] = blocks[0]["input"]
         else:
-            plain["content"] = _rebuild_content(plain, blocks)
+            text_type = "output_text" if plain.get("role") == "assistant" else "input_text"
+            plain["content"] = rebuild_content(
+                plain.get("content"), blocks, read=_part_block, text_type=text_type
+            )
         return plain
 
     def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
@@ -117,12 +120,8 @@ class ResponsesCodec(Codec):
                     spoken.append(_new_part(block))
         if not spoken:
             return items
-        message = {
-            "type": "message",
-            "role": role,
-            "content": _text_or_parts(spoken),
-        }
-        return [message, *items]
+        content = text_or_parts(spoken, "input_text")
+        return [{"type": "message", "role": role, "content": content}, *items]
 
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
         """Of its call, by its type."""
@@ -152,15 +151,10 @@ def _type_of(item: Item) -> str:
 
 
 def _read_message(item: Item, role: object) -> Reading:
-    content = field(item, "content")
-    blocks = _content_blocks(content)
-    if not blocks:
-        blocks = [text_block(EMPTY)]
+    blocks = _content_blocks(field(item, "content")) or [text_block(EMPTY)]
     if role == "assistant":
         return Reading("assistant", blocks, joins=True)
-    if role in SYSTEM:
-        return Reading("system", blocks)
-    return Reading("user", blocks)
+    return Reading("system" if role in SYSTEM else "user", blocks)
 
 
 def _content_blocks(content: object) -> list[dict[str, Any]]:
@@ -168,57 +162,31 @@ def _content_blocks(content: object) -> list[dict[str, Any]]:
         return []
     if isinstance(content, list | tuple):
         return list(map(_part_block, content))
-    part = {"type": "input_text", "text": content}
-    return [_part_block(part)]
+    return [_part_block({"type": "input_text", "text": content})]
 
 
 def _part_block(part: object) -> dict[str, Any]:
     name = kind(part)
-    text: object = None
-    if name in TEXTS:
-        text = field(part, "text")
-    elif name == "refusal":
-        text = field(part, "refusal")
-    elif name in PICTURES:
-        image = image_block(field(part, "image_url"))
-        if image is not None:
-            return image
+    block: dict[str, Any] | None = None
+    if name in PICTURES:
+        block = image_block(field(part, "image_url"))
     elif name == "input_file":
-        document = document_block(part)
-        if document is not None:
-            return document
-    if isinstance(text, str) and says(text):
-        return text_block(text)
-    return opaque_block(part)
+        block = document_block(part)
+    text = field(part, "text" if name in TEXTS else name) if name in SAYING else None
+    return block or said_block(text, part)
 
 
 def _thinking_block(item: Item) -> dict[str, Any]:
     """Its summary, or its text where the provider shows it; else what it is encrypted to."""
-    parts = field(item, "summary")
-    if not parts:
-        parts = field(item, "content") or ()
-    words = [str(field(part, "text")) for part in parts]
-    proof = field(item, "encrypted_content")
-    if not proof:
-        proof = field(item, "id") or "unsigned"
-    if not words:
-        return {
-            "type": "redacted_thinking",
-            "data": str(proof),
-        }
-    thought = "\n".join(words)
-    return {
-        "type": "thinking",
-        "thinking": without_surrogates(thought),
-        "signature": str(proof),
-    }
+    parts = field(item, "summary") or field(item, "content") or ()
+    thought = "\n".join([str(field(part, "text")) for part in parts]) if parts else None
+    proof = field(item, "encrypted_content") or field(item, "id") or "unsigned"
+    return thinking_block(thought, proof)
 
 
 def _call_id(item: Item) -> object:
     call = field(item, "call_id")
-    if call is None:
-        return field(item, "id")
-    return call
+    return field(item, "id") if call is None else call
 
 
 def _call_block(item: Item, name: str) -> dict[str, Any]:
@@ -226,23 +194,16 @@ def _call_block(item: Item, name: str) -> dict[str, Any]:
     if name == "function_call":
         arguments = arguments_object(field(item, "arguments"))
     elif name == "custom_tool_call":
-        text = str(field(item, "input") or "")
-        arguments = {INPUT: without_surrogates(text)}
+        arguments = {INPUT: without_surrogates(str(field(item, "input") or ""))}
     else:
-        key = _action_key(item)
-        action = field(item, key)
+        action = field(item, _action_key(item))
         if hasattr(action, "model_dump"):
             action = as_dict(action)
         arguments = arguments_object(action)
     tool = field(item, "name")
     if not isinstance(tool, str) or not tool:
         tool = name
-    return {
-        "type": "tool_use",
-        "id": _call_id(item),
-        "name": tool,
-        "input": arguments,
-    }
+    return use_block(_call_id(item), tool, arguments)
 
 
 def _action_key(item: Item) -> str:
@@ -263,11 +224,7 @@ def _result_block(item: Item) -> dict[str, Any]:
         content = list(map(_part_block, output))
     elif output is not None:
         content = [_part_block(output)]
-    return {
-        "type": "tool_result",
-        "tool_use_id": _call_id(item),
-        "content": content,
-    }
+    return result_block(_call_id(item), content)
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -276,27 +233,12 @@ def _result_block(item: Item) -> dict[str, Any]:
 def _rebuild_output(old: object, content: object) -> object:
     blocks = result_blocks(content)
     if isinstance(old, list | tuple):
-        return rebuild_content(
-            old,
-            blocks,
-            read=_part_block,
-            text_type="input_text",
-        )
+        return rebuild_content(old, blocks, read=_part_block, text_type="input_text")
     if isinstance(old, Mapping) and blocks == [_part_block(old)]:
         return old
     if isinstance(content, str):
         return content
-    parts = [_new_part(block) for block in blocks]
-    return _text_or_parts(parts)
-
-
-def _text_or_parts(parts: Sequence[Mapping[str, Any]]) -> object:
-    """*parts*, as one text where they are nothing else."""
-    is_text = all(part["type"] == "input_text" for part in parts)
-    if not is_text:
-        return parts
-    texts = [part["text"] for part in parts]
-    return "\n".join(texts)
+    return text_or_parts([_new_part(block) for block in blocks], "input_text")
 
 
 def _shell_text(output: object) -> str:
@@ -314,41 +256,15 @@ def _shell_text(output: object) -> str:
 
 def _shell_output(old: object, content: object) -> object:
     """The output of a shell that says *content*, with the outcome of the *old* one."""
-    parts: list[dict[str, Any]] = []
-    if isinstance(old, list | tuple):
-        parts = [as_dict(part) for part in old]
-    if parts:
-        last = parts[-1]
-    else:
-        outcome = {"type": "exit", "exit_code": 0}
-        last = {"outcome": outcome}
-    output = {
-        **last,
-        "stdout": result_text(content),
-        "stderr": "",
-    }
-    return [output]
-
-
-def _rebuild_content(plain: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> object:
-    text_type = "input_text"
-    if plain.get("role") == "assistant":
-        text_type = "output_text"
-    return rebuild_content(
-        plain.get("content"),
-        blocks,
-        read=_part_block,
-        text_type=text_type,
-    )
+    last: dict[str, Any] = {"outcome": {"type": "exit", "exit_code": 0}}
+    if isinstance(old, list | tuple) and old:
+        last = as_dict(old[-1])
+    return [{**last, "stdout": result_text(content), "stderr": ""}]
 
 
 def _new_result(block: Mapping[str, Any]) -> dict[str, Any]:
-    content = block.get("content")
-    return {
-        "type": "function_call_output",
-        "call_id": block["tool_use_id"],
-        "output": _rebuild_output("", content),
-    }
+    output = _rebuild_output("", block.get("content"))
+    return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
 
 
 def _new_call(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,10 +279,8 @@ def _new_call(block: Mapping[str, Any]) -> dict[str, Any]:
 def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:
     source = block.get("source")
     if kind(block) == "image" and isinstance(source, Mapping):
-        url = image_url(source)
-        return {"type": "input_image", "detail": "auto", "image_url": url}
-    text = block_text(block)
-    return {"type": "input_text", "text": text}
+        return {"type": "input_image", "detail": "auto", "image_url": image_url(source)}
+    return {"type": "input_text", "text": block_text(block)}
 
 
 def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Item]:

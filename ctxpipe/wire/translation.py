@@ -15,24 +15,9 @@ from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from ..messages import (
-    CALLS,
-    as_blocks,
-    as_dict,
-    common_prefix,
-    is_equal,
-    kind,
-)
+from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind
 from ..messages.values import canonical_json
-from .codec import (
-    Codec,
-    Item,
-    Reading,
-    Unit,
-    head_blocks,
-    make_units,
-    opening_unit,
-)
+from .codec import Codec, Item, Reading, Unit, head_blocks, make_units, opening_unit
 from .messages import MessagesCodec
 
 if TYPE_CHECKING:
@@ -122,25 +107,17 @@ class Translation:
         head = self._head_length(items, known)
         is_other_head = head != self._head
         if is_other_head or known < head:
-            readings = map(self._codec.read, items[:head])
-            self._system = list(head_blocks(readings))
+            self._system = list(head_blocks(map(self._codec.read, items[:head])))
         if is_other_head:
             known = 0
         elif known < head:  # only what is never shaped has changed
-            old_rest = self._items[head:]
-            new_rest = items[head:]
-            known = head + common_prefix(old_rest, new_rest)
-        longer = max(len(self._items), len(items))
-        if known < longer:
+            known = head + common_prefix(self._items[head:], items[head:])
+        if known < max(len(self._items), len(items)):
             self._read_from(items, head, known)
         self._head = head
         messages = [unit.message for unit in self._units]
         return Units(
-            items=items,
-            head=head,
-            units=list(self._units),
-            messages=messages,
-            system=self._system,
+            items=items, head=head, units=list(self._units), messages=messages, system=self._system
         )
 
     def _count_known(self, items: list[Item]) -> int:
@@ -161,8 +138,7 @@ class Translation:
         elif not head:
             head = self._codec.frozen(items, 0)
         while head < len(items):
-            reading = self._codec.read(items[head])
-            if reading.side != "system":
+            if self._codec.read(items[head]).side != "system":
                 break
             head += 1
         return head
@@ -178,16 +154,9 @@ class Translation:
         self._forget(keep)
         for unit in removed:
             self._used.difference_update(_call_ids(unit.message))
-        new = make_units(
-            self._codec,
-            items,
-            start=stop,
-            used=self._used,
-        )
-        if not keep and new:
-            first = new[0].message
-            if first["role"] != "user":
-                new.insert(0, opening_unit(head))
+        new = make_units(self._codec, items, start=stop, used=self._used)
+        if not keep and new and new[0].message["role"] != "user":
+            new.insert(0, opening_unit(head))
         for place, old in enumerate(removed[: len(new)]):
             # The same message is the same object, as long as its items are.
             unit = new[place]
@@ -209,14 +178,9 @@ class Translation:
         That is all before the last assistant's message in these: whether its calls are answered is
         said after it.
         """
-        keep = bisect_left(
-            self._units,
-            known + 1,
-            key=lambda unit: unit.stop,
-        )
+        keep = bisect_left(self._units, known + 1, key=lambda unit: unit.stop)
         while keep:
-            last = self._units[keep - 1]
-            if last.message["role"] == "assistant":
+            if self._units[keep - 1].message["role"] == "assistant":
                 break
             keep -= 1
         return max(0, keep - 1)
@@ -238,9 +202,7 @@ class Translation:
             index = len(self._units)
             self._units.append(unit)
             for place, block in enumerate(as_blocks(unit.message)):
-                key = _key(block)
-                places = self._places.setdefault(key, [])
-                places.append((index, place))
+                self._places.setdefault(_key(block), []).append((index, place))
 
     def _drop_pieces(self, known: int) -> None:
         """Forget the pieces with items that are new, or rebuilt from such."""
@@ -265,8 +227,7 @@ class Translation:
         is_same_context = same == len(context) == len(self._context)
         if is_same_context and is_unchanged(units.items, self._given):
             return list(self._sent)
-        search = _Search(self._codec, units, self._places)
-        new = list(search.pieces(context[same:]))
+        new = list(_Search(self._codec, units, self._places).pieces(context[same:]))
         self._pieces = self._pieces[:same]
         self._pieces += new
         self._context = list(context)
@@ -287,11 +248,7 @@ class Translation:
                 else:
                     items.append(item)
         self._given = units.items
-        self._sent = self._codec.repair(
-            items,
-            sources,
-            units.items,
-        )
+        self._sent = self._codec.repair(items, sources, units.items)
         return list(self._sent)
 
 
@@ -321,8 +278,7 @@ def _contents(items: Sequence[Item]) -> list[object]:
 def _call_ids(message: Message) -> Iterator[str]:
     for block in as_blocks(message):
         if kind(block) == "tool_use":
-            plain = cast("Mapping[str, Any]", block)
-            yield plain["id"]
+            yield cast("Mapping[str, Any]", block)["id"]
 
 
 def _key(block: object) -> Key:
@@ -363,8 +319,7 @@ class _Search:
     def pieces(self, messages: Sequence[Message]) -> Iterator[_Piece]:
         """Each of *messages* as a piece."""
         self.end = len(self.units.units)
-        found = [self._piece(message) for message in reversed(messages)]
-        return reversed(found)
+        return reversed([self._piece(message) for message in reversed(messages)])
 
     def _piece(self, message: Message) -> _Piece:
         role = message["role"]
@@ -382,12 +337,9 @@ class _Search:
 
     def _candidates(self, block: _Block) -> Iterator[int]:
         """The units with *block*: those before the last one that was found, the nearest first."""
-        key = _key(block)
-        places = self.places.get(key, ())
+        places = self.places.get(_key(block), ())
         before = bisect_left(places, (self.end, 0))
-        nearest_first = reversed(places[:before])
-        behind = places[before:]
-        for index, _ in chain(nearest_first, behind):
+        for index, _ in chain(reversed(places[:before]), places[before:]):
             yield index
 
     def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
@@ -399,23 +351,17 @@ class _Search:
         stop = 0
         for item, said in self._runs(blocks, owners):
             if item is None:
-                new_items = self.codec.new(role, said)
-                made += [_Made(None, new) for new in new_items]
+                made += [_Made(None, new) for new in self.codec.new(role, said)]
                 continue
             start = min(start, item)
             stop = max(stop, item + 1)
-            rebuilt = self._rebuild(item, said, names)
-            made.append(_Made(item, rebuilt))
+            made.append(_Made(item, self._rebuild(item, said, names)))
         found = [owner[0] for owner in owners if owner is not None]
         if found:
             self.end = min(found)
         return _Piece(min(start, stop), stop, made)
 
-    def _runs(
-        self,
-        blocks: Sequence[_Block],
-        owners: Sequence[Place | None],
-    ) -> list[_Run]:
+    def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
         """The blocks of each item together, and those of none with their neighbours."""
         runs: list[_Run] = []
         run_of: dict[int, _Run] = {}
@@ -437,11 +383,7 @@ class _Search:
                 run_of[item] = run
         return runs
 
-    def _owners(
-        self,
-        role: str,
-        blocks: Sequence[_Block],
-    ) -> list[Place | None]:
+    def _owners(self, role: str, blocks: Sequence[_Block]) -> list[Place | None]:
         """Where each of *blocks* comes from: by its id, else near those, else the last that says
         the same.
         """
@@ -464,19 +406,14 @@ class _Search:
         return owners
 
     def _nearest(
-        self,
-        role: str,
-        block: _Block,
-        near: set[int],
-        taken: set[Place | None],
+        self, role: str, block: _Block, near: set[int], taken: set[Place | None]
     ) -> Place | None:
         earlier: Place | None = None
         for owner in self.places.get(_key(block), ()):
             if owner in taken:
                 continue
             index = owner[0]
-            unit = self.units.units[index]
-            if unit.message["role"] != role:
+            if self.units.units[index].message["role"] != role:
                 continue
             if index in near:
                 return owner
@@ -498,15 +435,11 @@ class _Search:
         names: dict[str, object] = {}
         for owner in owners:
             if owner is not None:
-                index = owner[0]
-                names |= self.units.units[index].names
+                names |= self.units.units[owner[0]].names
         return names
 
     def _rebuild(
-        self,
-        index: int,
-        blocks: list[_Block],
-        names: Mapping[str, object],
+        self, index: int, blocks: list[_Block], names: Mapping[str, object]
     ) -> Item | None:
         """Item *index* with *blocks*; None where it says these already."""
         item = self.units.items[index]

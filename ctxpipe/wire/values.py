@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeGuard, cast
 
 from ..errors import InvalidHistory
 from ..messages import (
@@ -29,9 +29,14 @@ __all__ = [
     "document_block",
     "image_block",
     "opaque_block",
+    "result_block",
+    "result_blocks",
     "result_text",
+    "said_block",
     "says",
     "text_block",
+    "thinking_block",
+    "use_block",
 ]
 
 RAW = "_raw"
@@ -50,9 +55,32 @@ def text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": without_surrogates(text)}
 
 
-def says(text: object) -> bool:
+def says(text: object) -> TypeGuard[str]:
     """Whether *text* can be a text block as it is."""
     return isinstance(text, str) and not is_blank(text)
+
+
+def said_block(text: object, value: object) -> dict[str, Any]:
+    """A text block with *text*; where it cannot be one, an opaque one for *value*."""
+    return text_block(text) if says(text) else opaque_block(value)
+
+
+def use_block(call: object, name: object, arguments: object) -> dict[str, Any]:
+    """The *call* of the tool *name*."""
+    return {"type": "tool_use", "id": call, "name": str(name or ""), "input": arguments}
+
+
+def result_block(call: object, content: object) -> dict[str, Any]:
+    """The result of *call*."""
+    return {"type": "tool_result", "tool_use_id": call, "content": content}
+
+
+def thinking_block(thought: str | None, proof: object) -> dict[str, Any]:
+    """A *thought* with the *proof* of it, or what it is encrypted to."""
+    if thought is None:
+        return {"type": "redacted_thinking", "data": str(proof)}
+    thought = without_surrogates(thought)
+    return {"type": "thinking", "thinking": thought, "signature": str(proof)}
 
 
 def block_text(block: object) -> str:
@@ -70,6 +98,15 @@ def result_text(content: object) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(map(block_text, cast("Iterable[object]", content)))
+
+
+def result_blocks(content: object) -> list[Mapping[str, Any]]:
+    """The content of a tool_result as blocks."""
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [text_block(content)]
+    return list(cast("Iterable[Mapping[str, Any]]", content))
 
 
 # Arguments of calls -------------------------------------------------------------------------------
