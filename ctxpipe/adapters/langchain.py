@@ -24,8 +24,8 @@ from ..wire.values import (
     result_block,
     result_blocks,
     result_text,
-    said_block,
     text_block,
+    text_or_opaque,
     thinking_block,
     use_block,
 )
@@ -347,7 +347,7 @@ def _part_block(part: Any) -> dict[str, Any]:
         part = {"type": "text", "text": part}
     name = kind(part)
     if name == "text":
-        return said_block(part.get("text"), part)
+        return text_or_opaque(part.get("text"), part)
     if name in OURS:
         return _as_ours(part)
     if name == "reasoning":

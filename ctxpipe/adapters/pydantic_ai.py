@@ -25,9 +25,9 @@ from ..wire.values import (
     opaque_block,
     result_block,
     result_text,
-    said_block,
     says,
     text_block,
+    text_or_opaque,
     thinking_block,
     use_block,
 )
@@ -151,7 +151,6 @@ class _Run(AbstractCapability[Any]):
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> Exchange | None:
         conversation = getattr(ctx, "conversation_id", None)
-        run = getattr(ctx, "run_id", None)
         parameters = request_context.model_request_parameters
         parts = getattr(parameters, "instruction_parts", None) or ()
         system = [text_block(part.content) for part in parts if says(part.content)]
@@ -161,7 +160,7 @@ class _Run(AbstractCapability[Any]):
             "request": {"model": getattr(request_context.model, "model_name", None)},
         }
         return await self._mount.begin(
-            CODEC, request_context.messages, arguments, request=ctx, found=(conversation, run)
+            CODEC, request_context.messages, arguments, request=ctx, found=[conversation]
         )
 
 
@@ -330,7 +329,7 @@ def _text_blocks(part: Any) -> list[dict[str, Any]]:
 
 
 def _text(text: object) -> dict[str, Any]:
-    return said_block(text, text)
+    return text_or_opaque(text, text)
 
 
 def _plain(part: object) -> object:

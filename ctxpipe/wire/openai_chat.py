@@ -18,9 +18,9 @@ from .values import (
     result_block,
     result_blocks,
     result_text,
-    said_block,
     says,
     text_block,
+    text_or_opaque,
     thinking_block,
     use_block,
 )
@@ -121,7 +121,7 @@ def _part_block(part: object) -> dict[str, Any]:
             block = image_block(field(field(part, "image_url"), "url"))
         case "file":
             block = document_block(field(part, "file"))
-    return block or said_block(text, part)
+    return block or text_or_opaque(text, part)
 
 
 def _result_block(item: Item) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from .values import (
     result_block,
     result_blocks,
     result_text,
-    said_block,
     text_block,
+    text_or_opaque,
     thinking_block,
     use_block,
 )
@@ -173,7 +173,7 @@ def _part_block(part: object) -> dict[str, Any]:
     elif name == "input_file":
         block = document_block(part)
     text = field(part, "text" if name in TEXTS else name) if name in SAYING else None
-    return block or said_block(text, part)
+    return block or text_or_opaque(text, part)
 
 
 def _thinking_block(item: Item) -> dict[str, Any]:

@@ -32,9 +32,9 @@ __all__ = [
     "result_block",
     "result_blocks",
     "result_text",
-    "said_block",
     "says",
     "text_block",
+    "text_or_opaque",
     "thinking_block",
     "use_block",
 ]
@@ -60,7 +60,7 @@ def says(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and not is_blank(text)
 
 
-def said_block(text: object, value: object) -> dict[str, Any]:
+def text_or_opaque(text: object, value: object) -> dict[str, Any]:
     """A text block with *text*; where it cannot be one, an opaque one for *value*."""
     return text_block(text) if says(text) else opaque_block(value)
 
