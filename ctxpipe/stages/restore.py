@@ -185,8 +185,8 @@ class Restore:
 
     *deny* answers whether the file at a path must not be read; it is asked for the path as the call
     spells it, and for the place where the file really is. The default is `is_secret`; give a
-    function of your own to extend or replace it, or None to deny nothing. What a file holds goes
-    through the ``redact`` of the storage.
+    function of your own to extend or replace it, or None to deny nothing. *redact* is applied to
+    what a file holds; by default it is that of the storage, and `str` hides nothing.
 
     Of the *max_files* files used last those of at most *max_tokens_per_file* tokens come back, as
     long as they hold no more than *max_tokens_total* together. The defaults are those of the
@@ -205,6 +205,7 @@ class Restore:
     max_tokens_per_file: int = setting(MAX_RESTORE_TOKENS_PER_FILE)
     max_tokens_total: int = setting(MAX_RESTORE_TOKENS_TOTAL)
     deny: Callable[[str], bool] | None = is_secret
+    redact: Redact | None = None
     reader: FileReader = field(init=False, repr=False, compare=False)
 
     __repr__ = short_repr
@@ -224,6 +225,7 @@ class Restore:
             max_tokens_per_file=SIZE,
             max_tokens_total=SIZE,
             deny=FUNCTION.optional,
+            redact=FUNCTION.optional,
         )
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         if not isinstance(reader, FileReader):
@@ -254,7 +256,7 @@ class Restore:
             counter,
             self._refusal,
             self._denial,
-            redactor_of(storage),
+            redactor_of(self if self.redact else storage),
         ).restore(working_files)
         for warning in restored.warnings:
             logger.debug("%s", warning)  # it names a path; the report has it

@@ -1228,6 +1228,7 @@ def test_a_setting_that_makes_no_sense_is_refused(
         (Breaker, {"cooldown_seconds": -0.5}),
         (Breaker, {"cooldown_seconds": float("nan")}),
         (Breaker, {"retry": 3}),
+        (Restore, {"work_dir": ".", "redact": "a secret"}),
         (Restore, {"work_dir": ".", "shell": "no"}),
     ],
 )

@@ -640,13 +640,30 @@ async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path)
 
     history = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, TEXT)]
     storage = LocalStorage(project.parent / "redacted", redact=hide)
-    stage = Compact(summarize, archive=storage, restore=Restore(project))
-    pipeline = ContextPipeline([stage], budget=Budget(window=9000))
-    result = await pipeline.run([*history, LONG, user("Go on.")], session_id="s")
+    contexts: dict[str, str] = {}
+    for name, redact in {"storage": None, "own": str.upper, "nothing": str}.items():
+        restore = Restore(project, redact=redact)
+        stage = Compact(summarize, archive=storage, restore=restore)
+        pipeline = ContextPipeline([stage], budget=Budget(window=9000))
+        result = await pipeline.run([*history, LONG, user("Go on.")], session_id=name)
+        contexts[name] = json.dumps(result.messages)
 
-    context = json.dumps(result.messages)
-    assert "[gone]" in context
+    assert "[gone]" in contexts["storage"]
+    assert SECRET not in contexts["storage"]
+    assert SECRET.upper() in contexts["own"]
+    assert SECRET in contexts["nothing"]
+
+
+async def test_a_redact_that_fails_keeps_the_file_out(project: Path) -> None:
+    def fail(text: str) -> str:
+        raise ValueError(text)
+
+    history = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, TEXT)]
+
+    context, detail = await compacted(history, project, redact=fail)
+
     assert SECRET not in context
+    assert len(detail.warnings) == 1
 
 
 async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: Path) -> None:
@@ -795,6 +812,7 @@ async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project:
         {"work_dir": ".", "max_files": -1},
         {"work_dir": ".", "max_tokens_total": "x"},
         {"work_dir": ".", "reading_tools": "read_file"},
+        {"work_dir": ".", "redact": "*.key"},
         {"files": lambda _path: "a text"},
         {"work_dir": ".", "deny": "*.key"},
     ],
