@@ -98,7 +98,7 @@ clients:  ## install the agents of `make test-clients`, a gigabyte of them, at t
 
 # CLIENTS=claude,codex names some of them; each that is named must be there.
 test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
-	CLIENTS=$(or $(CLIENTS),claude,codex,opencode) $(BIN)/python -m pytest -rA tests/clients
+	CLIENTS=$(or $(CLIENTS),claude,codex,opencode,pi) $(BIN)/python -m pytest -rA tests/clients
 
 test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
 	$(PYTHON) scripts/mount_tests.py $(MOUNTS)

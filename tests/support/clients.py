@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -42,63 +42,61 @@ TASK = "Look around, then say done."
 class Client:
     """How an agent is run: its *binary*, the *arguments* with the task, and what it reads before.
 
-    *configure* writes its settings into a home folder and adds to its environment, *call* has a
-    command run, and *window* is one that it cannot end its task in without help. *stored* is the
-    session that it has left in its home folder.
+    *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
+    environment. *call* has a command run, and *window* is one that it cannot end its task in
+    without help. *stored* is the session that it has left in its home folder, where the laboratory
+    reads that.
     """
 
     binary: Path
     arguments: tuple[str, ...]
-    configure: Callable[[Path], Mapping[str, str]]
+    configure: Callable[[Path, str], Mapping[str, str]]
     call: Callable[[str], dict[str, object]]
     window: int
-    stored: Callable[[Path], bytes]
+    stored: Callable[[Path], bytes] | None
     thinks: bool = False
     is_openai: bool = False
 
-    @property
-    def command(self) -> list[str]:
-        """What is run; an argument may hold a variable of the environment."""
-        words = [f'"{word}"' if "$" in word else shlex.quote(word) for word in self.arguments]
-        return ["/bin/sh", "-c", " ".join(["exec", shlex.quote(str(self.binary)), *words])]
 
-
-def _claude(home: Path) -> Mapping[str, str]:
+def _claude(home: Path, url: str) -> Mapping[str, str]:
     return {
         "ANTHROPIC_API_KEY": key(),
+        "ANTHROPIC_BASE_URL": url,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "IS_SANDBOX": "1",
     }
 
 
-def _opencode(home: Path) -> Mapping[str, str]:
-    options = {"baseURL": "{env:ANTHROPIC_BASE_URL}/v1", "apiKey": key()}
-    settings = {
-        "provider": {"anthropic": {"options": options}},
-        "permission": "allow",
-        "autoupdate": False,
-        "share": "disabled",
-    }
+def _opencode(home: Path, url: str) -> Mapping[str, str]:
+    settings = {"permission": "allow", "autoupdate": False, "share": "disabled"}
     folder = home / ".config" / "opencode"
     folder.mkdir(parents=True)
     (folder / "opencode.json").write_text(json.dumps(settings))
-    return {}
+    return {"ANTHROPIC_API_KEY": key(), "ANTHROPIC_BASE_URL": f"{url}/v1"}
 
 
-def _codex(home: Path) -> Mapping[str, str]:
+def _codex(home: Path, url: str) -> Mapping[str, str]:
     folder = home / ".codex"
     folder.mkdir()
-    settings = """
+    settings = f"""
         model_provider = "tested"
         model = "gpt-5.2"
         [model_providers.tested]
         name = "tested"
         env_key = "OPENAI_API_KEY"
         wire_api = "responses"
-        base_url = "http://127.0.0.1:9"
+        base_url = "{url}/v1"
     """
     (folder / "config.toml").write_text(textwrap.dedent(settings))
     return {"OPENAI_API_KEY": key()}
+
+
+def _pi(home: Path, url: str) -> Mapping[str, str]:
+    folder = home / ".pi" / "agent"
+    folder.mkdir(parents=True)
+    settings = {"providers": {"anthropic": {"baseUrl": url}}}
+    (folder / "models.json").write_text(json.dumps(settings))
+    return {"ANTHROPIC_API_KEY": key(), "ANTHROPIC_BASE_URL": url}
 
 
 def _only_file(pattern: str) -> Callable[[Path], bytes]:
@@ -148,15 +146,20 @@ CLIENTS: Mapping[str, Client] = {
     ),
     "codex": Client(
         PACKAGES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex",
-        (
-            *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-            *("-c", "model_providers.tested.base_url=$OPENAI_BASE_URL", TASK),
-        ),
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
         _codex,
         lambda command: tool_use("exec_command", {"cmd": command}),
         20_000,
         _only_file(".codex/sessions/**/rollout-*.jsonl"),
         is_openai=True,
+    ),
+    "pi": Client(
+        PACKAGES / ".bin/pi",
+        ("--provider", "anthropic", "--model", MODEL, "-p", TASK),
+        _pi,
+        _bash("bash"),
+        14_000,
+        None,
     ),
 }
 
@@ -182,6 +185,25 @@ class Run:
         later = [bill for bill in bills if bill.total > bills[0].total or bill is not bills[0]]
         read = sum(bill.cache_read_input_tokens for bill in later)
         return read / sum(bill.total for bill in later)
+
+    @property
+    def breaks(self) -> int:
+        """How often a request of the agent does not begin as the one before it, but for marks."""
+        sent = [_parts(request.body) for request in self.api.requests if request.body.get("tools")]
+        pairs = itertools.pairwise(sent)
+        return sum(after[: len(before)] != before for before, after in pairs)
+
+
+def _parts(body: RequestBody) -> list[object]:
+    """What *body* says from its beginning on."""
+    head = [body.get("tools"), body.get("system"), body.get("instructions")]
+    items: Any = body.get("messages") or body.get("input")
+    parts: list[object] = json.loads(json.dumps([*head, *items]), object_hook=_without_marks)
+    return parts
+
+
+def _without_marks(value: dict[str, object]) -> dict[str, object]:
+    return {name: one for name, one in value.items() if name != "cache_control"}
 
 
 @asynccontextmanager
@@ -219,8 +241,8 @@ async def run_client(
 ) -> Run:
     """Run the client *name* in the empty folder *home*.
 
-    It is bare, wrapped, or before two gateways with one *journal*. With *arguments* it is run by
-    itself, and not by a shell; *script* is what the API answers.
+    It is bare, wrapped as a user does it, or before two gateways with one *journal*. *arguments*
+    replace its own; *script* is what the API answers.
     """
     client = CLIENTS[name]
     work = home / "work"
@@ -238,13 +260,9 @@ async def run_client(
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
-            "ANTHROPIC_BASE_URL": url,
-            "OPENAI_BASE_URL": f"{url}/v1",
-            **client.configure(home),
+            **client.configure(home, url),
         }
-        command = client.command
-        if arguments is not None:
-            command = [str(client.binary), *arguments]
+        command = [str(client.binary), *(client.arguments if arguments is None else arguments)]
         if is_wrapped:
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
             command = [sys.executable, "-m", "ctxpipe", "wrap", "--", *command]
