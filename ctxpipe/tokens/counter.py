@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 import sys
@@ -16,6 +17,7 @@ from ..callables import is_async
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
 from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Wanted, excerpt
+from ..workers.pieces import pieces
 from ..workers.threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -110,7 +112,7 @@ class TokenCounter:
 
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
-        tokens = self._known.get(text)
+        tokens = self._known.get(self._key(text))
         if tokens is None:
             return self._learn(text)
         return tokens
@@ -258,7 +260,17 @@ class TokenCounter:
         return tokens
 
     def _keep(self, text: str, tokens: int) -> None:
-        self._known.put(text, tokens, sys.getsizeof(text) + _ENTRY_BYTES)
+        key = self._key(text)
+        self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
+
+    def _key(self, text: str) -> str:
+        """What *text* is remembered under: a digest where it is too large to be kept itself."""
+        if sys.getsizeof(text) + _ENTRY_BYTES <= self._known.largest:
+            return text
+        hasher = hashlib.blake2b(digest_size=16)
+        for piece in pieces(text):
+            hasher.update(piece.encode(errors="surrogatepass"))
+        return f"\0{hasher.hexdigest()}"
 
     def _up_to(self, text: str, limit: int) -> int:
         """The tokens of *text*, or some number above *limit* if it has more."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import SettingsError
-from ..messages import is_encodable, without_surrogates
+from ..messages import is_encodable
 from ..workers.pieces import pieces
 from . import cuts, vocabulary
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
 # Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
 _ENGINE_LIMIT = 200_000
-_ID_BYTES = 4
 
 
 class Tiktoken:
@@ -101,17 +100,9 @@ class Tiktoken:
     def _count(self, text: str) -> int:
         if not self._shipped or len(text) < _ENGINE_LIMIT:
             return len(self._ids(text))
-        # A list of a million ids is made in one step, which holds the interpreter. The buffer that
-        # `encode_to_numpy` uses is faster, and needs no numpy up to here.
-        engine = self.load()._core_bpe  # noqa: SLF001
-        self.encoded_chars += len(text)
-        try:
-            ids = engine.encode_to_tiktoken_buffer(without_surrogates(text), set())
-            return memoryview(ids).nbytes // _ID_BYTES
-        except ValueError:
-            # No exact cut is near: a few tokens off in some 50,000.
-            first, second = _halves(text)
-            return self._count(first) + self._count(second)
+        # No exact cut is near: a token off in some 30,000. As a whole it would hold the interpreter
+        # for seconds a megabyte, and take fifty times its size in memory.
+        return sum(len(self._ids(part)) for part in pieces(text, cuts.SEGMENT_CHARS))
 
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)

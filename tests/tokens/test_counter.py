@@ -24,7 +24,7 @@ from recorded import NIGHTLY, sample
 
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, compact_json
-from ctxpipe.tokens import TokenCounter, as_counter
+from ctxpipe.tokens import TokenCounter, as_counter, vocabulary
 
 NAMES = ["cl100k_base", "o200k_base"]
 each_encoding = pytest.mark.parametrize("name", NAMES)
@@ -646,3 +646,24 @@ def test_the_estimate_of_a_block_encodes_no_long_text() -> None:
     counter.block_estimate({"type": "text", "text": "word " * 1_000_000})
 
     assert counter.encoded_chars == before
+
+
+def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same() -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)
+
+    ours = TokenCounter(count, memo_bytes=8_000)
+    assert [ours.text("x" * 8_000), ours.text("x" * 8_000)] == [8_000, 8_000]
+    assert ours.text("y" * 8_000) == 8_000
+    assert len(counted) == 2
+    assert ours.memo_bytes < 1_000
+
+
+def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most() -> None:
+    letters = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=300_000)
+    text = "".join(letters)
+    exact = len(vocabulary.load("o200k_base").encode_ordinary(text))
+    assert abs(TokenCounter("o200k_base").text(text) - exact) < exact / 10_000
