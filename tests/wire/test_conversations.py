@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.errors import SettingsError
+from ctxpipe.messages import Message
 from ctxpipe.session.conversation import Conversation
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, delete_sessions
+from ctxpipe.summarizers import Summary
 from ctxpipe.tools import ToolInputError, offload_tools
-from ctxpipe.wire import MESSAGES, Conversations, Dialog, conversation, conversation_name
+from ctxpipe.wire import MESSAGES, Conversations, Dialog, Mount, conversation, conversation_name
 from ctxpipe.wire.conversations import OWN_BYTES, texts_at
 
 LONG = "a long line of output\n" * 100
@@ -250,6 +252,48 @@ async def test_every_conversation_goes_on_with_its_bytes_in_another_process(
             if turns > 1:
                 assert client.sent[: len(sent[number])] == sent[number]
             sent[number] = list(client.sent)
+
+
+class Team:
+    """Fifty sub-agents that take turns, and what their conversations pay for summaries."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paid = 0
+        self.histories: list[Items] = []
+        for number in range(50):
+            long = {"role": "assistant", "content": f"{number} " + "words " * 4_000}
+            self.histories.append([user(f"You are sub-agent {number}."), long])
+
+    async def summarize(self, _messages: Sequence[Message]) -> Summary:
+        self.paid += 1
+        return Summary("summary")
+
+    async def work(self, turns: int, *, named: bool) -> None:
+        """*turns* of each, in a process that knows no more than the journals."""
+        storage = LocalStorage(self.root)
+        stages = [Compact(self.summarize, archive=storage)]
+        mount = Mount(ContextPipeline(stages, budget=Budget(window=6_000, trigger=3_000)), journal=storage)
+        for turn in range(turns):
+            for number, history in enumerate(self.histories):
+                history.append(user(f"go on {turn}"))
+                name = f"agent-{number}" if named else "job-42"
+                with conversation(name):
+                    assert await mount.begin(MESSAGES.codec, history) is not None
+                history.append({"role": "assistant", "content": "ok"})
+
+
+async def test_sub_agents_under_one_name_pay_as_many_summaries_as_named_ones_and_none_again(
+    tmp_path: Path,
+):
+    alone, together = Team(tmp_path / "named"), Team(tmp_path / "together")
+    await alone.work(6, named=True)
+    await together.work(6, named=False)
+    assert together.paid == alone.paid == 50
+
+    await together.work(1, named=False)
+
+    assert together.paid == 50
 
 
 async def test_what_memory_has_dropped_is_found_in_its_journal(tmp_path: Path):
