@@ -179,8 +179,7 @@ class _Middleware:
         if getattr(response, "status_code", None) in REFUSING:
             # The caller may have asked for the bare response.
             raw: Any = getattr(response, "http_response", response)
-            answer = await raw.aread()
-            shorter = await self.shaping.shorten(request, sent, raw.status_code, answer)
+            shorter = await self.shaping.shorten(request, sent, raw.status_code, await raw.aread())
             if shorter is not None:
                 sent = shorter
                 response = await call_next(sent.request)

@@ -43,8 +43,7 @@ class ChatCodec(Codec):
         if role in RESULTS:
             return Reading("result", [_result_block(item)])
         if role == "assistant":
-            blocks = _reply_blocks(item)
-            return Reading("assistant", blocks)
+            return Reading("assistant", _reply_blocks(item))
         side: Side = "user"
         if role in SYSTEM:
             side = "system"

@@ -273,7 +273,9 @@ class Team:
         """*turns* of each, in a process that knows no more than the journals."""
         storage = LocalStorage(self.root)
         stages = [Compact(self.summarize, archive=storage)]
-        mount = Mount(ContextPipeline(stages, budget=Budget(window=6_000, trigger=3_000)), journal=storage)
+        mount = Mount(
+            ContextPipeline(stages, budget=Budget(window=6_000, trigger=3_000)), journal=storage
+        )
         for turn in range(turns):
             for number, history in enumerate(self.histories):
                 history.append(user(f"go on {turn}"))
