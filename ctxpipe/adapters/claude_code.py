@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import CtxpipeError, SettingsError
@@ -33,9 +33,6 @@ FILE = "settings.json"
 # What is no text of the tool's result, or may not be changed.
 KEPT = frozenset({"base64", "data", "filePath", "file_path", "media_type", "mimeType", "type"})
 
-Path = tuple[str | int, ...]
-
-
 # The hook -----------------------------------------------------------------------------------------
 
 
@@ -50,21 +47,26 @@ def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | 
     if _is_read_back(event, root):
         return None
     output = event.get("tool_response")
-    places: list[Path] = []
     texts: list[str] = []
-    for place in _texts(output):
-        text = _at(output, place)
+
+    def collect(text: str) -> str:
         if len(text) >= min_chars:
-            places.append(place)
             texts.append(text)
-    if not places:
+        return text
+
+    _map_texts(output, collect)
+    if not texts:
         return None
     from ..markers.placeholders import DIRECT, Preview, placeholder
 
-    paths = _write(root, list(zip(_keys(event, len(texts)), texts, strict=True)))
-    for place, path, text in zip(places, paths, texts, strict=True):
-        output = _replace_at(output, place, placeholder(DIRECT, path, text, Preview()))
-    return output
+    paths = iter(_write(root, list(zip(_keys(event, len(texts)), texts, strict=True))))
+
+    def point(text: str) -> str:
+        if len(text) < min_chars:
+            return text
+        return placeholder(DIRECT, next(paths), text, Preview())
+
+    return _map_texts(output, point)
 
 
 def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
@@ -88,33 +90,15 @@ def _keys(event: Mapping[str, Any], count: int) -> list[str]:
     return keys
 
 
-def _texts(value: object, place: Path = ()) -> Iterator[Path]:
-    """Where the texts in *value* are that may leave."""
+def _map_texts(value: object, change: Callable[[str], str]) -> object:
+    """A copy of *value* in which *change* was asked about each text that may leave, in order."""
     if isinstance(value, str):
-        yield place
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key not in KEPT:
-                yield from _texts(inner, (*place, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _texts(inner, (*place, index))
-
-
-def _at(value: Any, place: Path) -> str:
-    for key in place:
-        value = value[key]
-    return str(value)
-
-
-def _replace_at(value: Any, place: Path, text: str) -> Any:
-    """A copy of *value* with *text* at *place*."""
-    if not place:
-        return text
-    copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
-    first = place[0]
-    copy[first] = _replace_at(value[first], place[1:], text)
-    return copy
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            key: inner if key in KEPT else _map_texts(inner, change) for key, inner in value.items()
+        }
+    return [_map_texts(inner, change) for inner in value] if isinstance(value, list) else value
 
 
 def _write(root: str, texts: Sequence[tuple[str, str]]) -> Sequence[str]:

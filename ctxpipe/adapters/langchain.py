@@ -14,6 +14,7 @@ from ..refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
+from ..wire.translation import is_unchanged
 from ..wire.usage import usage
 from ..wire.values import (
     arguments_json,
@@ -161,7 +162,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
     def _descriptions(self, tools: Sequence[object]) -> list[object]:
         """What the model is told of *tools*, for counting; made once for the same tools."""
         known, descriptions = self._tools
-        if _are_same(known, tools):
+        if is_unchanged(tools, known):
             return descriptions
         descriptions = [_description(tool) for tool in tools]
         self._tools = (list(tools), descriptions)
@@ -169,12 +170,6 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 # Requests and replies -----------------------------------------------------------------------------
-
-
-def _are_same(known: Sequence[object], tools: Sequence[object]) -> bool:
-    if len(known) != len(tools):
-        return False
-    return all(old is new for old, new in zip(known, tools, strict=True))
 
 
 def _to_send(request: Request, exchange: Exchange) -> Request:
@@ -202,11 +197,8 @@ def _thread(request: Request) -> Iterator[object]:
 
 
 def _model_name(model: object) -> str | None:
-    for name in ("model_name", "model"):
-        value = getattr(model, name, None)
-        if isinstance(value, str):
-            return value
-    return None
+    names = (getattr(model, name, None) for name in ("model_name", "model"))
+    return next((name for name in names if isinstance(name, str)), None)
 
 
 def _description(tool: object) -> object:
@@ -225,27 +217,16 @@ def _description(tool: object) -> object:
 
 def _usage(reply: Reply) -> dict[str, int] | None:
     response = getattr(reply, "model_response", reply)
-    messages = getattr(response, "result", None)
-    if not messages:
-        messages = [response]
-    for message in messages:
-        billed = getattr(message, "usage_metadata", None)
-        if billed:
-            return _usage_of(billed)
+    for message in getattr(response, "result", None) or [response]:
+        if billed := getattr(message, "usage_metadata", None):
+            details = billed.get("input_token_details") or {}
+            return usage(
+                billed.get("input_tokens"),
+                read=details.get("cache_read"),
+                written=sum(details.get(name) or 0 for name in WRITTEN),
+                output=billed.get("output_tokens"),
+            )
     return None
-
-
-def _usage_of(billed: Mapping[str, Any]) -> dict[str, int] | None:
-    details = billed.get("input_token_details") or {}
-    written = 0
-    for name in WRITTEN:
-        written += details.get(name) or 0
-    return usage(
-        billed.get("input_tokens"),
-        read=details.get("cache_read"),
-        written=written,
-        output=billed.get("output_tokens"),
-    )
 
 
 # Messages -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from ..refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
+from ..wire.openai_chat import image_url
 from ..wire.usage import usage
 from ..wire.values import (
     arguments_json,
@@ -400,8 +401,5 @@ def _new_content(block: Mapping[str, Any]) -> Any:
     source = block.get("source")
     if kind(block) != "image" or not isinstance(source, Mapping):
         return block_text(block)
-    if source.get("type") == "base64":
-        url = f"data:{source['media_type']};base64,{source['data']}"
-        return BinaryContent.from_data_uri(url)
-    url = str(source.get("url"))
-    return ImageUrl(url)
+    url = image_url(source)
+    return BinaryContent.from_data_uri(url) if source.get("type") == "base64" else ImageUrl(url)

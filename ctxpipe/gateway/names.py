@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..names import hashed_name
-from ..wire.conversations import UNNAMED
+from ..wire.conversations import UNNAMED, texts_at
 
 MAX_NAME = 120
 _MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
@@ -47,11 +47,9 @@ def _in_headers(headers: Mapping[str, str]) -> str:
 
 
 def _in_body(values: Mapping[str, Any]) -> str:
-    metadata = values.get("metadata")
-    if isinstance(metadata, dict):
-        for key in ("session_id", "user_id"):
-            if name := _text(metadata.get(key)):
-                return _session_in(name)
+    metadata = (_text(name) for name in texts_at(values, "metadata.session_id", "metadata.user_id"))
+    if name := next(filter(None, metadata), ""):
+        return _session_in(name)
     return _text(values.get("prompt_cache_key")) or _text(values.get("user"))
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..errors import CtxpipeError
@@ -83,16 +84,12 @@ class Body:
             end = self.raw.rindex(b"}")
             changes.append((Span(end, end), added))
         changes.sort()
-        return b"".join(_splice(self.raw, changes))
-
-
-def _splice(raw: bytes, changes: Iterable[tuple[Span, bytes]]) -> Iterator[bytes]:
-    position = 0
-    for span, new in changes:
-        yield raw[position : span.start]
-        yield new
-        position = span.stop
-    yield raw[position:]
+        written: list[bytes] = []
+        position = 0
+        for span, new in changes:
+            written += (self.raw[position : span.start], new)
+            position = span.stop
+        return b"".join([*written, self.raw[position:]])
 
 
 def _encode(value: Any) -> bytes:
@@ -269,14 +266,10 @@ class _Reader:
 
 def _same_items(last: Body, raw: bytes) -> int:
     """How many of the items of *last* have the same bytes in *raw*, from the beginning on."""
-    kept = bisect_right(last.spans, _common_bytes(last.raw, raw), key=_stop)
+    kept = bisect_right(last.spans, _common_bytes(last.raw, raw), key=attrgetter("stop"))
     if kept and last.raw[last.spans[kept - 1].stop - 1] not in _CLOSING:
         kept -= 1  # a number may go on
     return kept
-
-
-def _stop(span: Span) -> int:
-    return span.stop
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:

@@ -159,17 +159,13 @@ def beginning_of(messages: Iterable[Message]) -> Beginning | None:
     return Beginning(first) if first else None
 
 
-def _opening(codec: ItemReader, items: Sequence[Item]) -> Sequence[Item]:
-    """*items* up to the second reply: whether calls are answered is said after the first."""
-    was_reply, replies = False, 0
+def _replies(codec: ItemReader, items: Iterable[Item]) -> Iterator[int]:
+    """Where in *items* each reply begins; one may have several items."""
+    is_in_reply = False
     for index, item in enumerate(items):
-        is_reply = codec.read(item).side == "assistant"
-        if is_reply and not was_reply:
-            replies += 1
-            if replies > 1:
-                return items[:index]
-        was_reply = is_reply
-    return items
+        was_in_reply, is_in_reply = is_in_reply, codec.read(item).side == "assistant"
+        if is_in_reply and not was_in_reply:
+            yield index
 
 
 def session_ids(name: str, begins: Beginning) -> Iterator[str]:
@@ -226,7 +222,7 @@ class Dialog:
             if one is not other and not _say_the_same(self.codec, one, other):
                 break
             same += 1
-        is_continued = same > 0 and not _count_replies(self.codec, self.items[same:])
+        is_continued = same > 0 and next(_replies(self.codec, self.items[same:]), None) is None
         return Agreement(same, is_continued)
 
 
@@ -255,15 +251,6 @@ def _say_the_same(codec: ItemReader, one: Item, other: Item) -> bool:
         return False
     blocks = ({"role": "user", "content": reading.blocks} for reading in (ours, theirs))
     return says_the_same(*cast("Iterator[Message]", blocks))
-
-
-def _count_replies(codec: ItemReader, items: Iterable[Item]) -> int:
-    """How many replies there are in *items*; one may have several items."""
-    replies, is_in_reply = 0, False
-    for item in items:
-        was_in_reply, is_in_reply = is_in_reply, codec.read(item).side == "assistant"
-        replies += is_in_reply and not was_in_reply
-    return replies
 
 
 class Conversations:
@@ -300,7 +287,9 @@ class Conversations:
 
         *body* is what they came in, where that were bytes.
         """
-        begins = beginning_of(translation_of(codec).read(_opening(codec, items)).messages)
+        # Up to the second reply: whether calls are answered is said after the first.
+        second = next(itertools.islice(_replies(codec, items), 1, None), len(items))
+        begins = beginning_of(translation_of(codec).read(items[:second]).messages)
         if begins is None:
             return None
         dialog = None
@@ -404,7 +393,7 @@ class Conversations:
         if continued.session.journal is None or continued.session.has_unsaved:
             return continued, True
         has_parted = begins.reply != continued.begins.reply
-        return continued, not has_parted and _count_replies(codec, items[most:]) <= 1
+        return continued, not has_parted and len(list(_replies(codec, items[most:]))) <= 1
 
     async def _open(
         self,

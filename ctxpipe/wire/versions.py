@@ -42,7 +42,8 @@ def ensure_hook(
 
     The text names the version found, and those that were tested.
     """
-    missing = sorted(set(wanted) - _parameters(hook))
+    taken = set() if hook is None else set(inspect.signature(hook).parameters)
+    missing = sorted(set(wanted) - taken)
     if hook is not None and not missing:
         return
     name = getattr(hook, "__qualname__", "the hook")
@@ -51,12 +52,6 @@ def ensure_hook(
         f"ctxpipe does not know {versions.package} {_version_of(versions.package)}: {fault};"
         f" tested with {versions.oldest} to {versions.newest}"
     )
-
-
-def _parameters(hook: Callable[..., object] | None) -> set[str]:
-    if hook is None:
-        return set()
-    return set(inspect.signature(hook).parameters)
 
 
 def _version_of(package: str) -> str:
