@@ -191,20 +191,14 @@ def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
     last_joins = False
     for index in range(start, len(items)):
         reading = codec.read(items[index])
-        blocks = reading.blocks
-        owners = [index] * len(blocks)
+        owners = [index] * len(reading.blocks)
         joins = reading.joins or reading.side == "result"
-        last = groups[-1] if groups else None
-        may_join = joins and last_joins
-        if may_join and last is not None and last.side == reading.side:
-            last.stop = index + 1
-            last.blocks += blocks
-            last.owners += owners
+        if groups and joins and last_joins and groups[-1].side == reading.side:
+            groups[-1].stop = index + 1
+            groups[-1].blocks += reading.blocks
+            groups[-1].owners += owners
         else:
-            group = _Group(
-                side=reading.side, start=index, stop=index + 1, blocks=blocks, owners=owners
-            )
-            groups.append(group)
+            groups.append(_Group(reading.side, index, index + 1, reading.blocks, owners))
         last_joins = joins
     return groups
 
@@ -214,9 +208,7 @@ def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
 
     Other calls become opaque, unless they are the last of all: these still wait.
     """
-    answers: dict[object, list[int]] = {}
-    if later is not None:
-        answers = _answers(later)
+    answers = {} if later is None else _answers(later)
     answered: set[int] = set()
     for place, block in enumerate(group.blocks):
         if kind(block) not in CALLS:
@@ -258,27 +250,20 @@ def _make_opaque(group: _Group, answered: AbstractSet[int]) -> None:
     """*group* of results, of which only those at *answered* answer a call; these come first."""
     if len(answered) == len(group.blocks):
         return
-    first: list[int] = []
-    rest: list[int] = []
     for place, block in enumerate(group.blocks):
-        if place in answered:
-            first.append(place)
-            continue
-        if kind(block) == "tool_result":
+        if place not in answered and kind(block) == "tool_result":
             group.blocks[place] = opaque_block(block)
-        rest.append(place)
-    order = first + rest
-    blocks = group.blocks
-    owners = group.owners
-    group.blocks = [blocks[place] for place in order]
-    group.owners = [owners[place] for place in order]
+    order = sorted(range(len(group.blocks)), key=lambda place: place not in answered)
+    group.blocks = [group.blocks[place] for place in order]
+    group.owners = [group.owners[place] for place in order]
 
 
 def _unique_id(own: object, used: set[str]) -> str:
     """The id of a call whose own is *own*, in the form of the Messages API, and like no other."""
     name = own if isinstance(own, str) else repr(own)
     if not _ID.fullmatch(name):
-        name = _valid_id(name)
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"{_NOT_IN_ID.sub('_', name)[:40]}_{digest[:16]}"
     number = 1
     unique = name
     while unique in used:
@@ -288,27 +273,15 @@ def _unique_id(own: object, used: set[str]) -> str:
     return unique
 
 
-def _valid_id(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    beginning = _NOT_IN_ID.sub("_", text)[:40]
-    return f"{beginning}_{digest[:16]}"
-
-
 def _settle(group: _Group) -> None:
-    """Make what may not be where it is opaque."""
+    """Make what may not be where it is opaque: thinking at the end of a reply."""
     if group.side == "assistant":
-        _settle_thinking(group.blocks)
+        for place in reversed(range(len(group.blocks))):
+            if kind(group.blocks[place]) not in THINKING:
+                break
+            group.blocks[place] = opaque_block(group.blocks[place])
     elif group.side == "result" and not any("tool_use_id" in block for block in group.blocks):
         group.side = "user"
-
-
-def _settle_thinking(blocks: list[dict[str, Any]]) -> None:
-    """Make the thinking opaque with which *blocks* end."""
-    for place in reversed(range(len(blocks))):
-        block = blocks[place]
-        if kind(block) not in THINKING:
-            return
-        blocks[place] = opaque_block(block)
 
 
 def _place_systems(groups: Sequence[_Group]) -> None:

@@ -125,9 +125,7 @@ class Translation:
         known = common_prefix(self._items, items)
         contents: Any = _contents(items[:known])
         earlier: Any = self._contents[:known]
-        if is_equal(contents, earlier):
-            return known
-        return common_prefix(earlier, contents)
+        return known if is_equal(contents, earlier) else common_prefix(earlier, contents)
 
     def _head_length(self, items: Sequence[Item], known: int) -> int:
         """How many leading items are not shaped: what is frozen, and the system's after it."""
@@ -137,9 +135,7 @@ class Translation:
             head = self._head
         elif not head:
             head = self._codec.frozen(items, 0)
-        while head < len(items):
-            if self._codec.read(items[head]).side != "system":
-                break
+        while head < len(items) and self._codec.read(items[head]).side == "system":
             head += 1
         return head
 
@@ -147,9 +143,7 @@ class Translation:
         """Read *items* again, but those of which nothing can have changed."""
         unwatched = len(items) - WATCHED
         keep = self._stable_count(min(known, unwatched))
-        stop = head
-        if keep:
-            stop = self._units[keep - 1].stop
+        stop = self._units[keep - 1].stop if keep else head
         removed = self._units[keep:]
         self._forget(keep)
         for unit in removed:
@@ -159,12 +153,8 @@ class Translation:
             new.insert(0, opening_unit(head))
         for place, old in enumerate(removed[: len(new)]):
             # The same message is the same object, as long as its items are.
-            unit = new[place]
-            if old.stop > known:
-                break
-            if not is_equal(old.message, unit.message):
-                break
-            if old != unit:
+            is_same = is_equal(old.message, new[place].message) and old == new[place]
+            if old.stop > known or not is_same:
                 break
             new[place] = old
         self._add(new)
@@ -179,9 +169,7 @@ class Translation:
         said after it.
         """
         keep = bisect_left(self._units, known + 1, key=lambda unit: unit.stop)
-        while keep:
-            if self._units[keep - 1].message["role"] == "assistant":
-                break
+        while keep and self._units[keep - 1].message["role"] != "assistant":
             keep -= 1
         return max(0, keep - 1)
 
@@ -220,8 +208,7 @@ class Translation:
         *units* are those that `read` gave last. Where nothing has changed, the items are those of
         the turn, each the very same object.
         """
-        has_length = len(context) == len(units.messages)
-        if has_length and is_equal(context, units.messages):
+        if is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
         is_same_context = same == len(context) == len(self._context)
@@ -236,10 +223,8 @@ class Translation:
         sources: list[int | None] = list(range(head))
         for piece in self._pieces:
             if piece.made is None:
-                start = piece.start
-                stop = piece.stop
-                items += units.items[start:stop]
-                sources += range(start, stop)
+                items += units.items[piece.start : piece.stop]
+                sources += range(piece.start, piece.stop)
                 continue
             for source, item in piece.made:
                 sources.append(source)
