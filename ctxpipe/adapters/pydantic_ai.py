@@ -317,18 +317,6 @@ def _image(content: object) -> dict[str, Any] | None:
     return image_block(f"data:{content.media_type};base64,{content.base64}")
 
 
-def _call_blocks(part: ToolCallPart) -> list[dict[str, Any]]:
-    return [use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))]
-
-
-def _thinking_blocks(part: ThinkingPart) -> list[dict[str, Any]]:
-    return [thinking_block(part.content or None, part.signature or part.id or "unsigned")]
-
-
-def _text_blocks(part: Any) -> list[dict[str, Any]]:
-    return [_text(part.content)] if part.content else []
-
-
 def _text(text: object) -> dict[str, Any]:
     return text_or_opaque(text, text)
 
@@ -351,10 +339,18 @@ _READERS: tuple[tuple[type, Reader], ...] = (
     (ToolReturnPart, _result_blocks),
     (RetryPromptPart, _retry_blocks),
     (UserPromptPart, _prompt_blocks),
-    (ToolCallPart, _call_blocks),
-    (ThinkingPart, _thinking_blocks),
-    (TextPart, _text_blocks),
-    (SystemPromptPart, _text_blocks),
+    (
+        ToolCallPart,
+        lambda part: [use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))],
+    ),
+    (
+        ThinkingPart,
+        lambda part: [
+            thinking_block(part.content or None, part.signature or part.id or "unsigned")
+        ],
+    ),
+    (TextPart, lambda part: [_text(part.content)] if part.content else []),
+    (SystemPromptPart, lambda part: [_text(part.content)] if part.content else []),
 )
 
 

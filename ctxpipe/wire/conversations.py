@@ -297,7 +297,10 @@ class Conversations:
             dialog, is_certain = self._find_continued(name, codec, begins, items)
             if not is_certain:
                 dialog = await self._open(name, codec, begins, items, open_session, dialog)
-        self._warn_of_alternation(dialog)
+        if not name:
+            if dialog in self._held and dialog is not self._newest_unnamed:
+                self.warn_once(ALTERNATING)
+            self._newest_unnamed = dialog
         self._forget(dialog)
         new = weight(items[len(dialog.items) :])
         dialog.size = len(body.raw) if body is not None else dialog.size + new
@@ -430,12 +433,6 @@ class Conversations:
         # It says no more than others do so far. What it begins with is shaped without a journal.
         session = open_session(session_id, True).fork()
         return Dialog(name, session, codec, begins, is_provisional=True)
-
-    def _warn_of_alternation(self, dialog: Dialog) -> None:
-        if not dialog.name:
-            if dialog in self._held and dialog is not self._newest_unnamed:
-                self.warn_once(ALTERNATING)
-            self._newest_unnamed = dialog
 
 
 async def _histories(session: Conversation) -> list[Sequence[Message]]:

@@ -113,9 +113,13 @@ class ResponsesCodec(Codec):
         for block in blocks:
             match kind(block):
                 case "tool_result":
-                    items.append(_new_result(block))
+                    item = {"call_id": block["tool_use_id"]}
+                    output = _rebuild_output("", block.get("content"))
+                    items.append({"type": "function_call_output", **item, "output": output})
                 case "tool_use":
-                    items.append(_new_call(block))
+                    item = {"call_id": block["id"], "name": block["name"]}
+                    arguments = arguments_json(block["input"])
+                    items.append({"type": "function_call", **item, "arguments": arguments})
                 case _:
                     spoken.append(_new_part(block))
         if not spoken:
@@ -260,20 +264,6 @@ def _shell_output(old: object, content: object) -> object:
     if isinstance(old, list | tuple) and old:
         last = as_dict(old[-1])
     return [{**last, "stdout": result_text(content), "stderr": ""}]
-
-
-def _new_result(block: Mapping[str, Any]) -> dict[str, Any]:
-    output = _rebuild_output("", block.get("content"))
-    return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
-
-
-def _new_call(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "function_call",
-        "call_id": block["id"],
-        "name": block["name"],
-        "arguments": arguments_json(block["input"]),
-    }
 
 
 def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:

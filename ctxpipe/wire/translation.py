@@ -277,13 +277,9 @@ def _key(block: object) -> Key:
         case "text":
             return "text", plain["text"]
         case "image" | "document" as name:
-            return name, _source_key(plain["source"])
+            source = plain["source"]
+            return name, source.get("data") or source.get("url") or source.get("file_id") or ""
     return "other", canonical_json(plain)
-
-
-def _source_key(source: Mapping[str, Any]) -> Any:
-    """Its data, its address or its id."""
-    return source.get("data") or source.get("url") or source.get("file_id") or ""
 
 
 # Looking for owners -------------------------------------------------------------------------------
@@ -309,13 +305,9 @@ class _Search:
     def _piece(self, message: Message) -> _Piece:
         role = message["role"]
         blocks = [as_dict(block) for block in as_blocks(message)]
-        if not blocks:
-            return self._rebuilt(role, blocks)
-        for index in self._candidates(blocks[0]):
+        for index in self._candidates(blocks[0]) if blocks else ():
             unit = self.units.units[index]
-            if unit.message["role"] != role:
-                continue
-            if as_blocks(unit.message) == blocks:
+            if unit.message["role"] == role and as_blocks(unit.message) == blocks:
                 self.end = index
                 return _Piece(unit.start, unit.stop)
         return self._rebuilt(role, blocks)
@@ -332,28 +324,21 @@ class _Search:
         owners = self._owners(role, blocks)
         names = self._names(owners)
         made: list[_Made] = []
-        start = len(self.units.items)
-        stop = 0
         for item, said in self._runs(blocks, owners):
             if item is None:
                 made += [_Made(None, new) for new in self.codec.new(role, said)]
-                continue
-            start = min(start, item)
-            stop = max(stop, item + 1)
-            made.append(_Made(item, self._rebuild(item, said, names)))
-        found = [owner[0] for owner in owners if owner is not None]
-        if found:
-            self.end = min(found)
-        return _Piece(min(start, stop), stop, made)
+            else:
+                made.append(_Made(item, self._rebuild(item, said, names)))
+        sources = [one.source for one in made if one.source is not None]
+        self.end = min((owner[0] for owner in owners if owner is not None), default=self.end)
+        return _Piece(min(sources, default=0), max(sources, default=-1) + 1, made)
 
     def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
         """The blocks of each item together, and those of none with their neighbours."""
         runs: list[_Run] = []
         run_of: dict[int, _Run] = {}
         for block, owner in zip(blocks, owners, strict=True):
-            item: int | None = None
-            if owner is not None:
-                item = self._item_of(owner)
+            item = None if owner is None else self._item_of(owner)
             run: _Run | None = None
             if item is not None:
                 run = run_of.get(item)
@@ -404,16 +389,12 @@ class _Search:
                 return owner
             if index < self.end:
                 earlier = owner
-        if near:
-            return None
-        return earlier
+        return None if near else earlier
 
     def _item_of(self, owner: Place) -> int | None:
         index, place = owner
         owners = self.units.units[index].owners
-        if not owners:
-            return None
-        return owners[place]
+        return owners[place] if owners else None
 
     def _names(self, owners: Sequence[Place | None]) -> dict[str, object]:
         """The items' own ids of calls, where ours differ."""
