@@ -150,8 +150,9 @@ def context_window(model: str) -> int | None:
     """
     from genai_prices.data_snapshot import get_snapshot
 
+    provider = "litellm" if "/" in model else None  # whose names begin with that of the provider
     try:
-        _, listed = get_snapshot().find_provider_model(model, None, None, None)
+        _, listed = get_snapshot().find_provider_model(model, None, provider, None)
     except LookupError:
         return None
     if listed.context_window is not None:

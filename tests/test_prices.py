@@ -35,7 +35,8 @@ def test_a_models_window_is_looked_up_and_logged_once(caplog: pytest.LogCaptureF
     assert caplog.messages == [
         "the context window of gpt-4o is 128,000 tokens, as genai-prices lists it"
     ]
-    assert context_window("nobody-knows-it") is None
+    assert context_window("openai/gpt-4o") == 128_000
+    assert [context_window("nobody-knows-it"), context_window("nobody/gpt-4o")] == [None, None]
 
 
 @pytest.mark.parametrize(
