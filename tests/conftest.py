@@ -48,8 +48,9 @@ settings.register_profile(  # for `make mutants`: that a test fails is all it as
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_collection_finish() -> None:
-    """All that is imported by now stays: no later collection of garbage looks through it again."""
+@pytest.fixture(autouse=True, scope="module")
+def what_is_there_stays() -> None:
+    """What is imported and remembered by now: no later collection of garbage looks through it."""
     gc.collect()
     gc.freeze()
 
