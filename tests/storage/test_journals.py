@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir, closing
+from contextlib import ExitStack, chdir, closing
 from pathlib import Path
 from typing import Any
 
@@ -419,7 +419,8 @@ def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
 ) -> None:
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.3)
     anyio.run(filled, LocalStorage(tmp_path), 2)
-    with holder(path) as process:
+    with holder(path) as process, ExitStack() as ending:
+        ending.callback(process.kill)  # also where this fails: it does not end by itself
         os.kill(process.pid, signal.SIGSTOP)
         began = time.monotonic()
 
@@ -429,7 +430,6 @@ def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
         assert 0.3 <= time.monotonic() - began < 5
         assert str(path) in str(failed.value)
         assert anyio.run(LocalStorage(tmp_path).entries, "s") == ["entry 0", "entry 1"]
-        process.kill()
     assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
 
 
