@@ -156,8 +156,11 @@ def context_window(model: str) -> int | None:
     except LookupError:
         return None
     if listed.context_window is not None:
-        source = "the context window of %s is %s tokens, as genai-prices lists it"
-        logger.info(source, one_line(model, 80), f"{listed.context_window:,}")
+        logger.info(
+            "the context window of %s is %s tokens, as genai-prices lists it",
+            one_line(model, 80),
+            f"{listed.context_window:,}",
+        )
     return listed.context_window
 
 

@@ -84,7 +84,8 @@ def test_every_logger_of_the_package_is_one_of_those_that_are_filtered() -> None
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
                 names.add(ast.unparse(node.args[0]) if node.args else "")
-    assert names <= {*map(repr, LOGGERS), "'httpx2'", "name"}
+    root = ""  # a gateway gives it a handler, and no record
+    assert names <= {*map(repr, LOGGERS), "'httpx2'", "name", root}
     assert len(calls()) > 30
 
 
