@@ -16,11 +16,11 @@ from .bulk import MAPPINGS
 from .values import as_dict, deep_copy, is_equal
 
 if TYPE_CHECKING:
-    from anthropic.types import MessageParam
-
-    Message: TypeAlias = MessageParam
+    from anthropic.types import MessageParam as Message
 else:  # importing anthropic takes seconds; at run time a message is a plain dict
     Message = dict[str, Any]
+
+__all__ = ["Message"]  # for mypy; pyright would know no type of an alias of its own
 
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""

@@ -331,7 +331,8 @@ class HttpExchange(Exchange):
         except JSONDecodeError:
             self.reason = "its body is not valid JSON"
         except Exception as error:  # noqa: BLE001  it is logged, and the request is sent as it came
-            self.reason, self.is_shaped = warn(UNSHAPED, error), False
+            self.reason = warn(UNSHAPED, error)
+            self.is_shaped = False
 
     def _write(self) -> None:
         """Write the `content`."""
