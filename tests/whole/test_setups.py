@@ -281,6 +281,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "max_tokens_per_file": SIZES,
             "max_tokens_total": SIZES,
             "deny": PLAIN,
+            "redact": PLAIN,
         },
     ),
     (Restore, {}, {"files": [".", 5, LocalFiles, len]}),
