@@ -12,20 +12,15 @@ from dataclasses import dataclass, field
 
 from ctxpipe.edits.offload import Candidate, Scan, protected_from, text_of
 from ctxpipe.errors import SettingsError
-from ctxpipe.lab.policies import (
-    BUDGET,
-    POLICIES,
-    clear_results,
-    clearable,
-)
+from ctxpipe.lab.policies import BUDGET, POLICIES, clear_results, clearable
 from ctxpipe.lab.workbench import Workbench
-from ctxpipe.markers.placeholders import Preview
 from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
 from ctxpipe.pipeline import ContextPipeline
-from ctxpipe.prices import Prices
-from ctxpipe.stage import Change, Skip, Stage, Turn
+from ctxpipe.placeholders.placeholders import Preview
+from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload
+from ctxpipe.stages.protocol import Change, Skip, Stage, Turn
 from ctxpipe.stages.truncate import SmartTruncate
 from ctxpipe.storage import TextWriter
 from ctxpipe.tokens import Budget, Ledger

@@ -32,10 +32,10 @@ import anyio.to_thread
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
-from ctxpipe.prices import Prices
+from ctxpipe.prompt_cache import Bill, CacheDoctor, CacheMiss, Cause, Sent
+from ctxpipe.providers.prices import Prices
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.offload import BatchOffload

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Collapse, ContextPipeline, LocalStorage, TokenCounter, presets
 from ctxpipe.messages import Message
-from ctxpipe.stage import Change, Stage, Turn
+from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import Ledger
 

@@ -28,8 +28,8 @@ from typing import Any, TypeAlias
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Restore, Turn
 from ctxpipe.messages import Message
-from ctxpipe.stage import Tracked
 from ctxpipe.stages.compact import Compact, restore_files
+from ctxpipe.stages.protocol import Tracked
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summary
 from ctxpipe.tokens import Ledger, TokenCounter
 

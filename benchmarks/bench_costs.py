@@ -29,7 +29,7 @@ from benchmarks.baselines import BASELINES, BUDGETED, Baseline, BudgetedPolicy
 from benchmarks.figures import add_figure, recording
 from benchmarks.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
 from ctxpipe import ContextPipeline, presets
-from ctxpipe.atoms import AtomIndex
+from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.batch import FileReplay, replay_files
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
@@ -38,11 +38,11 @@ from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
-from ctxpipe.markers.placeholders import Preview
-from ctxpipe.prices import Prices
-from ctxpipe.stage import Stage
+from ctxpipe.placeholders.placeholders import Preview
+from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload
+from ctxpipe.stages.protocol import Stage
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 READ_PRICES = (0.1, 0.05)

@@ -39,7 +39,7 @@ from ctxpipe.lab.replay import Settings, replay
 from ctxpipe.lab.transcripts import Transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
-from ctxpipe.prices import prices_of
+from ctxpipe.providers.prices import prices_of
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.testing import MessagesServer, Model, answer
 from ctxpipe.testing.signatures import as_blocks

@@ -63,8 +63,8 @@ from ctxpipe import (
     StorageError,
 )
 from ctxpipe.messages import Message
-from ctxpipe.reports import StageReport
 from ctxpipe.settings import EXAMPLE_MODEL
+from ctxpipe.stages.reports import StageReport
 from ctxpipe.summarizers import AnthropicSummarizer, PromptSummarizer, Retry, Summarizer
 from ctxpipe.testing import Model, problems
 from ctxpipe.tokens.counter import MEMO_BYTES, TokenCounter

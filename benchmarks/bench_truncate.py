@@ -21,7 +21,7 @@ from benchmarks.figures import add_figure, recording
 from ctxpipe import Message, SmartTruncate, TokenCounter, Turn, check
 from ctxpipe.edits.truncate import file_views
 from ctxpipe.functions import Truncation, smart_truncate
-from ctxpipe.stage import Tracked
+from ctxpipe.stages.protocol import Tracked
 from ctxpipe.tokens import Budget, Ledger
 
 WORDS = [

@@ -16,7 +16,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from ctxpipe.atoms import Atom, AtomIndex, atoms, weight
+from ctxpipe.edits.atoms import Atom, AtomIndex, atoms, weight
 from ctxpipe.lab.references import Context, Past, Store, Use, use_of
 from ctxpipe.lab.replay import PipelineMaker
 from ctxpipe.lab.transcripts import Transcript

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from .lazy import import_on_use
-from .logs import keep_records_on_one_line
+from ._lazy import import_on_use
+from ._logs import keep_records_on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
         StorageError,
         SummaryFailed,
     )
-    from .markers.placeholders import Preview
     from .messages import Message, check, pending_calls
     from .pipeline import ContextPipeline
-    from .prices import Prices, prices_of
-    from .reports import Result
+    from .placeholders.placeholders import Preview
+    from .providers.prices import Prices, prices_of
     from .session import Session
     from .session.sessions import Sessions
-    from .stage import Change, Skip, Stage, Turn
     from .stages.collapse import Collapse
     from .stages.compact import Breaker, Compact, Evidence, Restore
     from .stages.gates import RatioGate, RentOrBuyGate
     from .stages.offload import BatchOffload, DirectOffload
+    from .stages.protocol import Change, Skip, Stage, Turn
     from .stages.read_backs import TrimReadBacks
+    from .stages.reports import Result
     from .stages.truncate import SmartTruncate
     from .storage import (
         LocalStorage,
@@ -100,14 +100,14 @@ _NAMES = {
     "conservative count_tokens fold_files load_archive offload_tool_result "
     "offload_tool_results restore_files should_compact smart_truncate "
     "truncate_conversation",
-    ".markers.placeholders": "Preview",
+    ".placeholders.placeholders": "Preview",
     ".messages": "Message check pending_calls",
     ".pipeline": "ContextPipeline",
-    ".prices": "Prices prices_of",
-    ".reports": "Result",
+    ".providers.prices": "Prices prices_of",
+    ".stages.reports": "Result",
     ".session": "Session",
     ".session.sessions": "Sessions",
-    ".stage": "Change Skip Stage Turn",
+    ".stages.protocol": "Change Skip Stage Turn",
     ".stages.collapse": "Collapse",
     ".stages.compact": "Breaker Compact Evidence Restore",
     ".stages.gates": "RatioGate RentOrBuyGate",

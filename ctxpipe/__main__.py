@@ -7,7 +7,7 @@ from importlib import import_module
 
 COMMANDS = {
     "claude-code": "ctxpipe.adapters.claude_code",
-    "demo": "ctxpipe.demo",
+    "demo": "ctxpipe.lab.demo",
     "mcp": "ctxpipe.adapters.mcp",
 }
 """Commands that need no extra, or that other programs wait for: each imports only what it needs."""
@@ -18,7 +18,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in COMMANDS:
         raise SystemExit(import_module(COMMANDS[name]).main(sys.argv[2:]))
-    from .cli import main as run
+    from ._cli import main as run
 
     run()
 

@@ -24,15 +24,15 @@ from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from .errors import SettingsError
-from .markers.placeholders import Preview
+from .placeholders.placeholders import Preview
 from .presets import Storage
-from .prices import Prices
+from .providers.prices import Prices
 from .settings import Setting
-from .stage import Stage
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Evidence, Restore
 from .stages.gates import RatioGate, RentOrBuyGate
 from .stages.offload import BatchOffload, DirectOffload
+from .stages.protocol import Stage
 from .stages.read_backs import TrimReadBacks
 from .stages.truncate import SmartTruncate
 from .storage.files import FileReader

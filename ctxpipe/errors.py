@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .words import one_line
+from ._text import one_line
 
 __all__ = [
     "CtxpipeError",

@@ -8,29 +8,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
-from .callables import answers_at_once, takes_one
+from ._callables import answers_at_once, takes_one
+from ._logs import logger
+from ._threads.threads import in_thread_if
+from .conversation.conversation import CACHE_SECONDS, Conversation
+from .conversation.runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
 from .errors import SettingsError
-from .logs import logger
 from .messages import Message, field
-from .prices import PRICES, Prices
-from .reports import Result, StageReport
-from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
-from .session.conversation import CACHE_SECONDS, Conversation
+from .providers.prices import PRICES, Prices
 from .session.session import Session, conversation_of
 from .session.sessions import Held
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
-from .stage import Stage
 from .stages.collapse import Collapse
 from .stages.compact import Compact
 from .stages.offload import BatchOffload, DirectOffload
+from .stages.protocol import Stage
 from .stages.read_backs import TrimReadBacks
+from .stages.reports import Result, StageReport
 from .stages.truncate import SmartTruncate
 from .storage import JournalStorage
 from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
-from .workers.threads import in_thread_if
 
 __all__ = ["ContextPipeline"]
 

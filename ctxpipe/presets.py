@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
-from .agent_tools import WRITING_TOOLS
 from .errors import SettingsError
-from .markers.placeholders import Preview
-from .prices import Prices
-from .stage import Stage
+from .placeholders.placeholders import Preview
+from .providers.agent_tools import WRITING_TOOLS
+from .providers.prices import Prices
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Restore
 from .stages.gates import RentOrBuyGate
 from .stages.offload import BatchOffload, DirectOffload
+from .stages.protocol import Stage
 from .stages.read_backs import TrimReadBacks
 from .stages.restore import ReadText
 from .stages.truncate import SmartTruncate

@@ -17,9 +17,9 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
-from .callables import answers_at_once, is_async
+from ._callables import answers_at_once, is_async
+from ._text import one_line
 from .errors import SettingsError
-from .words import one_line
 
 __all__ = [
     "COMPACT_MAX_RETRIES",

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
+    from .conversation.signals import Diagnostics
     from .messages import Message
     from .pipeline import ContextPipeline
-    from .refusals import Refusal
-    from .reports import Result
+    from .providers.refusals import Refusal
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
-    from .session.signals import Diagnostics
+    from .stages.reports import Result
     from .storage import JournalStorage
 
 __all__ = ["Session", "call_on_loop", "wait_for"]

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxpipe import LocalStorage, TokenCounter, offload_tools
-from ctxpipe.agent_tools import READ_BACK_TOOLS
-from ctxpipe.reports import Offloaded
+from ctxpipe.providers.agent_tools import READ_BACK_TOOLS
+from ctxpipe.stages.reports import Offloaded
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
 from examples.scripted_model import FAULTS, survey

@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any
 
 from ctxpipe import StorageError
-from ctxpipe.locations import key_parts, possible_keys, url_of
-from ctxpipe.names import candidate_keys, safe_name, session_folder
+from ctxpipe.placeholders.locations import key_parts, possible_keys, url_of
+from ctxpipe.placeholders.names import candidate_keys, safe_name, session_folder
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import Record, encode_record, record_stamp, storable
 

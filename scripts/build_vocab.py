@@ -14,7 +14,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).resolve().parents[1] / "ctxpipe" / "vocab"
+TARGET = Path(__file__).resolve().parents[1] / "ctxpipe" / "tokens" / "vocab"
 
 
 def pack(official: bytes) -> bytes:

@@ -23,7 +23,7 @@ from processes import prepared_python
 from typer.testing import CliRunner
 
 import ctxpipe
-from ctxpipe.cli import app
+from ctxpipe._cli import app
 from ctxpipe.messages import Message
 
 PICTURE = {

@@ -19,7 +19,7 @@ from processes import prepared_python
 from typer.testing import CliRunner
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, SQLiteJournal
-from ctxpipe.cli import app
+from ctxpipe._cli import app
 
 REPOSITORY = ROOT
 HISTORY = conversation(

@@ -7,7 +7,7 @@ import pytest
 from ctxpipe import Breaker, Compact, Evidence, Restore
 from ctxpipe.config import read_config
 from ctxpipe.errors import SettingsError
-from ctxpipe.prices import Prices
+from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.collapse import Collapse
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload

@@ -10,7 +10,7 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "on_use"
     folder.mkdir()
     (folder / "__init__.py").write_text(
-        "from ctxpipe.lazy import import_on_use\n"
+        "from ctxpipe._lazy import import_on_use\n"
         '__getattr__ = import_on_use(__name__, {".shapes": "Circle Square", ".colours": "Red"})\n'
     )
     (folder / "shapes.py").write_text("class Circle: pass\nclass Square: pass\n")

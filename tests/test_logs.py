@@ -15,8 +15,8 @@ import pytest
 from syntax import modules
 
 from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe._logs import LOGGERS
 from ctxpipe.lab import terminal
-from ctxpipe.logs import LOGGERS
 
 FORGED = "CRITICAL ctxpipe: all sessions of alice were deleted"
 BREAKS = {
@@ -148,7 +148,9 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(
     assert log.getvalue() == ""
 
 
-@pytest.mark.parametrize("module", ["ctxpipe.session.memory", "ctxpipe.gateway.app", "ctxpipe"])
+@pytest.mark.parametrize(
+    "module", ["ctxpipe.conversation.memory", "ctxpipe.gateway.app", "ctxpipe"]
+)
 def test_the_filter_is_there_whatever_is_imported_first(module: str) -> None:
     script = (
         f"import logging, {module}\n"

@@ -62,12 +62,12 @@ from ctxpipe import (
     check,
     presets,
 )
-from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.functions import count_tokens
-from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
-from ctxpipe.reports import Offloaded, Outcome, StageReport
+from ctxpipe.placeholders.placeholders import reference, reference_with_preview
+from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.stages.reports import Offloaded, Outcome, StageReport
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 HISTORY = conversation(

@@ -26,12 +26,12 @@ from ctxpipe import (
     TrimReadBacks,
     presets,
 )
-from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.messages import Message, check, tool_results
-from ctxpipe.prices import Prices
-from ctxpipe.reports import Outcome
-from ctxpipe.stage import Stage
+from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 

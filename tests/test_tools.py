@@ -29,9 +29,9 @@ from ctxpipe import (
     testing,
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.agent_tools import READ_BACK_TOOLS
 from ctxpipe.edits import search as edits
-from ctxpipe.names import session_folder
+from ctxpipe.placeholders.names import session_folder
+from ctxpipe.providers.agent_tools import READ_BACK_TOOLS
 from ctxpipe.storage import Page
 from ctxpipe.tools import ToolInputError
 from ctxpipe.tools import offloaded as module

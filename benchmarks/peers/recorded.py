@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from benchmarks.recall import Cut, cuts
-from ctxpipe.atoms import AtomIndex
+from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.transcripts import Transcript, read_transcript

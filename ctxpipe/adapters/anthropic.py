@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .. import sync
+from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import MARKS
 from ..errors import SettingsError
-from ..refusals import MAX_TEXT, REFUSING, read_refusal
+from ..providers.refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session.client import BETA, lendable, observe_stream, observe_sync_stream
-from ..session.gate import is_asked_by_a_stage
 from ..settings import one_of
 from ..wire.conversations import SessionName, texts_at
 from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, warn

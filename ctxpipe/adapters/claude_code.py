@@ -57,7 +57,7 @@ def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | 
     _map_texts(output, collect)
     if not texts:
         return None
-    from ..markers.placeholders import DIRECT, Preview, placeholder
+    from ..placeholders.placeholders import DIRECT, Preview, placeholder
 
     paths = iter(_write(root, list(zip(_keys(event, len(texts)), texts, strict=True))))
 
@@ -79,7 +79,7 @@ def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
 
 def _keys(event: Mapping[str, Any], count: int) -> list[str]:
     """The keys below which the *count* texts of *event* are stored."""
-    from ..names import safe_name, session_folder
+    from ..placeholders.names import safe_name, session_folder
 
     session = str(event.get("session_id") or "unnamed")
     call = str(event.get("tool_use_id") or "result")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import sync
 from ..messages import kind, without_surrogates
-from ..refusals import as_refusal
+from ..providers.refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..messages import field
-from ..refusals import as_refusal
+from ..providers.refusals import as_refusal
 from ..wire.conversations import SessionName, texts_at
 from ..wire.exchange import Exchange, Mount
 from ..wire.formats import CHAT, MESSAGES, RESPONSES, Format

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
-from ..refusals import as_refusal
+from ..providers.refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount

@@ -12,11 +12,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ..activity import is_failure, one_line, target, touched_paths
-from ..agent_tools import COMMON_READING_TOOLS
-from ..atoms import Atom, atoms, message_texts, path_atom
-from ..markers.notes import Note, note_of, step_line, words_line
-from ..markers.summaries import safe_summary
 from ..messages import (
     Block,
     Message,
@@ -30,6 +25,11 @@ from ..messages import (
     tool_results,
     without_surrogates,
 )
+from ..messages.activity import is_failure, one_line, target, touched_paths
+from ..placeholders.notes import Note, note_of, step_line, words_line
+from ..placeholders.summaries import safe_summary
+from ..providers.agent_tools import COMMON_READING_TOOLS
+from .atoms import Atom, atoms, message_texts, path_atom
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
 from .offload import placeholder_file, text_of

@@ -11,10 +11,22 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeAlias, cast
 
-from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
-from ..logs import logger
-from ..markers.placeholders import is_cut, shorten
-from ..markers.summaries import (
+from .._logs import logger
+from ..messages import (
+    MEDIA,
+    Message,
+    blocks,
+    kind,
+    pending_calls,
+    split_system,
+    tool_calls,
+    tool_results,
+)
+from ..messages import field as read
+from ..messages.activity import commands, identifiers, is_one_line, one_line, touched_paths
+from ..messages.identity import digest
+from ..placeholders.placeholders import is_cut, shorten
+from ..placeholders.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     EVIDENCE,
@@ -36,18 +48,6 @@ from ..markers.summaries import (
     safe_summary,
     text_of,
 )
-from ..messages import (
-    MEDIA,
-    Message,
-    blocks,
-    kind,
-    pending_calls,
-    split_system,
-    tool_calls,
-    tool_results,
-)
-from ..messages import field as read
-from ..messages.identity import digest
 from .offload import newest
 
 # Parts --------------------------------------------------------------------------------------------

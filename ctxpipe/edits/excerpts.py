@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ..atoms import Atom, atoms, weight
+from .atoms import Atom, atoms, weight
 
 PassageKind: TypeAlias = Literal["call", "text", "view", "result"]
 

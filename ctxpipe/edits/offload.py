@@ -12,8 +12,7 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
-from ..agent_tools import GUTTER
-from ..markers.placeholders import MAX_SHOWN, any_reference, is_batch, reference
+from .._threads.pieces import overlapping_pieces
 from ..messages import (
     MEDIA,
     Block,
@@ -32,8 +31,9 @@ from ..messages import (
     without_surrogates,
 )
 from ..messages import field as read
-from ..names import safe_name
-from ..workers.pieces import overlapping_pieces
+from ..placeholders.names import safe_name
+from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch, reference
+from ..providers.agent_tools import GUTTER
 
 _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 

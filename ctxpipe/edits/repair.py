@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from ..markers.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 from ..messages import (
     CALLS,
     SURROGATE,
@@ -63,6 +62,7 @@ from ..messages.rules import (
     surplus_keys,
 )
 from ..messages.values import encoding_fault
+from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 
 UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.

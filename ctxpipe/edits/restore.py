@@ -8,25 +8,6 @@ from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import cast
 
-from ..activity import (
-    command_line,
-    is_failure,
-    paths_to_deny,
-    says_failure,
-    written_lines,
-    written_paths,
-)
-from ..agent_tools import (
-    FOLDER_VIEW,
-    NOTE,
-    READING_TOOLS,
-    SHELL_TOOLS,
-    WRITTEN_GUTTER,
-    ReadingTools,
-    view,
-)
-from ..markers.placeholders import MAX_SHOWN, any_reference
-from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
 from ..messages import (
     Message,
     ToolCall,
@@ -37,6 +18,25 @@ from ..messages import (
     results_by_id,
     tool_calls,
     tool_results,
+)
+from ..messages.activity import (
+    command_line,
+    is_failure,
+    paths_to_deny,
+    says_failure,
+    written_lines,
+    written_paths,
+)
+from ..placeholders.placeholders import MAX_SHOWN, any_reference
+from ..placeholders.summaries import RESTORED, restored_path, restored_text, text_of
+from ..providers.agent_tools import (
+    FOLDER_VIEW,
+    NOTE,
+    READING_TOOLS,
+    SHELL_TOOLS,
+    WRITTEN_GUTTER,
+    ReadingTools,
+    view,
 )
 from .offload import placeholder_file
 from .shown import Shown

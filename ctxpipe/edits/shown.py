@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from ..agent_tools import ADDED_LINE, ANY_GUTTER, CUT, GUTTER, NOTE, NOTES, view
 from ..messages import strings
+from ..providers.agent_tools import ADDED_LINE, ANY_GUTTER, CUT, GUTTER, NOTE, NOTES, view
 
 _LONG = 2000  # characters; agents shorten longer lines
 _PIECE = 200

@@ -13,8 +13,6 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias, cast
 
-from ..agent_tools import READING_TOOLS, ReadingTools
-from ..markers.placeholders import MAX_SHOWN, any_reference, is_folded
 from ..messages import (
     THINKING,
     Block,
@@ -29,6 +27,8 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
+from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_folded
+from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
 from .offload import newest

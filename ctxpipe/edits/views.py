@@ -8,7 +8,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from ..agent_tools import (
+from ..messages import ToolCall
+from ..placeholders.locations import is_url
+from ..placeholders.placeholders import MAX_PATH
+from ..providers.agent_tools import (
     COMMAND_KEYS,
     FOLDER_KEYS,
     LINES_KEY,
@@ -18,9 +21,6 @@ from ..agent_tools import (
     VIEW_COMMAND,
     ReadingTools,
 )
-from ..locations import is_url
-from ..markers.placeholders import MAX_PATH
-from ..messages import ToolCall
 
 LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
 

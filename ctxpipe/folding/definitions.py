@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..agent_tools import NUMBERED_LINE, view
+from ..providers.agent_tools import NUMBERED_LINE, view
 from .languages import STEPS, DefinitionType, Language, language_called, language_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..markers.placeholders import fold_block
+from ..placeholders.placeholders import fold_block
 from .definitions import Definition, definitions
 
 MAX_TOKENS = 10_000

@@ -10,15 +10,15 @@ from typing import TypeAlias
 
 from anyio.lowlevel import checkpoint
 
-from ..logs import logger
+from .._logs import logger
+from .._text import short_repr
+from .._threads.pieces import pieces
+from .._threads.processes import in_process
+from .._threads.threads import in_thread
 from ..settings import FLAG, SIZE, check_settings
 from ..tokens import Counting, as_counter
 from ..tokens.counter import COUNTING
 from ..tokens.memo import Memo
-from ..words import short_repr
-from ..workers.pieces import pieces
-from ..workers.processes import in_process
-from ..workers.threads import in_thread
 from .definitions import Definition, definitions_in_batches
 from .fold import (
     MAX_LINE_SPAN,

@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from .._text import one_line
 from ..settings import EXAMPLE_MODEL
 from ..wire.formats import format_of
-from ..words import one_line
 from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .page import headers as page_headers

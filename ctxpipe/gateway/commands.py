@@ -20,15 +20,7 @@ import typer
 
 from ..errors import CtxpipeError, SettingsError
 from ..settings import excerpt
-from .clients import (
-    ADVICE,
-    ANTHROPIC,
-    CLIENTS,
-    GEMINI,
-    OPENAI,
-    Client,
-    codex_setting,
-)
+from .clients import ADVICE, ANTHROPIC, CLIENTS, GEMINI, OPENAI, Client, codex_setting
 from .guard import is_loopback
 from .settings import Settings, read_tokens
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._threads.threads import in_thread
 from ..messages import common_prefix
 from ..tokens.spent import Pieces
-from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..names import hashed_name
+from ..placeholders.names import hashed_name
 from ..wire.conversations import UNNAMED, texts_at
 
 MAX_NAME = 120

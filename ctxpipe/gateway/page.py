@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+from .._text import as_dollars, as_number, as_percent, count_phrase
 from ..tokens.spent import KINDS, Kind
-from ..words import as_dollars, as_number, as_percent, count_phrase
 from .record import Record, Turn
 
 SECONDS = 3

@@ -10,8 +10,8 @@ from .. import presets
 from ..config import read_config
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
-from ..stage import Stage
 from ..stages.compact import Compact
+from ..stages.protocol import Stage
 from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget

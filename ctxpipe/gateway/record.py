@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from .._text import as_dollars, count_phrase
 from ..errors import SettingsError
-from ..prices import Prices, prices_of
-from ..words import as_dollars, count_phrase
+from ..providers.prices import Prices, prices_of
 
 if TYPE_CHECKING:
     from ..tokens.spent import Kind

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from starlette.background import BackgroundTask
 
+from .._text import one_line
 from ..messages import as_blocks, field
 from ..session.client import BETA
 from ..wire.exchange import HttpExchange, log_errors
-from ..words import one_line
 from .guard import Refused
 from .record import Leaving, Turn, dollars
 from .upstream import read_whole, reply_with, until_gone

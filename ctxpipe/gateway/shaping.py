@@ -18,7 +18,7 @@ from .names import conversation_name
 from .pipelines import Pipelines
 
 if TYPE_CHECKING:
-    from ..session.conversation import Conversation
+    from ..conversation.conversation import Conversation
     from ..storage import JournalStorage
     from ..tokens.spent import Kind
     from ..wire.conversations import OpenSession

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..words import as_number, as_percent
+from .._text import as_number, as_percent
 from .policies import WINDOW
 from .report import Figures, cost
 

@@ -26,9 +26,9 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from ..atoms import AtomIndex
+from .._text import short_repr
+from ..edits.atoms import AtomIndex
 from ..errors import CtxpipeError, SettingsError
-from ..words import short_repr
 from .cache import Calibration, calibration
 from .policies import NONE
 from .replay import Moment, PipelineMaker, Replay, Settings, replay

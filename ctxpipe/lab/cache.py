@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from ..cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
-from ..cache_doctor.misses import most_tokens_first
+from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from ..errors import SettingsError, TranscriptError
-from ..prices import Prices, prices_of
+from ..prompt_cache import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
+from ..prompt_cache.misses import most_tokens_first
+from ..providers.prices import Prices, prices_of
 from ..tokens import TokenCounter
-from ..words import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .replay import Replay
 from .transcripts import Transcript
 

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .._text import as_number, as_percent, count_phrase
 from ..errors import CtxpipeError, SettingsError
-from ..prices import Prices, prices_of
-from ..reports import Outcome, Result
+from ..providers.prices import Prices, prices_of
 from ..settings import EXAMPLE_MODEL
+from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
-from ..words import as_number, as_percent, count_phrase
 from .batch import FileReplay, Reporter, Workers, cluster, replay_files, workers
 from .cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .contents import Contents, contents, total_contents

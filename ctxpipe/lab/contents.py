@@ -9,10 +9,10 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Any
 
+from .._text import count_phrase, one_line
 from ..messages import THINKING
 from ..tokens import TokenCounter
 from ..tokens.spent import KINDS, Piece, Pieces
-from ..words import count_phrase, one_line
 from .transcripts import Transcript
 
 

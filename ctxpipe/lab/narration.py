@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from pathlib import PurePath
 
-from ..cache_doctor import Tally
+from .._text import count_phrase
 from ..errors import TranscriptError
 from ..messages import Message, common_prefix, texts, tool_calls
-from ..prices import Prices
-from ..reports import Collapsed, Compacted, Offloaded, Outcome, StageReport
+from ..prompt_cache import Tally
+from ..providers.prices import Prices
+from ..stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport
 from ..tokens import TokenCounter
 from ..tokens.spent import KINDS, Key, Kind, Piece, Pieces
-from ..words import count_phrase
 from .cache import cache_report
 from .costs import Request, bill
 from .replay import Moment, Replay

@@ -17,8 +17,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from .._text import count_phrase
 from ..tokens.spent import KINDS
-from ..words import count_phrase
 from .advice import advise, lead
 from .cache import HEADINGS as CAUSES
 from .cache import rows

@@ -13,9 +13,9 @@ from ..edits.offload import text_of
 from ..errors import SettingsError
 from ..messages import ToolResult, rewrite, tool_results
 from ..pipeline import ContextPipeline
-from ..prices import Prices
-from ..stage import Change, Skip, Stage, Turn
+from ..providers.prices import Prices
 from ..stages.compact import Breaker, Compact, Restore
+from ..stages.protocol import Change, Skip, Stage, Turn
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
 from .workbench import Workbench

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from .._text import count_phrase
 from ..errors import CtxpipeError, TranscriptError
-from ..words import count_phrase
 from .transcripts import read_transcript
 
 SUFFIXES = (".json", ".jsonl")

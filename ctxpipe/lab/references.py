@@ -12,12 +12,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ..agent_tools import COMMON_READING_TOOLS
-from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
+from ..edits.atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
-from ..markers.notes import note_of
 from ..messages import Message, blocks, field, kind, tool_calls
-from ..names import session_folder
+from ..placeholders.names import session_folder
+from ..placeholders.notes import note_of
+from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
 
 

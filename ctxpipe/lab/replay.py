@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
-from ..atoms import Atom, AtomIndex
-from ..markers.placeholders import any_reference
+from .._text import short_repr
+from ..edits.atoms import Atom, AtomIndex
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
 from ..messages import field as value_of
 from ..pipeline import ContextPipeline
-from ..reports import Collapsed, Compacted, Outcome, StageReport
+from ..placeholders.placeholders import any_reference
 from ..session import Session
+from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger
-from ..words import short_repr
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
 from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..cache_doctor import Tally
-from ..prices import Prices
+from .._text import as_dollars, as_number, as_percent, as_ratio, short_repr
+from ..prompt_cache import Tally
+from ..providers.prices import Prices
 from ..tokens.spent import Kind
-from ..words import as_dollars, as_number, as_percent, as_ratio, short_repr
 from .costs import Bill, bill, with_all_marks
 from .references import Use
 from .replay import Replay

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..words import escape_unprintable
+from .._text import escape_unprintable
 from .report import FIGURES, HEADINGS, Figures, cells
 
 LEGEND = "\n".join(f"{name:7}  {meaning}" for name, meaning in FIGURES.items())

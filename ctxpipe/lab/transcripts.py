@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from .._text import short_repr
 from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from ..messages.values import SURROGATE, encoding_fault
-from ..words import short_repr
 from . import claude_code, codex, openai_chat, openai_responses, opencode
 from .json_files import FORMATS, decode, json_records, message_records
 from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation

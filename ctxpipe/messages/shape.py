@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .._text import one_line
 from ..errors import InvalidHistory
-from ..words import one_line
 from .bulk import MAPPINGS
 from .vocabulary import ROLES, SPOKEN, Block, field, kind
 

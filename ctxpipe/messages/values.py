@@ -18,8 +18,8 @@ from contextlib import suppress
 from datetime import date
 from typing import Any, cast
 
+from .._threads.pieces import join, pieces
 from ..errors import InvalidHistory
-from ..workers.pieces import join, pieces
 from .bulk import MAPPINGS, is_heavier
 
 SURROGATE = "a lone surrogate"

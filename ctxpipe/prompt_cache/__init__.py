@@ -1,1 +1,7 @@
-"""The one model of the provider's prompt cache: what is cached of a prompt, and what is read."""
+"""The provider's prompt cache: one model of it, and why a prompt was not read from it."""
+
+from .diagnostics import CacheDoctor
+from .misses import Bill, CacheMiss, Cause, Tally, as_bill
+from .prompts import Sent
+
+__all__ = ["Bill", "CacheDoctor", "CacheMiss", "Cause", "Sent", "Tally", "as_bill"]

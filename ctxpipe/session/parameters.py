@@ -47,8 +47,8 @@ if TYPE_CHECKING:
         BetaToolUnionParam,
     )
 
+    from ..conversation.open_calls import OpenCalls
     from ..messages import Message
-    from .open_calls import OpenCalls
 
 
 class MessagesClient(Protocol):

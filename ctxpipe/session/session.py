@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
+from .._text import count_phrase
+from ..conversation.conversation import Conversation
+from ..conversation.open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..errors import InvalidHistory
 from ..messages import Message, field
-from ..refusals import Refusal, as_refusal
+from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
 from ..storage.waiting import lock_deadline
-from ..words import count_phrase
 from .client import lendable, observe_stream, request_arguments
-from .conversation import Conversation
-from .open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
 
 if TYPE_CHECKING:
     from anthropic import AsyncStream
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from anthropic.types import RawMessageStreamEvent
     from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
-    from ..reports import Result
+    from ..conversation.signals import Diagnostics
+    from ..stages.reports import Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters
-    from .signals import Diagnostics
 
 T = TypeVar("T")
 

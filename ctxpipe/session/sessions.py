@@ -17,9 +17,9 @@ from ..storage.protocol import JOURNAL_STORAGE
 from .session import Session, conversation_of
 
 if TYPE_CHECKING:
+    from ..conversation.conversation import Conversation
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
-    from .conversation import Conversation
 
 MESSAGE_BYTES = 120
 """What a session remembers beside each message: `benchmarks/bench_session.py` prints it."""

@@ -9,15 +9,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._logs import logger
+from .._threads.threads import in_thread, run_to_completion
 from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
-from ..logs import logger
-from ..markers.summaries import archive_references, text_of
 from ..messages import Message, ensure_messages, texts
+from ..placeholders.summaries import archive_references, text_of
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
 from ..storage.records import Record
-from ..workers.threads import in_thread, run_to_completion
 
 if TYPE_CHECKING:
     import os

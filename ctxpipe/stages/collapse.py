@@ -6,25 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from .._text import short_repr
+from .._threads.threads import in_thread, in_thread_if
 from ..edits import collapse
 from ..edits.collapse import Layout
 from ..edits.exchanges import ExchangeIndex, Shape
 from ..edits.gates import Rates, best_eviction, evict_all
 from ..errors import SettingsError, StorageError
-from ..markers.notes import Note, note_of
 from ..messages import without_surrogates
-from ..names import content_hash, session_folder
-from ..prices import PRICES, Prices
-from ..reports import Collapsed
+from ..placeholders.names import content_hash, session_folder
+from ..placeholders.notes import Note, note_of
+from ..providers.prices import PRICES, Prices
 from ..settings import COUNT, NUMBER, SIZE, check_settings, instance_of
-from ..stage import Change, Skip, Turn
 from ..storage import Archive, TextReader, TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
-from ..words import short_repr
-from ..workers.threads import in_thread, in_thread_if
 from .archive import archive_record
 from .gates import overpayment
 from .offloaded import read_offloaded
+from .protocol import Change, Skip, Turn
+from .reports import Collapsed
 
 PROTECTED = "thinking is protected, and a note would stand before kept thinking"
 

@@ -12,13 +12,14 @@ from typing import TypeVar
 import anyio
 from anyio import to_thread
 
+from .._logs import logger
+from .._text import short_repr
+from .._threads.threads import in_thread
 from ..edits import compact
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
-from ..logs import logger
-from ..markers.summaries import reminder, safe_summary
 from ..messages import Message, ensure_messages, has_thinking
-from ..names import session_folder
-from ..reports import Compacted
+from ..placeholders.names import session_folder
+from ..placeholders.summaries import reminder, safe_summary
 from ..settings import (
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
@@ -30,7 +31,6 @@ from ..settings import (
     check_settings,
     instance_of,
 )
-from ..stage import Change, Intent, Skip, Turn
 from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
 from ..storage.protocol import ARCHIVE
@@ -49,8 +49,6 @@ from ..summarizers import (
 from ..summarizers.protocol import Summary, summarizer_name
 from ..summarizers.retry import digest_of
 from ..tokens import Counting, TokenCounter, as_counter, should_compact
-from ..words import short_repr
-from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
 from .breaker import Attempts, Breaker
 from .layout import (
@@ -62,6 +60,8 @@ from .layout import (
     token_breakdown,
     window_holds,
 )
+from .protocol import Change, Intent, Skip, Turn
+from .reports import Compacted
 from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
 

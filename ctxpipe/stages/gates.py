@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
+from .._text import short_repr
 from ..edits.gates import Rates, ReplyIndex, best_eviction, evict_all
 from ..edits.offload import Candidate, Scan, passes
 from ..messages import MEDIA, ToolResult, compact_json, kind
-from ..prices import PRICES, Prices
+from ..providers.prices import PRICES, Prices
 from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
-from ..stage import Turn
 from ..tokens import TokenCounter
-from ..words import short_repr
+from .protocol import Turn
 
 
 class Gate(Protocol):

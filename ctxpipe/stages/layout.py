@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from .._logs import logger
+from .._threads.threads import in_thread
 from ..edits.compact import EvidenceBudget, Replacement, evidence_block, has_words
 from ..edits.offload import newest
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..logs import logger
 from ..messages import Message
-from ..names import session_folder
-from ..refusals import FAR_BELOW
+from ..placeholders.names import session_folder
+from ..providers.refusals import FAR_BELOW
 from ..settings import excerpt
-from ..stage import Turn
 from ..storage import Archive, TextWriter
 from ..tokens import TokenCounter, conservative
-from ..workers.threads import in_thread
+from .protocol import Turn
 from .restore import RestoredFile, RestoredFiles
 
 PATHS_INDEX = "compact-paths.txt"

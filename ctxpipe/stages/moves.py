@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from .._threads.threads import in_thread, in_thread_if
 from ..edits import offload
 from ..edits.offload import Candidate, Selection
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..locations import SCHEME, is_url
-from ..markers.placeholders import MAX_SHOWN, Preview, placeholder, reference
 from ..messages import ToolResult, blocks, rebuilt, rewrite, without_surrogates
 from ..messages import field as read
-from ..names import safe_name, session_folder
-from ..reports import Offloaded
+from ..placeholders.locations import SCHEME, is_url
+from ..placeholders.names import safe_name, session_folder
+from ..placeholders.placeholders import MAX_SHOWN, Preview, placeholder, reference
 from ..settings import instance_of
-from ..stage import Change, Stored, Turn
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
-from ..workers.threads import in_thread, in_thread_if
+from .protocol import Change, Stored, Turn
+from .reports import Offloaded
 
 Place: TypeAlias = tuple[int, int]
 """Where a block is: the index of its message, and its own index there."""

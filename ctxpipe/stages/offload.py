@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 
-from ..agent_tools import READ_BACK_TOOLS
+from .._text import short_repr
+from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.offload import Candidate
 from ..errors import InvalidHistory, SettingsError
-from ..markers.placeholders import BATCH, DIRECT, Preview
 from ..messages import Message, ToolResult, ensure_messages, rewrite, tool_results
-from ..names import safe_name, session_folder
+from ..placeholders.names import safe_name, session_folder
+from ..placeholders.placeholders import BATCH, DIRECT, Preview
+from ..providers.agent_tools import READ_BACK_TOOLS
 from ..settings import (
     CALLABLE,
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
@@ -30,12 +32,10 @@ from ..settings import (
     is_size,
     setting,
 )
-from ..stage import Change, Skip, Turn
 from ..storage import LocalStorage, TextWriter
-from ..words import short_repr
-from ..workers.threads import in_thread_if
 from .gates import Gate, RatioGate
 from .moves import Act, Pointers, predict_moves, recall_selection, worthwhile_moves, write_moves
+from .protocol import Change, Skip, Turn
 
 # The functions, literal to the requirements -------------------------------------------------------
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from .._threads.threads import in_thread_if
 from ..errors import StorageError, storage_errors
-from ..names import session_folder
+from ..placeholders.names import session_folder
 from ..storage import TextReader
-from ..workers.threads import in_thread_if
 
 _TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
 

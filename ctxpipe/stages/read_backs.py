@@ -7,18 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from ..agent_tools import READ_BACK_TOOLS
+from .._text import short_repr
+from .._threads.threads import in_thread, in_thread_if
 from ..edits import offload
 from ..edits.offload import ReadBack, Selection
 from ..errors import StorageError, storage_errors
-from ..markers.placeholders import DIRECT, Preview, placeholder
 from ..messages import rewrite, tool_results
-from ..names import session_folder
+from ..placeholders.names import session_folder
+from ..placeholders.placeholders import DIRECT, Preview, placeholder
+from ..providers.agent_tools import READ_BACK_TOOLS
 from ..settings import COUNT, check_settings
-from ..stage import Change, Skip, Turn
 from ..storage import TextReader, TextWriter
-from ..words import short_repr
-from ..workers.threads import in_thread, in_thread_if
 from .moves import (
     Act,
     Move,
@@ -31,6 +30,7 @@ from .moves import (
     worthwhile_moves,
     write_moves,
 )
+from .protocol import Change, Skip, Turn
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 from anyio import to_thread
 
-from ..activity import is_one_line
-from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
-from ..callables import is_async
+from .._callables import is_async
+from .._logs import logger
+from .._text import short_repr
+from .._threads.threads import in_thread
 from ..edits.restore import (
     WorkingFile,
     files_of_results,
@@ -23,8 +24,9 @@ from ..edits.restore import (
 )
 from ..edits.shown import obstacle
 from ..errors import SettingsError, StorageError, storage_errors
-from ..logs import logger
 from ..messages import Message, ensure_messages
+from ..messages.activity import is_one_line
+from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -43,8 +45,6 @@ from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.records import Redact, redactor_of
 from ..storage.secrets import is_secret
 from ..tokens import Counting, TokenCounter, as_counter
-from ..words import short_repr
-from ..workers.threads import in_thread
 from .offloaded import read_offloaded
 
 _BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens

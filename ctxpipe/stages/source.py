@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from .._threads.threads import in_thread
 from ..edits.compact import Facts, Source, after_summary, partition
-from ..markers.summaries import (
+from ..messages import Message
+from ..placeholders.summaries import (
     acknowledged_count,
     archive_references,
     leading_count,
     summary_body,
     text_of,
 )
-from ..messages import Message
-from ..stage import Turn
 from ..storage import Archive
 from ..storage.records import message_redactor_of, redactor_of
-from ..workers.threads import in_thread
 from .archive import Archived, last_part, read_verified, records_by_name
+from .protocol import Turn
 
 RECENT = 3
 """How many earlier compactions are opened; what was before them is known from the last one."""

@@ -9,24 +9,24 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 
-from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
+from .._logs import logger
+from .._text import short_repr
+from .._threads.threads import in_thread
 from ..edits import truncate
 from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..logs import logger
 from ..messages import Message, ensure_messages, rewrite
-from ..reports import Truncated
+from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import FLAG, FUNCTION, NUMBER, SIZE, TEXT, TOOLS, check_settings, one_of
-from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
-from ..words import short_repr
-from ..workers.threads import in_thread
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
+from .protocol import Change, Skip, Turn
+from .reports import Truncated
 
 MAX_TOKENS = 50_000
 

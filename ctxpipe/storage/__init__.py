@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..lazy import import_on_use
+from .._lazy import import_on_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import StorageError
-from ..markers.notes import step_names_in
-from ..markers.placeholders import quoted_file_names
 from ..messages import Message, strings
+from ..placeholders.notes import step_names_in
+from ..placeholders.placeholders import quoted_file_names
 from .atomic import STALE_SECONDS, is_temporary
 from .folders import file_info, ignore_absent, regular_files, translate_errors
 from .ownership import JOURNAL, SESSION_MARK, Mark, StorageRoot

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
+from .._threads.threads import run_to_completion
 from ..errors import SettingsError, StorageError
 from ..settings import FUNCTION, PATH, excerpt
-from ..workers.threads import run_to_completion
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from ..errors import SessionDeleted, SettingsError
-from ..names import session_folder
+from ..placeholders.names import session_folder
 from ..settings import TEXT, TOMBSTONE_DAYS
 
 T = TypeVar("T")

@@ -16,10 +16,19 @@ from itertools import chain, count
 from pathlib import PurePosixPath
 from typing import Literal, TypeVar, TypeVarTuple
 
+from .._text import short_repr
+from .._threads.pieces import pieces
+from .._threads.threads import thread_limiter
 from ..errors import SettingsError, StorageError
-from ..locations import key_parts
 from ..messages import Message, ensure_messages
-from ..names import candidate_keys, content_hash, safe_name, session_folder, with_suffix
+from ..placeholders.locations import key_parts
+from ..placeholders.names import (
+    candidate_keys,
+    content_hash,
+    safe_name,
+    session_folder,
+    with_suffix,
+)
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -31,9 +40,6 @@ from ..settings import (
     excerpt,
     one_of,
 )
-from ..words import short_repr
-from ..workers.pieces import pieces
-from ..workers.threads import thread_limiter
 from .atomic import STALE_SECONDS, claim, exists, holds, sync, temporary_file
 from .cleanup import (
     Cleaned,

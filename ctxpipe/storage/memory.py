@@ -11,11 +11,11 @@ from itertools import count
 
 from anyio import Semaphore, WouldBlock, move_on_after
 
+from .._text import short_repr
 from ..errors import StorageError
-from ..locations import key_parts, possible_keys, url_of
-from ..names import candidate_keys, safe_name, session_folder
+from ..placeholders.locations import key_parts, possible_keys, url_of
+from ..placeholders.names import candidate_keys, safe_name, session_folder
 from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
-from ..words import short_repr
 from .generations import (
     ids_below,
     new_tombstone,

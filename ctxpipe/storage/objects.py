@@ -33,9 +33,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
 from anyio.lowlevel import RunVar
 
+from .._text import short_repr
+from .._threads.threads import in_thread_if
 from ..errors import SessionDeleted, SettingsError, StorageError
-from ..locations import key_parts, possible_keys, url_of
-from ..names import candidate_keys, safe_name, session_folder
+from ..placeholders.locations import key_parts, possible_keys, url_of
+from ..placeholders.names import candidate_keys, safe_name, session_folder
 from ..settings import (
     COUNT,
     FUNCTION,
@@ -47,8 +49,6 @@ from ..settings import (
     check_settings,
     excerpt,
 )
-from ..words import short_repr
-from ..workers.threads import in_thread_if
 from .cleanup import LIVE_SECONDS, Cleaned
 from .folders import ignore_absent
 from .generations import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import StorageError
-from ..names import session_folder
+from ..placeholders.names import session_folder
 from .atomic import (
     STALE_SECONDS,
     claim,

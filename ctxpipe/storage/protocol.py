@@ -66,8 +66,8 @@ class TextWriter(Protocol):
 
         Keys are relative POSIX paths, of which the first folder is the session's. The text under a
         key never changes: the same text again is left as it is, and another text goes to a name of
-        its own, as `candidate_keys` of `ctxpipe.names` gives them. Raises StorageError, also for a
-        key that leads out.
+        its own, as `candidate_keys` of `ctxpipe.placeholders.names` gives them. Raises
+        StorageError, also for a key that leads out.
         """
         ...
 
@@ -75,7 +75,7 @@ class TextWriter(Protocol):
         """Where a text written under *key* will be, as long as the key is free.
 
         It is an absolute path where the model can open the file, else ``ctxpipe://`` and the key,
-        as `url_of` of `ctxpipe.locations` gives it. The storage itself is not asked.
+        as `url_of` of `ctxpipe.placeholders.locations` gives it. The storage itself is not asked.
         """
         ...
 
@@ -88,8 +88,8 @@ class TextReader(Protocol):
         """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
         The location is a key, one that was returned, or what a placeholder makes of it; see
-        `possible_keys` of `ctxpipe.locations`. Raises StorageError when it cannot be read, with the
-        ``errno`` ENOENT when there is no such text.
+        `possible_keys` of `ctxpipe.placeholders.locations`. Raises StorageError when it cannot be
+        read, with the ``errno`` ENOENT when there is no such text.
         """
         ...
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
+from .._threads.pieces import pieces
 from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable, without_surrogates
-from ..workers.pieces import pieces
 
 __all__ = [
     "Record",

@@ -7,9 +7,9 @@ import string
 from pathlib import PurePath
 
 from ..errors import SettingsError
-from ..locations import is_url
-from ..markers.placeholders import BATCH
-from ..markers.placeholders import reference as path_in
+from ..placeholders.locations import is_url
+from ..placeholders.placeholders import BATCH
+from ..placeholders.placeholders import reference as path_in
 from ..settings import excerpt
 
 _REFERENCES = ("absolute", "relative", "storage")

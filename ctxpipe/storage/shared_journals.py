@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from anyio import sleep
 
 from ..errors import StorageError
-from ..names import session_folder
+from ..placeholders.names import session_folder
 from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, instance_of
 from .generations import ids_below, new_tombstone, remember, running_generation, tombstone_name
 from .protocol import TextReader

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from anyio import to_thread
 
+from .._threads.threads import thread_limiter
 from ..errors import StorageError
 from ..settings import FLAG, NUMBER, PATH
-from ..workers.threads import thread_limiter
 from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact

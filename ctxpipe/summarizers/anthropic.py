@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
 
+from .._logs import logger
+from .._text import short_repr
 from ..errors import SettingsError, SummaryFailed
-from ..logs import logger
-from ..refusals import as_refusal
+from ..providers.refusals import as_refusal
 from ..settings import (
     COUNT,
     MAPPING,
@@ -28,7 +29,6 @@ from ..settings import (
 )
 from ..tokens import Counting
 from ..tokens.counter import COUNTING
-from ..words import short_repr
 from .extractive import ExtractiveSummarizer
 from .prompt import TranscriptPrompt, answer_tokens, instructions
 from .protocol import PromptTooLong, Summary, SummaryRefused

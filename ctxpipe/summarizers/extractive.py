@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..activity import is_about_file, is_failure, target, touched_paths
-from ..agent_tools import PLAN_NAME
-from ..markers.placeholders import shorten
-from ..markers.summaries import acknowledged_count, own_words, summary_body
+from .._text import short_repr
+from .._threads.threads import in_thread
 from ..messages import (
     Message,
     ToolCall,
@@ -21,9 +19,11 @@ from ..messages import (
     tool_calls,
     tool_results,
 )
+from ..messages.activity import is_about_file, is_failure, target, touched_paths
+from ..placeholders.placeholders import shorten
+from ..placeholders.summaries import acknowledged_count, own_words, summary_body
+from ..providers.agent_tools import PLAN_NAME
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
-from ..words import short_repr
-from ..workers.threads import in_thread
 from .protocol import Summary
 
 GOALS = "Goals & Decisions"

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature, isawaitable, signature
 
+from .._text import short_repr
+from .._threads.threads import in_thread
 from ..errors import SettingsError
-from ..markers.placeholders import shorten
-from ..markers.summaries import acknowledged_count, summary_body
 from ..messages import (
     MEDIA,
     THINKING,
@@ -24,11 +24,11 @@ from ..messages import (
     result_text,
     without_surrogates,
 )
+from ..placeholders.placeholders import shorten
+from ..placeholders.summaries import acknowledged_count, summary_body
 from ..settings import COUNT, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
-from ..words import short_repr
-from ..workers.threads import in_thread
 from .protocol import PromptTooLong, Summary
 
 # Required word for word.

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from .._logs import logger
+from .._threads.threads import in_thread
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
-from ..logs import logger
-from ..markers.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..messages import Message, compact_json, is_blank, tool_results, without_surrogates
-from ..refusals import as_refusal, status_of
+from ..placeholders.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
+from ..providers.refusals import as_refusal, status_of
 from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
-from ..workers.threads import in_thread
 from .prompt import MAX_BLOCK_CHARS, transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 

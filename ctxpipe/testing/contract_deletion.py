@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import SessionDeleted, SettingsError
-from ..names import session_folder
 from ..pipeline import ContextPipeline
+from ..placeholders.names import session_folder
 from ..session import Session
 from ..stages.compact import Compact
 from ..stages.offload import DirectOffload

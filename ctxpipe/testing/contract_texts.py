@@ -11,8 +11,8 @@ from typing import Any
 
 import anyio
 
-from ..locations import is_url
-from ..markers.placeholders import BATCH, placeholder, reference
+from ..placeholders.locations import is_url
+from ..placeholders.placeholders import BATCH, placeholder, reference
 from ..stages.archive import archive_digest, archive_record, verified_archive
 from ..storage import TextReader
 from .storage import StoragePlace, expect, expect_error

@@ -12,12 +12,7 @@ from ..tokens import as_counter
 from .billing import Meter
 from .replies import Answer, Failure, error_json, event, message_json, stream_events
 from .rules import THINKING, RequestBody, problems
-from .scripted import (
-    MAX_BODY_BYTES,
-    Received,
-    ScriptedServer,
-    json_response,
-)
+from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, json_response
 from .signatures import sign, verify
 from .turns import JsonObject
 

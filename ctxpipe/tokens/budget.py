@@ -24,7 +24,7 @@ class Budget:
     """How many tokens a context may have.
 
     *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000, or that of a
-    known model where it is smaller, as `ctxpipe.prices.context_window` says). Compaction
+    known model where it is smaller, as `ctxpipe.providers.prices.context_window` says). Compaction
     begins when a context has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of
     the window) and aims at *target* (default: 0.6 of the trigger). With *reserve_output*, the
     tokens that an answer needs, it also begins above 0.9 of the window less that reserve: `trigger`

@@ -13,12 +13,12 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..callables import is_async
+from .._callables import is_async
+from .._threads.pieces import pieces
+from .._threads.threads import in_thread
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
 from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Wanted, excerpt
-from ..workers.pieces import pieces
-from ..workers.threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
 from .memo import Memo

@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from .._threads.pieces import pieces
 from ..errors import SettingsError
 from ..messages import is_encodable
-from ..workers.pieces import pieces
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
+from .._threads.threads import in_thread_if
 from ..messages import Message, is_equal
 from ..messages import field as read
-from ..workers.threads import in_thread_if
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from ..markers.notes import note_of
-from ..markers.placeholders import any_reference
-from ..markers.summaries import RESTORED, SUMMARY
+from .._text import one_line
 from ..messages import (
     THINKING,
     Block,
@@ -23,7 +21,9 @@ from ..messages import (
     tool_calls,
 )
 from ..messages import field as field_of
-from ..words import one_line
+from ..placeholders.notes import note_of
+from ..placeholders.placeholders import any_reference
+from ..placeholders.summaries import RESTORED, SUMMARY
 from .counter import TokenCounter
 
 Kind: TypeAlias = Literal[

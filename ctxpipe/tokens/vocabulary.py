@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A rank file in ``ctxpipe/vocab``: the hashes of OpenAI's file and of its packed form."""
+    """A rank file in ``vocab``: the hashes of OpenAI's file and of its packed form."""
 
     official_sha256: str
     packed_sha256: str
@@ -108,7 +108,7 @@ def _build(name: str) -> tiktoken.Encoding:
 def _read(name: str) -> bytes:
     from importlib import resources
 
-    path = resources.files("ctxpipe") / "vocab" / f"{name}.bin"
+    path = resources.files(__package__) / "vocab" / f"{name}.bin"
     try:
         packed = path.read_bytes()
     except OSError as error:

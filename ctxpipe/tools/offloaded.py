@@ -9,23 +9,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .._text import count_phrase
+from .._threads.processes import in_process
+from .._threads.threads import in_thread
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
-from ..locations import is_url, key_of_url
-from ..markers.placeholders import MAX_PATH
-from ..names import is_folder_of, session_folder
+from ..placeholders.locations import is_url, key_of_url
+from ..placeholders.names import is_folder_of, session_folder
+from ..placeholders.placeholders import MAX_PATH
 from ..session.session import Session, conversation_of
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
-from ..words import count_phrase
-from ..workers.processes import in_process
-from ..workers.threads import in_thread
 from .tool import Tool, ToolInputError
 
 if TYPE_CHECKING:
     from anthropic.types import ToolParam
 
-    from ..session.conversation import Conversation
+    from ..conversation.conversation import Conversation
 
 _PATTERN_CHARS = 1000
 _SEARCH_CHARS = 100_000_000

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from .._logs import logger
 from ..errors import CtxpipeError, SettingsError, StorageError
-from ..logs import logger
 from ..messages import Block, field, kind, without_surrogates
 from ..settings import excerpt
 

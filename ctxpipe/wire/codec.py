@@ -15,9 +15,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from ..markers.placeholders import OPENING
 from ..messages import CALLS, THINKING, kind
 from ..messages.rules import MAX_TOOL_NAME
+from ..placeholders.placeholders import OPENING
 from .values import opaque_block, text_block
 
 if TYPE_CHECKING:

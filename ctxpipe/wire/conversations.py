@@ -29,8 +29,8 @@ from ..messages import CALLS, THINKING, as_blocks, kind
 from ..messages import field as read
 from ..messages.bulk import weight
 from ..messages.identity import digest, says_the_same
-from ..names import SIBLING_CHARS, hashed_name, sibling_id
 from ..pipeline import ContextPipeline
+from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
 from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
 from .codec import Codec, Item, ItemReader
@@ -38,8 +38,8 @@ from .messages import MessagesCodec
 from .translation import Translation, Verbatim, translation_of
 
 if TYPE_CHECKING:
+    from ..conversation.conversation import Conversation
     from ..messages import Message
-    from ..session.conversation import Conversation
     from .body import Body
 
 logger: logging.Logger = logging.getLogger("ctxpipe")

@@ -16,16 +16,16 @@ from functools import partial
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from .._threads.threads import in_thread_if
+from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import with_breakpoints, with_free_breakpoints
 from ..errors import safe_text
 from ..messages import field, pending_calls
-from ..names import content_hash
-from ..refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
+from ..placeholders.names import content_hash
+from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
 from ..session.client import BETA
-from ..session.gate import is_asked_by_a_stage
 from ..session.session import conversation_of
 from ..tokens.billed import has_usage
-from ..workers.threads import in_thread_if
 from .body import Body, TooDeep, read_body
 from .conversations import (
     HELD,
@@ -42,9 +42,9 @@ from .formats import MESSAGES, Format
 from .translation import is_unchanged
 
 if TYPE_CHECKING:
+    from ..conversation.conversation import Conversation
     from ..pipeline import ContextPipeline
-    from ..reports import Result
-    from ..session.conversation import Conversation
+    from ..stages.reports import Result
     from ..storage import JournalStorage
     from .codec import Codec, Item
     from .conversations import OpenSession

@@ -50,9 +50,9 @@ from ctxpipe.adapters.anthropic import (
     ctxpipe_sync_client,
     ctxpipe_sync_middleware,
 )
+from ctxpipe.conversation.conversation import Conversation
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, cache_marks
-from ctxpipe.session.conversation import Conversation
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry
 from ctxpipe.testing import (
     Cut,

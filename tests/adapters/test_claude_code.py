@@ -16,13 +16,13 @@ from readme import command_of, reader_environment
 
 from ctxpipe.adapters.claude_code import install, main, uninstall
 from ctxpipe.errors import SettingsError
-from ctxpipe.markers.placeholders import any_reference
+from ctxpipe.placeholders.placeholders import any_reference
 
 LONG = "a long line of output\n" * 400
 UNNEEDED = {"anyio", "anthropic", "asyncio", "genai_prices", "httpx2", "opentelemetry", "psycopg"}
 UNNEEDED |= {"redis", "regex", "rich", "sqlite3", "ssl", "tenacity", "tiktoken", "typer"}
-NEEDED = {"__main__", "adapters", "callables", "errors", "lazy", "markers", "messages", "names"}
-NEEDED |= {"agent_tools", "locations", "logs", "settings", "storage", "words", "workers"}
+NEEDED = {"__main__", "_callables", "_lazy", "_logs", "_text", "_threads", "adapters", "errors"}
+NEEDED |= {"messages", "placeholders", "providers", "settings", "storage"}
 COMMAND = ["/usr/bin/python3", "-m", "ctxpipe", "claude-code", "hook"]
 
 

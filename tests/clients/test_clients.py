@@ -11,8 +11,8 @@ import pytest
 from anyio import to_thread
 from clients import CLIENTS, TASK, result_count, run_client
 
-from ctxpipe.cache_doctor import as_bill
 from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.prompt_cache import as_bill
 from ctxpipe.testing import answer, tool_use
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]

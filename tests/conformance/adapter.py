@@ -33,9 +33,9 @@ from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.folding.definitions import Definition
 from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
 from ctxpipe.functions import offload_tool_result, offload_tool_results
-from ctxpipe.reports import Offloaded
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
 from ctxpipe.stages.compact import Compact, compact_messages, restore_files
+from ctxpipe.stages.reports import Offloaded
 from ctxpipe.stages.truncate import smart_truncate
 from ctxpipe.storage import TextWriter
 from ctxpipe.summarizers import PromptSummarizer, Retry

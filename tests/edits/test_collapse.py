@@ -33,9 +33,9 @@ from ctxpipe.edits.collapse import (
     texts_of_notes,
 )
 from ctxpipe.edits.exchanges import Shape
-from ctxpipe.markers.notes import Note, note_of
-from ctxpipe.markers.placeholders import BATCH, DIRECT, Preview, placeholder
 from ctxpipe.messages import Message, blocks, check, has_calls, kind
+from ctxpipe.placeholders.notes import Note, note_of
+from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()

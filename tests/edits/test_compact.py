@@ -44,7 +44,8 @@ from ctxpipe.edits.compact import (
     replacements,
     user_commands,
 )
-from ctxpipe.markers.summaries import (
+from ctxpipe.messages import Message, check, pending_calls
+from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     EVIDENCE_END,
@@ -57,7 +58,6 @@ from ctxpipe.markers.summaries import (
     summary_body,
     summary_extras,
 )
-from ctxpipe.messages import Message, check, pending_calls
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text

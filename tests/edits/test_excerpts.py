@@ -9,7 +9,7 @@ from histories import python_source
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.atoms import atoms
+from ctxpipe.edits.atoms import atoms
 from ctxpipe.edits.excerpts import CHANCES, Passage, _least_tokens, choose_lines
 from ctxpipe.tokens import TokenCounter
 

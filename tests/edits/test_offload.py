@@ -45,8 +45,8 @@ from ctxpipe.edits.offload import (
     text_of,
     with_placeholder,
 )
-from ctxpipe.markers.placeholders import BATCH, DIRECT, placeholder
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
+from ctxpipe.placeholders.placeholders import BATCH, DIRECT, placeholder
 
 IMAGE = {
     "type": "image",

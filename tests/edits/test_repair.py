@@ -26,8 +26,8 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe import check, repair
-from ctxpipe.markers.placeholders import DROPPED, INTERRUPTED, OPENING
 from ctxpipe.messages import THINKING, Message, as_dict, blocks, kind, without_surrogates
+from ctxpipe.placeholders.placeholders import DROPPED, INTERRUPTED, OPENING
 
 INTERRUPTION = tool_result("a", INTERRUPTED, is_error=True)
 

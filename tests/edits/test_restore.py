@@ -6,7 +6,6 @@ import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 from hypothesis import given
 
-from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.restore import (
     WorkingFile,
     restored_message,
@@ -14,9 +13,10 @@ from ctxpipe.edits.restore import (
     was_changed,
     working_set,
 )
-from ctxpipe.markers.placeholders import DIRECT, Preview, placeholder
-from ctxpipe.markers.summaries import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.placeholders import DIRECT, Preview, placeholder
+from ctxpipe.placeholders.summaries import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
+from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:

@@ -30,12 +30,10 @@ from histories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits import truncate
 from ctxpipe.edits.repair import repair
 from ctxpipe.edits.thinking import open_loop
 from ctxpipe.edits.truncate import Window
-from ctxpipe.markers.placeholders import Preview
 from ctxpipe.messages import (
     THINKING,
     Message,
@@ -46,6 +44,8 @@ from ctxpipe.messages import (
     tool_calls,
     tool_results,
 )
+from ctxpipe.placeholders.placeholders import Preview
+from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.tokens import TokenCounter
 
 CHARS = TokenCounter(len)

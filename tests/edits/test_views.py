@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.agent_tools import COMMON_READING_TOOLS, READING_TOOLS
 from ctxpipe.edits.views import viewed_path
 from ctxpipe.messages import ToolCall, tool_calls
+from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS
 
 
 def call(name: str, given: Mapping[str, object]) -> ToolCall:

@@ -11,12 +11,12 @@ import anyio
 import pytest
 from places import SOURCES
 
+from ctxpipe._threads import processes
 from ctxpipe.folding import folder
 from ctxpipe.folding.fold import Section, format_file
 from ctxpipe.folding.folder import Folder
 from ctxpipe.functions import fold_files
 from ctxpipe.tokens import TokenCounter
-from ctxpipe.workers import processes
 
 FILES = [
     (path.name, path.read_text("utf-8"))

@@ -34,7 +34,8 @@ from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.folding.fold import fold_files
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.markers.placeholders import (
+from ctxpipe.messages import Message, check
+from ctxpipe.placeholders.placeholders import (
     BATCH,
     DIRECT,
     Preview,
@@ -43,7 +44,7 @@ from ctxpipe.markers.placeholders import (
     reference,
     reference_with_preview,
 )
-from ctxpipe.markers.summaries import (
+from ctxpipe.placeholders.summaries import (
     SUMMARY,
     archive_references,
     own_words,
@@ -53,7 +54,6 @@ from ctxpipe.markers.summaries import (
     summary_body,
     summary_extras,
 )
-from ctxpipe.messages import Message, check
 from ctxpipe.session import Session
 from ctxpipe.stages.archive import archive_record, parse_archive
 from ctxpipe.storage import Page

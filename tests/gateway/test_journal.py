@@ -19,7 +19,7 @@ from models import MODEL
 from services import free_port
 from typer.testing import CliRunner
 
-from ctxpipe.cli import app
+from ctxpipe._cli import app
 from ctxpipe.errors import SettingsError
 from ctxpipe.gateway.journals import journal_kind, open_journal
 from ctxpipe.gateway.settings import Settings

@@ -6,8 +6,8 @@ from histories import assistant, conversation, step, tool_result, tool_use, user
 
 from ctxpipe.lab.contents import Contents, contents, total_contents
 from ctxpipe.lab.transcripts import parse_transcript
-from ctxpipe.markers.placeholders import BATCH, placeholder
 from ctxpipe.messages import Message, compact_json
+from ctxpipe.placeholders.placeholders import BATCH, placeholder
 from ctxpipe.tokens import TokenCounter
 
 HISTORY = conversation(

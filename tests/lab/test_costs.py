@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctxpipe.lab.costs import Bill, CacheRules, CacheUse, PromptCache, Request, bill
 from ctxpipe.messages import Message
-from ctxpipe.prices import Cliff, Prices
+from ctxpipe.providers.prices import Cliff, Prices
 
 TOKENS = 1000  # each message's
 

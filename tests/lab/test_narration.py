@@ -20,9 +20,9 @@ from ctxpipe.lab.report import CostShare, Run
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
-from ctxpipe.prices import Cliff, Prices, prices_of
-from ctxpipe.reports import Offloaded, Outcome, StageReport
+from ctxpipe.providers.prices import Cliff, Prices, prices_of
 from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.reports import Offloaded, Outcome, StageReport
 
 PRICES = Prices(2.0, 3.0, 4.0, 1.0, 10.0)
 COUNTER = TokenCounter()

@@ -11,7 +11,7 @@ from ctxpipe.errors import SettingsError
 from ctxpipe.lab.policies import NONE, POLICIES, Policy, policies
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import check
-from ctxpipe.prices import Prices
+from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload
 

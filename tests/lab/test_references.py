@@ -16,7 +16,7 @@ from histories import (
 )
 from hypothesis import given, settings
 
-from ctxpipe.atoms import Atom, AtomIndex
+from ctxpipe.edits.atoms import Atom, AtomIndex
 from ctxpipe.lab.references import Context, Past, Store, Use, sources_to_fetch, use_of
 from ctxpipe.messages import Message, compact_json
 

@@ -37,11 +37,11 @@ from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
-from ctxpipe.markers.placeholders import Preview
 from ctxpipe.messages import Message, check, compact_json, tool_calls, tool_results
-from ctxpipe.prices import Prices
-from ctxpipe.reports import Outcome
-from ctxpipe.stage import Skip, Turn
+from ctxpipe.placeholders.placeholders import Preview
+from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.protocol import Skip, Turn
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 from ctxpipe.tokens import TokenCounter
 

@@ -6,7 +6,7 @@ from ctxpipe.lab.costs import CacheUse, Request
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import Replay, Step
 from ctxpipe.lab.report import Figures, cells, figures
-from ctxpipe.prices import Prices
+from ctxpipe.providers.prices import Prices
 
 PRICES = Prices.relative()
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from ctxpipe import ContextPipeline, InvalidHistory, check, repair
-from ctxpipe.markers.placeholders import DROPPED, INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import RULES, Message, as_dict, blocks, kind
+from ctxpipe.placeholders.placeholders import DROPPED, INTERRUPTED, SILENT_ERROR
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 DIRECTIVE = cast("Message", {"role": "system", "content": [], "output_config": {"effort": "low"}})

@@ -45,8 +45,8 @@ from ctxpipe.messages import (
     strings,
 )
 from ctxpipe.messages.values import encoding_fault
-from ctxpipe.reports import Outcome
-from ctxpipe.stage import Stage
+from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import Summary
 
 LONG = "lorem ipsum dolor " * 400

@@ -37,9 +37,9 @@ from ctxpipe.lab.policies import CLEARED, POLICIES, ClearOldResults, Policy, pol
 from ctxpipe.lab.replay import PipelineMaker
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, check, tool_calls, tool_results
-from ctxpipe.prices import Prices
-from ctxpipe.reports import Outcome, Result
-from ctxpipe.stage import Stage
+from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.reports import Outcome, Result
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()

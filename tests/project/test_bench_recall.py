@@ -23,7 +23,7 @@ from benchmarks.recall import (
     oracle_pointers,
     run_pipeline,
 )
-from ctxpipe.atoms import AtomIndex
+from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript

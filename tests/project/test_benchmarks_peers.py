@@ -46,7 +46,7 @@ from benchmarks.peers.scoring import (
 from benchmarks.peers.shared import agents_row, chat_row, processes_row, resume_row
 from benchmarks.peers.summary import summary
 from benchmarks.recall import Cut
-from ctxpipe.atoms import AtomIndex
+from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.edits.thinking import BINDING_BETA
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.transcripts import Transcript

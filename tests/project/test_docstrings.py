@@ -23,7 +23,7 @@ PUBLIC = (
     "ctxpipe.adapters.claude_code",
     "ctxpipe.wire",
     "ctxpipe.errors",
-    "ctxpipe.refusals",
+    "ctxpipe.providers.refusals",
     "ctxpipe.storage",
     "ctxpipe.storage.files",
     "ctxpipe.summarizers",

@@ -12,16 +12,17 @@ from places import PACKAGE, ROOT
 
 from ctxpipe import Result
 from ctxpipe.gateway.record import What
-from ctxpipe.reports import Outcome, StageReport
+from ctxpipe.stages.reports import Outcome, StageReport
 
 PAGE = (ROOT / "docs/metrics.md").read_text("utf-8")
 NOT_NUMBERS = {"detail", "error", "messages", "reason", "reports", "request_options"}
 
 
 def attributes_set() -> set[str]:
-    """The attributes of spans that the runner sets."""
-    tree = ast.parse((PACKAGE / "runner.py").read_text("utf-8"))
-    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    """The attributes of spans that a turn sets."""
+    trees = [ast.parse(path.read_text("utf-8")) for path in PACKAGE.glob("conversation/*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant)}
     names = {text for text in strings if isinstance(text, str)}
     return {name for name in names if re.fullmatch(r"(ctxpipe|error)\.[a-z_]+", name)}
 

@@ -63,10 +63,7 @@ from ctxpipe import (
     TokenCounter,
     offload_tools,
 )
-from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.functions import load_archive
-from ctxpipe.markers.placeholders import reference, reference_with_preview
-from ctxpipe.markers.summaries import SUMMARY, summary_extras
 from ctxpipe.messages import (
     Message,
     blocks,
@@ -77,7 +74,10 @@ from ctxpipe.messages import (
     texts,
     tool_results,
 )
-from ctxpipe.reports import Compacted, Offloaded, Outcome, StageReport, Truncated
+from ctxpipe.placeholders.placeholders import reference, reference_with_preview
+from ctxpipe.placeholders.summaries import SUMMARY, summary_extras
+from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.stages.reports import Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
@@ -227,7 +227,7 @@ PARTS = (
 
 
 ELSEWHERE = {
-    "R10a": "session/test_killed.py::"
+    "R10a": "conversation/test_killed.py::"
     "test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again",
     "R11b": "project/test_vocab.py::test_importing_loads_neither_tiktoken_nor_ranks",
     "R11c": "project/test_vocab.py::test_counting_and_running_need_no_network_and_leave_no_file",

@@ -23,7 +23,7 @@ EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
     "prompt_cache.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
-    "reports.Compacted": REPORT,
+    "stages.reports.Compacted": REPORT,
     "testing.scripted.Received": REPORT,
 }
 

@@ -71,11 +71,11 @@ def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path):
         if file.is_file() and file.suffix != ".pyc"
     }
     ranks = {
-        "ctxpipe/vocab/cl100k_base.bin",
-        "ctxpipe/vocab/o200k_base.bin",
-        "ctxpipe/vocab/LICENSE-tiktoken",
+        "ctxpipe/tokens/vocab/cl100k_base.bin",
+        "ctxpipe/tokens/vocab/o200k_base.bin",
+        "ctxpipe/tokens/vocab/LICENSE-tiktoken",
     }
-    licences = {"licenses/LICENSE", "licenses/ctxpipe/vocab/LICENSE-tiktoken"}
+    licences = {"licenses/LICENSE", "licenses/ctxpipe/tokens/vocab/LICENSE-tiktoken"}
 
     assert held == package
     assert ranks | {"ctxpipe/py.typed", "ctxpipe/lab/assets/page.js"} <= held

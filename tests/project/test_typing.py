@@ -23,14 +23,15 @@ from anthropic.types import anthropic_beta_param, message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
 from places import PACKAGE, ROOT
 
-from ctxpipe.session import open_calls, parameters
+from ctxpipe.conversation import open_calls
+from ctxpipe.session import parameters
 
 # A name that only an import error binds; a class of a framework that is not installed here; types
 # of other packages, which pyright leaves unknown in an alias, in some orders of its work.
 NOT_KNOWN = {
     "ctxpipe.adapters.pydantic_ai.Ctxpipe",
     "ctxpipe.adapters.pydantic_ai.Ctxpipe.for_run",
-    "ctxpipe.cli.missing",
+    "ctxpipe._cli.missing",
     "ctxpipe.testing.running.application",
     "ctxpipe.testing.running.start",
     "ctxpipe.tokens.ledger.UnreadBill",

@@ -19,7 +19,7 @@ from ctxpipe import CtxpipeError, errors
 from ctxpipe.errors import SettingsError
 from ctxpipe.tokens import TokenCounter, vocabulary
 
-VOCAB = PACKAGE / "vocab"
+VOCAB = PACKAGE / "tokens" / "vocab"
 NAMES = ["cl100k_base", "o200k_base"]
 
 each_encoding = pytest.mark.parametrize("name", NAMES)
@@ -178,17 +178,17 @@ except VocabularyError as error: print(error)
 
 
 def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path) -> None:
-    (installed / "ctxpipe" / "vocab" / "cl100k_base.bin").unlink()
+    (installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin").unlink()
 
     said = python(ASK, installed, cwd=installed)
 
-    assert str(installed / "ctxpipe" / "vocab" / "cl100k_base.bin") in said
+    assert str(installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin") in said
     assert "cannot be read" in said
     assert "pip install --force-reinstall" in said
 
 
 def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path) -> None:
-    file = installed / "ctxpipe" / "vocab" / "cl100k_base.bin"
+    file = installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
     said = python(ASK, installed, cwd=installed)

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import OTHER_MODEL, SUMMARIES
 
-from ctxpipe.prompt_cache.cache import (
-    Entry,
-    Mark,
-    PrefixCache,
-    min_cached_tokens,
-    seconds_to_live,
-)
+from ctxpipe.prompt_cache.cache import Entry, Mark, PrefixCache, min_cached_tokens, seconds_to_live
 from ctxpipe.testing import Model
 from ctxpipe.testing.billing import Meter
 from ctxpipe.tokens import TokenCounter

@@ -16,7 +16,7 @@ from histories import assistant, text, user
 
 from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
-from ctxpipe.refusals import read_refusal
+from ctxpipe.providers.refusals import read_refusal
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary, SummaryRefused

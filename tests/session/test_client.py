@@ -20,8 +20,8 @@ from models import SUMMARIES
 from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
-from ctxpipe.reports import Compacted, StageReport
 from ctxpipe.session.client import lendable
+from ctxpipe.stages.reports import Compacted, StageReport
 from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, rate_limited
 

@@ -32,7 +32,7 @@ from ctxpipe import (
 )
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, cache_marks, rewrite, tool_results
-from ctxpipe.refusals import Refusal
+from ctxpipe.providers.refusals import Refusal
 from ctxpipe.session import Session
 from ctxpipe.testing import (
     Cut,

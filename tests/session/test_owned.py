@@ -31,8 +31,8 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.placeholders import INTERRUPTED
 from ctxpipe.session.session import conversation_of
 from ctxpipe.summarizers import Summary
 from ctxpipe.testing import MessagesServer, RequestBody, Script, answer

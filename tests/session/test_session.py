@@ -52,9 +52,9 @@ from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks, cache_marks
 from ctxpipe.messages.identity import digest, without_marks
-from ctxpipe.reports import Compacted, Outcome
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
 LONG = "a long line of output\n" * 200

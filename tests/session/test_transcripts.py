@@ -32,7 +32,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, rewrite, tool_results
 from ctxpipe.messages.identity import digest
-from ctxpipe.reports import Outcome
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry, Summary
 
 pytestmark = pytest.mark.shared

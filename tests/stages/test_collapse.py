@@ -30,10 +30,10 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.functions import load_archive
-from ctxpipe.markers.notes import Note, note_of
-from ctxpipe.markers.placeholders import DIRECT
 from ctxpipe.messages import Message
-from ctxpipe.reports import Collapsed, Outcome
+from ctxpipe.placeholders.notes import Note, note_of
+from ctxpipe.placeholders.placeholders import DIRECT
+from ctxpipe.stages.reports import Collapsed, Outcome
 from ctxpipe.storage import Page
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.storage.records import Record

@@ -23,11 +23,11 @@ from ctxpipe import (
     presets,
 )
 from ctxpipe.functions import load_archive
-from ctxpipe.markers.notes import note_of
 from ctxpipe.messages import THINKING, Message
 from ctxpipe.messages.identity import digest
-from ctxpipe.reports import Collapsed, Outcome
-from ctxpipe.stage import Stage
+from ctxpipe.placeholders.notes import note_of
+from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.reports import Collapsed, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model

@@ -31,7 +31,8 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
-from ctxpipe.markers.summaries import (
+from ctxpipe.messages import Message, check
+from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     IN_PROGRESS,
@@ -39,10 +40,9 @@ from ctxpipe.markers.summaries import (
     summary_body,
     summary_extras,
 )
-from ctxpipe.messages import Message, check
-from ctxpipe.reports import Compacted, Outcome
-from ctxpipe.stage import Intent
 from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
+from ctxpipe.stages.protocol import Intent
+from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.storage.files import FileText
 from ctxpipe.summarizers import (
     AnthropicSummarizer,

@@ -15,10 +15,10 @@ from recorded import NIGHTLY, sample
 
 from ctxpipe import Breaker, Budget, ContextPipeline, LocalStorage, Restore
 from ctxpipe.edits.repair import repair
-from ctxpipe.markers.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.messages import Message, check
-from ctxpipe.reports import Compacted
+from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.stages.compact import Compact, load_archive
+from ctxpipe.stages.reports import Compacted
 
 pytestmark = pytest.mark.shared
 

@@ -16,10 +16,10 @@ from ctxpipe.edits.gates import CandidateTable, Rates, best_eviction
 from ctxpipe.edits.offload import Candidate, Scan, offloadable
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message
-from ctxpipe.prices import Cliff, Prices
-from ctxpipe.reports import Outcome
-from ctxpipe.stage import Skip, Turn
+from ctxpipe.providers.prices import Cliff, Prices
 from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.protocol import Skip, Turn
+from ctxpipe.stages.reports import Outcome
 
 RATES = Rates(read=0.1, write=1.25, alpha=2)
 LONG = "a word of a log that nobody reads twice " * 200  # some 1,800 tokens

@@ -33,7 +33,7 @@ from ctxpipe import (
     Stage,
 )
 from ctxpipe.messages import Message
-from ctxpipe.prices import Prices
+from ctxpipe.providers.prices import Prices
 from ctxpipe.summarizers import Summary
 
 STAGES = ("direct", "batch", "collapse", "compact", "truncate")

@@ -23,7 +23,7 @@ from ctxpipe import (
 )
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message, as_blocks, kind
-from ctxpipe.reports import Compacted
+from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens.media import PDF_PAGE_TOKENS
 

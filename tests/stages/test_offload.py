@@ -31,11 +31,11 @@ from ctxpipe import (
     StorageError,
     TokenCounter,
 )
-from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.functions import offload_tool_result, offload_tool_results
-from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, blocks, check, tool_calls
-from ctxpipe.reports import Offloaded, Outcome
+from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.stages.reports import Offloaded, Outcome
 from ctxpipe.tokens import vocabulary
 
 

@@ -29,9 +29,9 @@ from ctxpipe import (
     StorageError,
     presets,
 )
-from ctxpipe.markers.placeholders import reference
-from ctxpipe.reports import Outcome
+from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.stages.read_backs import TrimReadBacks
+from ctxpipe.stages.reports import Outcome
 
 LINES = "\n".join(
     f"{n} of many lines, no two of which are the same: {n * 7919 % 10007}" for n in range(3000)

@@ -10,8 +10,8 @@ from histories import assistant, conversation, step, tool_use, user, view
 
 from ctxpipe import MemoryStorage, Restore, presets
 from ctxpipe.errors import SettingsError, StorageError
-from ctxpipe.markers.summaries import restored_text
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.summaries import restored_text
 from ctxpipe.stages.restore import restore_files
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret

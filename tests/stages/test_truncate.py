@@ -53,12 +53,12 @@ from ctxpipe import (
     check,
     repair,
 )
-from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.truncate import last_turn
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
-from ctxpipe.reports import Outcome, Truncated
+from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.stages.archive import load_archive
+from ctxpipe.stages.reports import Outcome, Truncated
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry
 from ctxpipe.tokens import Ledger

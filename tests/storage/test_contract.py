@@ -14,7 +14,7 @@ import pytest
 from services import failing_disk
 
 from ctxpipe import LocalStorage, MemoryStorage, SettingsError, StorageError
-from ctxpipe.names import session_folder
+from ctxpipe.placeholders.names import session_folder
 from ctxpipe.storage import Archive, JournalStorage, Page, TextReader, TextWriter
 from ctxpipe.testing import ContractBroken, StorageCheck, storage_conformance
 from examples.sqlite_storage import SqliteStorage

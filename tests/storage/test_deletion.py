@@ -38,8 +38,8 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.names import session_folder
-from ctxpipe.session.memory import DELETED
+from ctxpipe.conversation.memory import DELETED
+from ctxpipe.placeholders.names import session_folder
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import Generation, delete_sessions, waiting
 from ctxpipe.storage.atomic import claim, temporary_file

@@ -26,9 +26,9 @@ from ctxpipe import (
 )
 from ctxpipe.errors import CtxpipeError
 from ctxpipe.functions import load_archive, offload_tool_results
-from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
-from ctxpipe.names import session_folder
+from ctxpipe.placeholders.names import session_folder
+from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.storage import LocalFiles, folders
 
 Act: TypeAlias = Callable[[LocalStorage], Awaitable[object]]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from processes import prepared_python, python, small_disk
 
 from ctxpipe import LocalStorage, StorageError
-from ctxpipe.names import session_folder
+from ctxpipe.placeholders.names import session_folder
 from ctxpipe.storage import JournalStorage, waiting
 from ctxpipe.storage.journals import JournalFile, Position, SessionLock
 from ctxpipe.storage.ownership import JOURNAL, StorageRoot

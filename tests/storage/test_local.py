@@ -30,9 +30,9 @@ from processes import (
 )
 
 from ctxpipe import InvalidHistory, LocalStorage, Preview, SettingsError, StorageError
-from ctxpipe.markers.placeholders import BATCH, DIRECT, placeholder
 from ctxpipe.messages import Message
-from ctxpipe.names import content_hash, session_folder
+from ctxpipe.placeholders.names import content_hash, session_folder
+from ctxpipe.placeholders.placeholders import BATCH, DIRECT, placeholder
 from ctxpipe.storage import Archive, Page, TextReader, TextWriter
 
 AWKWARD = {

@@ -38,9 +38,9 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.functions import load_archive
-from ctxpipe.locations import key_parts
-from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
+from ctxpipe.placeholders.locations import key_parts
+from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.storage import Archive, TextReader, TextWriter
 from ctxpipe.storage.objects import _folder, _pointer_path
 from ctxpipe.summarizers import ExtractiveSummarizer

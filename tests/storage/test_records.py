@@ -39,9 +39,9 @@ from ctxpipe import (
 )
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message
-from ctxpipe.reports import Outcome
-from ctxpipe.stage import Stage
 from ctxpipe.stages.archive import parse_archive
+from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.storage.records import encode_record, redact_text
 from ctxpipe.summarizers import Summary

@@ -21,8 +21,8 @@ from ctxpipe import (
     TrimReadBacks,
     offload_tools,
 )
-from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
+from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.storage.references import check_reference
 

@@ -16,8 +16,8 @@ from histories import (
 )
 from hypothesis import given
 
-from ctxpipe.markers.summaries import ACKNOWLEDGED, SUMMARY
 from ctxpipe.messages import Message, is_blank
+from ctxpipe.placeholders.summaries import ACKNOWLEDGED, SUMMARY
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 
 HISTORY = conversation(

@@ -21,8 +21,8 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe.errors import SettingsError, SummaryFailed
-from ctxpipe.markers.summaries import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.messages import Message, is_encodable
+from ctxpipe.placeholders.summaries import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarize_with_retry
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
 from ctxpipe.tokens import TokenCounter, conservative

@@ -17,8 +17,8 @@ from histories import assistant, chat, conversation, step, user
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
-from ctxpipe.markers.summaries import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.messages import Message, pending_calls, tool_results
+from ctxpipe.placeholders.summaries import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.summarizers import (
     ExtractiveSummarizer,
     FinishedParts,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ctxpipe.edits.compact import Facts
-from ctxpipe.markers.summaries import EVIDENCE, EVIDENCE_END
+from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END
 
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
 _WRITTEN, _NAMED = "Files written:", "Files read or named:"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import anyio.to_thread
 
 from ctxpipe import LocalStorage, StorageError
-from ctxpipe.names import session_folder
+from ctxpipe.placeholders.names import session_folder
 from ctxpipe.storage import Page
 from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.storage.records import Record, encode_record

@@ -32,8 +32,8 @@ from ctxpipe import (
     SmartTruncate,
     TokenCounter,
 )
-from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
+from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 TURNS = 40

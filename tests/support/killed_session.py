@@ -45,8 +45,8 @@ from ctxpipe import (
     Stage,
 )
 from ctxpipe.messages import Message, as_json
-from ctxpipe.prices import Prices
-from ctxpipe.reports import StageReport
+from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.reports import StageReport
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary
 

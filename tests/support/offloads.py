@@ -11,7 +11,7 @@ from histories import conversation, step, user
 
 from ctxpipe import ContextPipeline, LocalStorage, Result, Stage, StorageError
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.reports import Offloaded
+from ctxpipe.stages.reports import Offloaded
 
 LOG = "\n".join(
     f"2026-11-20T17:{n // 60:02}:{n % 60:02}Z worker-{n % 7} finished job {n * 7919}"

@@ -30,12 +30,12 @@ MODULES = (
     "truststore",
     "typer",
     "ctxpipe.adapters.anthropic",
-    "ctxpipe.cli",
+    "ctxpipe._cli",
     "ctxpipe.sync",
     "ctxpipe.testing",
     "ctxpipe.tools",
-    "ctxpipe.workers.processes",
-    "ctxpipe.workers.worker",
+    "ctxpipe._threads.processes",
+    "ctxpipe._threads.worker",
 )
 
 

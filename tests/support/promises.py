@@ -23,16 +23,16 @@ from typing import Any
 from api_rules import faults, parts
 
 from ctxpipe import CtxpipeError, Result
-from ctxpipe.markers.placeholders import (
+from ctxpipe.messages import Message
+from ctxpipe.placeholders.placeholders import (
     INTERRUPTED,
     SILENT_ERROR,
     reference,
     reference_with_preview,
 )
-from ctxpipe.messages import Message
-from ctxpipe.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
-from ctxpipe.stage import Change, Turn
 from ctxpipe.stages.archive import parse_archive
+from ctxpipe.stages.protocol import Change, Turn
+from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import verify

@@ -22,7 +22,7 @@ URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 
 def official(name: str) -> bytes:
     """OpenAI's rank file, rebuilt from the packed form that the package ships."""
-    packed = Path(vocabulary.__file__).parents[1] / "vocab" / f"{name}.bin"
+    packed = Path(vocabulary.__file__).parent / "vocab" / f"{name}.bin"
     ranks = vocabulary.unpack(packed.read_bytes())
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
 

@@ -71,9 +71,9 @@ from ctxpipe.messages import (
     tool_results,
 )
 from ctxpipe.presets import chat, coding_agent
-from ctxpipe.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.settings import EXAMPLE_MODEL as MODEL
 from ctxpipe.stages.compact import CompactStats
+from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.storage import JournalStorage, Page, TextReader, TextWriter
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.testing import MessagesServer, answer, tool_use

@@ -31,7 +31,8 @@ from ctxpipe import (
     Stage,
 )
 from ctxpipe.edits.compact import EvidenceBudget, Facts, evidence_block
-from ctxpipe.markers.summaries import (
+from ctxpipe.messages import Message, check
+from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     FILE_ACKNOWLEDGED,
@@ -41,10 +42,9 @@ from ctxpipe.markers.summaries import (
     restored_text,
     summary_extras,
 )
-from ctxpipe.messages import Message, check
-from ctxpipe.reports import Compacted
 from ctxpipe.stages import source
 from ctxpipe.stages.archive import archive_digest, archive_record
+from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 from ctxpipe.testing import rules
 

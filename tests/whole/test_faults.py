@@ -39,9 +39,9 @@ from ctxpipe import (
     SmartTruncate,
     StorageError,
 )
-from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.reports import Outcome
+from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 TABLE: list[tuple[str, str, str, str]] = []
@@ -220,7 +220,7 @@ EMFILE = """
 import asyncio, json, resource, sys
 from pathlib import Path
 import test_faults as here
-from ctxpipe.reports import Outcome
+from ctxpipe.stages.reports import Outcome
 
 async def main(root):
     work = here.Work(Path(root))

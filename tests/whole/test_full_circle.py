@@ -26,9 +26,9 @@ from ctxpipe import (
     TrimReadBacks,
     offload_tools,
 )
-from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.reports import Outcome
+from ctxpipe.placeholders.placeholders import reference, reference_with_preview
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.tools import answer
 
 LONG = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))

@@ -17,7 +17,7 @@ SECONDS = 900.0 if NIGHTLY else 120.0
 START = """
 import asyncio, gc, sys, tracemalloc
 from ctxpipe import *
-from ctxpipe.names import content_hash
+from ctxpipe.placeholders.names import content_hash
 
 gc.disable()
 root, unit, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -27,7 +27,7 @@ from ctxpipe import (
 )
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message
-from ctxpipe.reports import Outcome
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 # All four stages act at every turn: a tenth of the examples takes as long as another property.

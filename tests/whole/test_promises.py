@@ -78,9 +78,9 @@ from ctxpipe import (
 )
 from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message
-from ctxpipe.names import session_folder
-from ctxpipe.reports import Outcome, StageReport
+from ctxpipe.placeholders.names import session_folder
 from ctxpipe.session import Session
+from ctxpipe.stages.reports import Outcome, StageReport
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary

@@ -25,12 +25,12 @@ from ctxpipe import (
     Restore,
     presets,
 )
-from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
-from ctxpipe.markers.placeholders import INTERRUPTED
 from ctxpipe.messages import Message
-from ctxpipe.reports import Compacted
+from ctxpipe.placeholders.placeholders import INTERRUPTED
+from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
+from ctxpipe.stages.reports import Compacted
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret
 from ctxpipe.summarizers import Summary

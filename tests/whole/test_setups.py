@@ -47,8 +47,8 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.folding.folder import Folder
 from ctxpipe.messages.shape import SEE
 from ctxpipe.presets import chat, coding_agent
-from ctxpipe.reports import Outcome
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import (
     AnthropicSummarizer,

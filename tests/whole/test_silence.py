@@ -30,10 +30,10 @@ from ctxpipe import (
     SummaryFailed,
     Turn,
 )
+from ctxpipe.conversation.runner import Request
 from ctxpipe.messages import Message, tool_calls, tool_results
-from ctxpipe.reports import Outcome, StageReport
-from ctxpipe.runner import Request
 from ctxpipe.stages.compact import CompactResult
+from ctxpipe.stages.reports import Outcome, StageReport
 from ctxpipe.stages.restore import RestoredFile, RestoredFiles
 from ctxpipe.storage import FileText, Page
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary

@@ -21,12 +21,19 @@ from ctxpipe import (
     Message,
     SmartTruncate,
     TrimReadBacks,
-    activity,
-    runner,
 )
+from ctxpipe._threads import pieces
+from ctxpipe.conversation import runner
 from ctxpipe.edits import offload, truncate
-from ctxpipe.messages import bulk, compact_json, is_bulky, is_encodable, values, without_surrogates
-from ctxpipe.workers import pieces
+from ctxpipe.messages import (
+    activity,
+    bulk,
+    compact_json,
+    is_bulky,
+    is_encodable,
+    values,
+    without_surrogates,
+)
 
 
 class Threads:

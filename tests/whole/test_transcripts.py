@@ -13,9 +13,9 @@ from recorded import TRANSCRIPTS, recorded, sample, turns
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, check
 from ctxpipe.edits.offload import stored_text
-from ctxpipe.markers.placeholders import BATCH, reference
 from ctxpipe.messages import Message, blocks, tool_results
-from ctxpipe.reports import Outcome
+from ctxpipe.placeholders.placeholders import BATCH, reference
+from ctxpipe.stages.reports import Outcome
 
 pytestmark = pytest.mark.shared
 

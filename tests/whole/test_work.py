@@ -29,9 +29,9 @@ from ctxpipe import (
     Stage,
     TokenCounter,
 )
+from ctxpipe.conversation.timeline import LEAST_SLICE, SLICES, WATCHED
 from ctxpipe.storage.ownership import TOMBSTONES
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.timeline import LEAST_SLICE, SLICES, WATCHED
 
 LENGTHS = [200, 2_000]
 

@@ -19,7 +19,7 @@ from ctxpipe import (
     SmartTruncate,
     Turn,
 )
-from ctxpipe.refusals import Refusal
+from ctxpipe.providers.refusals import Refusal
 from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Exchange, Format, HttpExchange, Mount
 
 LONG = "a long line of output\n" * 100

@@ -1,0 +1,284 @@
+"""The command ``ctxpipe``: its subcommands, their errors, and ``clean``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+
+try:
+    import rich  # noqa: F401
+    import typer
+except ImportError as missing:  # pragma: no cover  tests run with the extra installed
+    raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
+
+from . import __version__
+from ._text import count_phrase
+from .errors import CtxpipeError, SettingsError
+from .gateway import commands as gateway_commands
+from .gateway.journals import is_owner, open_journal
+from .lab import commands as lab_commands
+from .lab.terminal import LEGEND, discard_output, escape_unencodable_output, print_error, print_line
+from .placeholders.names import session_folder
+from .settings import excerpt
+from .storage.atomic import STALE_SECONDS
+from .storage.cleanup import (
+    Cleaned,
+    Limits,
+    OwnFile,
+    choose_files,
+    delete_files,
+    drop_empty_folders,
+    find_files,
+    is_owned,
+    session_files,
+)
+from .storage.generations import ids_below
+from .storage.local import LocalStorage
+from .storage.ownership import StorageRoot
+
+if TYPE_CHECKING:
+    from .storage.shared_journals import SharedJournal
+
+app: typer.Typer = typer.Typer(
+    help="See what an agent's context costs and what it forgets, "
+    "on recorded conversations of your own.\n\n"
+    "A first look: ctxpipe demo. For other programs: ctxpipe mcp, ctxpipe claude-code. Each has a "
+    "--help.\n\n"
+    "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+# Warnings of the stages are for whoever runs an agent, not for whoever replays a recording.
+logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_line(f"ctxpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
+@contextmanager
+def _exit_on_error() -> Iterator[None]:
+    """Report a user's error in one sentence, and exit with its code; decorates a command."""
+    try:
+        yield
+    except SettingsError as error:
+        print_error(str(error))
+        raise typer.Exit(MISUSED) from error
+    except CtxpipeError as error:
+        print_error(str(error))
+        raise typer.Exit(FAILED) from error
+    except KeyboardInterrupt as interrupt:
+        print_error("interrupted")
+        raise typer.Exit(INTERRUPTED) from interrupt
+
+
+app.command(epilog=LEGEND.replace("\n", "\n\n"))(_exit_on_error()(lab_commands.replay))
+app.command()(_exit_on_error()(lab_commands.inspect))
+app.command()(_exit_on_error()(gateway_commands.gateway))
+app.command(context_settings={"ignore_unknown_options": True})(
+    _exit_on_error()(gateway_commands.wrap)
+)
+
+
+@app.command()
+@_exit_on_error()
+def clean(
+    root: Annotated[
+        Path,
+        typer.Argument(help="The folder of a LocalStorage, such as .ctxpipe.", show_default=False),
+    ],
+    max_mb: Annotated[float | None, typer.Option(help="The most megabytes to keep.")] = None,
+    max_days: Annotated[
+        float | None, typer.Option(help="Keep nothing older than this number of days.")
+    ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Delete archives and journals too.")
+    ] = False,
+    session: Annotated[
+        str | None, typer.Option(help="Delete all of this one session instead.")
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="The same for all of these: cust1 has cust1/a and not cust10."),
+    ] = None,
+    journal: Annotated[
+        str | None,
+        typer.Option(help="Where their journals are, if not in the folder: sqlite:///FILE, …"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be deleted; change nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask. Needed where there is no terminal.")
+    ] = False,
+) -> None:
+    """Delete the oldest files that ctxpipe has written, and no file of anybody else.
+
+    A session whose journal is younger than --max-days stays whole; without --max-days every session
+    with a journal does.
+    """
+    limits = _clean_limits(max_mb, max_days, records=records)
+    has_limit = max_mb is not None or max_days is not None
+    is_whole = session is not None or prefix is not None
+    if is_whole and (has_limit or records):
+        raise SettingsError(
+            "--session and --prefix delete whole sessions; "
+            "leave out --max-mb, --max-days, --records"
+        )
+    if not (has_limit or is_whole):
+        raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --prefix")
+    if not root.is_dir():
+        raise SettingsError(f"{root} is no folder")
+    folder = StorageRoot(os.path.abspath(root))
+    if os.listdir(folder.path) and not is_owned(folder):
+        raise SettingsError(
+            f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted"
+        )
+    files: Sequence[OwnFile] = []
+    if is_whole:
+        names = _sessions_to_delete(folder, session, prefix, journal)
+        found = (session_files(folder, session_folder(name)) for name in names)
+        files = list(chain.from_iterable(found))
+        delete = partial(_delete_sessions, folder, names, journal)
+    else:
+        if has_limit:
+            files = choose_files(find_files(folder), limits, time.time())
+        delete = partial(delete_files, folder, files)
+    if dry_run:
+        _list_files(folder, files)
+        return
+    if (files or journal) and not yes:
+        _ask_to_delete(root, files)
+    cleaned = delete()
+    drop_empty_folders(folder, time.time() - STALE_SECONDS)
+    print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
+    for path in cleaned.left:
+        print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
+    if cleaned.left:
+        raise CtxpipeError(f"not deleted: {count_phrase(len(cleaned.left), 'item')}")
+
+
+def _sessions_to_delete(
+    folder: StorageRoot, session: str | None, prefix: str | None, journal: str | None
+) -> list[str]:
+    """The *session*, and those of *prefix* in the *folder* and the *journal*, which are listed."""
+    names = set() if session is None else {session}
+    if prefix is not None:
+        names.update(ids_below(prefix, folder.session_ids()))
+        if journal is not None:
+            names.update(anyio.run(_sessions_in, folder, journal, prefix))
+        for name in sorted(names):
+            print_line(f"session {excerpt(name)}")
+    return sorted(names)
+
+
+async def _sessions_in(folder: StorageRoot, journal: str, prefix: str) -> list[str]:
+    async with _open_journal(folder, journal) as storage:
+        return await storage.sessions(prefix)
+
+
+def _open_journal(folder: StorageRoot, url: str) -> SharedJournal:
+    """The journals at *url* of the sessions in *folder*, which may be a gateway's for one token."""
+    name = os.path.basename(folder.path)
+    return open_journal(url, None, name if is_owner(name) else "")
+
+
+def _delete_sessions(folder: StorageRoot, names: Sequence[str], journal: str | None) -> Cleaned:
+    """Delete the sessions *names* below *folder*, and from the *journal* at a URL."""
+    elsewhere = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
+    where = "here; give --journal"
+    if journal is not None:  # first: who still had it would write its texts again
+        where = "there either"
+        elsewhere -= anyio.run(_delete_journals, folder, names, journal)
+    cleaned = anyio.run(_delete_texts, LocalStorage(folder.path), names)
+    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in sorted(elsewhere)]
+    return Cleaned(
+        tuple(file for each in cleaned for file in each.files),
+        sum(each.bytes for each in cleaned),
+        (*(path for each in cleaned for path in each.left), *left),
+    )
+
+
+async def _delete_journals(folder: StorageRoot, names: Sequence[str], journal: str) -> set[str]:
+    async with _open_journal(folder, journal) as storage:
+        known = await storage.sessions()
+        for name in names:
+            await storage.delete(name)
+    return set(known)
+
+
+async def _delete_texts(texts: LocalStorage, names: Sequence[str]) -> list[Cleaned]:
+    return [await texts.delete(name) for name in names]
+
+
+def _clean_limits(max_mb: float | None, max_days: float | None, *, records: bool) -> Limits:
+    max_bytes = _limit("--max-mb", max_mb, 1_000_000)
+    max_age = _limit("--max-days", max_days, 86_400)
+    return Limits(None if max_bytes is None else round(max_bytes), max_age, records)
+
+
+def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
+    for file in files:
+        print_line(os.path.join(folder.path, file.folder, file.name))
+    size = sum(file.size for file in files)
+    print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
+
+
+def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
+    if not sys.stdin.isatty():
+        raise SettingsError(
+            f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes"
+        )
+    size = sum(file.size for file in files)
+    if not typer.confirm(f"Delete {len(files):,} files ({size:,} bytes) below {root}?", err=True):
+        print_error("nothing was deleted")
+        raise typer.Exit(FAILED)
+
+
+def _limit(option: str, given: float | None, unit: int) -> float | None:
+    if given is None:
+        return None
+    if not (math.isfinite(given) and given >= 0):
+        raise SettingsError(f"{option} is {given}; give a number, 0 or more")
+    return given * unit
+
+
+def main() -> None:
+    """The command ``ctxpipe``."""
+    escape_unencodable_output()
+    try:
+        app(prog_name="ctxpipe")
+    except OSError as error:  # errors of transcripts and storages have been handled before
+        discard_output()
+        name = error.filename or "standard output"
+        print_error(f"{name}: {error.strerror or error}")
+        raise SystemExit(FAILED) from error

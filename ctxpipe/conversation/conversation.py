@@ -1,0 +1,716 @@
+"""One conversation, without any SDK: its turns, its history, and what bills and refusals teach.
+
+`Session` is what a user has of it; adapters, the gateway and tools use it as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from .._threads.threads import in_thread_if
+from ..edits.thinking import mark_stale
+from ..errors import (
+    CtxpipeError,
+    SessionDeleted,
+    SettingsError,
+    StorageError,
+    safe_text,
+    storage_errors,
+)
+from ..messages import Message, ensure_messages, field, is_bulky
+from ..messages.identity import says_the_same
+from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
+from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
+from ..stages.collapse import Collapse
+from ..stages.compact import Compact
+from ..stages.reports import Result
+from ..storage.generations import GONE
+from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
+from ..storage.waiting import lock_deadline
+from ..tokens import conservative
+from ..tokens.billed import cached_tokens, check_usage, has_usage
+from .cache_watch import CacheWatch
+from .gate import Exchanges, Gate, stages_are_asking
+from .journal import KEYS, as_keys
+from .memory import DELETED, Memory
+from .open_calls import add_appended
+from .recovery import can_be_about, last_bill, learn_window
+from .runner import Request, Runner, model_of
+from .signals import Diagnostics, Signals, Watch
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+
+    from ..stages.protocol import Stage
+    from ..storage import JournalStorage
+    from .timeline import Step
+
+CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
+NO_COMPACT = "there is nothing to compact with: the pipeline has no Compact stage"
+NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
+
+
+class Conversation:
+    """What must be remembered about one conversation; a `Session` says what for.
+
+    *turns* is how many contexts `run` has returned, *fill* the estimated tokens of the last one, as
+    a share of the budget's trigger. *on_change* is called with the id and the conversation, in any
+    thread, when it has grown.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        session_id: str,
+        *,
+        journal: JournalStorage | None = None,
+        verify: bool = False,
+        cache_seconds: float = CACHE_SECONDS,
+        clock: Callable[[], float] = time.time,
+        history: bool = True,
+        signing_key: bytes | Sequence[bytes] | None = None,
+        lease_seconds: float | None = None,
+    ) -> None:
+        SESSION_ID.check("session_id", session_id)
+        JOURNAL_STORAGE.optional.check("journal", journal)
+        FLAG.check("verify", verify)
+        NUMBER.check("cache_seconds", cache_seconds)
+        FUNCTION.check("clock", clock)
+        FLAG.check("history", history)
+        KEYS.optional.check("signing_key", signing_key)
+        NUMBER.optional.check("lease_seconds", lease_seconds)
+        self.session_id = session_id
+        self.turns: int = 0
+        self.on_change: Callable[[str, Conversation], object] | None = None
+        self._runner = runner
+        self._verify = verify
+        self._cache_seconds = cache_seconds
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        keys = as_keys(signing_key)
+        self._new_memory = partial(
+            Memory, session_id, journal=journal, keys=keys, texts=history, verify=verify
+        )
+        self._gate = Gate(session_id)  # for one turn
+        self._exchanges = Exchanges(session_id)
+        self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
+        self._reply: object = object()  # the content of the newest that was added by itself
+        self._bodies = 0  # of `async with` that have not ended
+        self._flushing: asyncio.Task[None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing of the conversation yet."""
+        self._record = self._runner.new_record()
+        self._memory = self._new_memory(self._record)
+        self._cache = CacheWatch(self._runner.counter, self._runner.prices, self._clock)
+        self._cached_at: float | None = None
+        self._recovered_at: int | None = None  # tokens of the context that was refused last
+        self._next_focus: str | None = None  # of the compaction that is due
+        self._is_owner = False  # of the history
+        self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
+        self.fill: float = 0.0
+        self._watch: Watch | None = None
+        if any(isinstance(stage, Collapse) for stage in self._runner.stages):
+            self._watch = Watch(self.session_id)
+
+    def _begin_anew(self) -> None:
+        """Drop what is known of a conversation that was deleted."""
+        self._begin()
+        self._memory.notify(DELETED)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change(self.session_id, self)
+
+    def fork(self) -> Conversation:
+        """Another conversation under the same id and into the same files that begins with what this
+        one knows, for a history that goes on in two ways. It keeps no journal.
+        """
+        fork = Conversation(
+            self._runner,
+            self.session_id,
+            verify=self._verify,
+            cache_seconds=self._cache_seconds,
+            clock=self._clock,
+        )
+        fork._memory.timeline.apply(self._memory.timeline.snapshot())
+        fork._memory.timeline.placeholders.update(self._memory.timeline.placeholders)
+        fork._record.ledger.load(self._record.ledger.samples)
+        fork._record.windows |= self._record.windows
+        return fork
+
+    # What is known --------------------------------------------------------------------------------
+
+    @property
+    def journal(self) -> JournalStorage | None:
+        """Where the conversation is written down, None when it is not."""
+        return self._memory.storage
+
+    @property
+    def storages(self) -> list[object]:
+        """All that something of it is written to: the journal, or None, comes first."""
+        used: list[object] = []
+        for stage in self._runner.stages:
+            used += (getattr(stage, "storage", None), getattr(stage, "archive", None))
+        if self.journal is not None:
+            used.append(texts_of(self.journal))
+        distinct = {id(storage): storage for storage in used if storage is not None}
+        return [self.journal, *distinct.values()]
+
+    @property
+    def text_reader(self) -> TextReader | None:
+        """Where the stages and the journal keep their texts, if these can be read from there."""
+        return next((one for one in self.storages[1:] if isinstance(one, TextReader)), None)
+
+    @property
+    def known(self) -> Sequence[Message]:
+        """The history as far as it was handed in; read it only."""
+        return self._memory.timeline.history
+
+    @property
+    def appended(self) -> Sequence[Message]:
+        """What was appended and is in no turn yet; read it only."""
+        return self._memory.appended
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """As `Session.diagnostics`."""
+        signals = Signals() if self._watch is None else self._watch.signals
+        return Diagnostics(tuple(self._cache.misses), self._cache.tallies(), signals)
+
+    # Who may work on it ---------------------------------------------------------------------------
+
+    def reopen(self) -> None:
+        """Allow the conversation to be used again, as who asks for it anew may."""
+        self._gate.is_closed = False
+
+    def enter(self) -> None:
+        """Begin an ``async with``."""
+        self.reopen()
+        self._bodies += 1
+
+    async def leave(self) -> None:
+        """End an ``async with``: write what was appended; after the last, it is closed.
+
+        Every turn is in the journal already.
+        """
+        try:
+            if self._can_flush:
+                await self.flush()
+        finally:
+            self._bodies -= 1
+            self._gate.is_closed = self._bodies == 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a turn is under way, or an exchange of the history that the session owns."""
+        return self._gate.is_busy or self._exchanges.is_busy
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """The conversation for one piece of work.
+
+        A turn does without, since it takes ten times as long.
+        """
+        with lock_deadline():
+            entered = await self._gate.enter()
+            try:
+                with self._memory.generation.running():
+                    await self._ensure_not_deleted()
+                    yield
+            except SessionDeleted:
+                self._begin_anew()
+                raise
+            finally:
+                entered.leave()
+
+    async def _ensure_not_deleted(self) -> None:
+        """Ask the storages of which a journal does not say it. Raises SessionDeleted."""
+        if self.journal is not None and self._memory.is_read:
+            return
+        for storage in self.storages:
+            ensure = getattr(storage, "ensure_not_deleted", None)
+            if ensure is not None and storage is not self.journal:
+                with suppress(StorageError), storage_errors():  # whoever uses it finds out
+                    await ensure(self.session_id)
+
+    # The turn -------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        history: list[Message],
+        *,
+        system: object = None,
+        tools: Sequence[object] | None = None,
+        force: bool = False,
+        request: Mapping[str, object] | None = None,
+        client: AsyncAnthropic | None = None,
+        taken: int = 0,
+    ) -> Result:
+        """As `Session.run`; the first *taken* of the appended messages are in *history*."""
+        with lock_deadline():
+            entered = await self._gate.enter()
+            try:
+                self._memory.taken = taken
+                self._client = client or self._client
+                expired = self._is_cache_expired()
+                asked = Request(system, tools, request or {}, force, expired, self._client)
+                for sentence in await self._cache.news():
+                    self._memory.notify(sentence)
+                result = await self._shape(history, asked)
+                self.turns += 1
+                tokens = self._record.ledger.estimate(result.tokens_after, result.messages)
+                self.fill = tokens / self._runner.budget_for(self._record, asked.options).trigger
+                self._cache.send(result, asked)
+                return result
+            finally:
+                self._memory.taken = 0
+                entered.leave()
+
+    async def _shape(self, history: list[Message], asked: Request) -> Result:
+        """The turn, after the compaction that is due, if one is."""
+        if self._next_focus is None:
+            return await self._run(history, asked)
+        stages = self._compact_stages(self._next_focus)
+        compacted = await self._run(history, replace(asked, force=True), stages)
+        self._next_focus = None
+        if not compacted.changed:
+            why = "; ".join(report.reason for report in compacted.reports if report.reason)
+            self._memory.notify(f"the compaction that was asked for changed nothing: {why}")
+        return _join(compacted, await self._run(history, asked))
+
+    async def _run(
+        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
+    ) -> Result:
+        """The turn, begun anew when the history was edited or others were faster meanwhile."""
+        ensure_messages(history, sys.maxsize)  # only that it is a list
+        try:
+            async with self._memory.lease(self._lease_seconds):
+                try:
+                    await self._catch_up(history)
+                except SessionDeleted:
+                    # What a caller hands in after a deletion is his to begin anew with.
+                    is_own = self._is_owner or history is self._memory.timeline.history
+                    self._begin_anew()
+                    if is_own:
+                        raise
+                    await self._catch_up(history)
+                try:
+                    with self._memory.generation.running():
+                        return await self._run_stages(history, asked, stages)
+                except SessionDeleted:
+                    self._begin_anew()
+                    raise
+        except (LookupError, TypeError, AttributeError):
+            ensure_messages(history)  # the caller may have emptied a message meanwhile
+            raise
+
+    async def _catch_up(self, history: list[Message]) -> None:
+        with self._memory.generation.running():
+            await self._ensure_not_deleted()
+            await self._memory.catch_up(history)
+
+    async def _run_stages(
+        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None
+    ) -> Result:
+        memory = self._memory
+        thorough = False
+        while True:
+            step = await self._align(history, thorough=thorough)
+            with stages_are_asking():
+                result = await self._runner.run(step, self.session_id, self._record, asked, stages)
+            if step.edits and not thorough and memory.timeline.is_edited(step):
+                thorough = True  # a rewritten message is no longer the one the caller has
+            elif await self._commit(step):
+                return await self._finish(step, result)
+            await memory.catch_up(history)
+
+    async def _align(self, history: list[Message], *, thorough: bool) -> Step:
+        """The step from what is known to *history*."""
+        memory = self._memory
+        known = 0
+        if not self._verify and not thorough:
+            known = len(memory.timeline.history)
+        is_bulk = is_bulky(history, max(0, known - 1))
+        begin = partial(memory.timeline.begin, history, thorough=thorough)
+        step = await in_thread_if(is_bulk, begin)
+        if not step.agreement.is_cut and step.same == step.kept:
+            step.agreement.is_bulk = is_bulk
+        if not memory.is_adopted and not step.adopted:
+            step.agreement.raw = step.agreement.history
+        if memory.unreported is not None:
+            # The caller may have sent what was there before the change of another process.
+            mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
+        return step
+
+    async def _commit(self, step: Step) -> bool:
+        """Write *step* to the journal; False when others have written one first."""
+        memory = self._memory
+        if self._verify:
+            is_bulk = is_bulky(step.agreement.history)
+            await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
+        if not await memory.write(step):
+            return False
+        if step.is_idle:
+            await memory.ensure_not_deleted()
+        await self._ensure_not_deleted()
+        return True
+
+    async def _finish(self, step: Step, result: Result) -> Result:
+        """Remember *step*; the *result* for the caller."""
+        memory = self._memory
+        if self._watch is not None:
+            for warning in await self._watch.follow(memory.timeline, step, result.reports):
+                memory.notify(warning)
+        first = result.first_changed_index
+        if memory.unreported is not None:
+            end = len(result.messages)
+            first = min(memory.unreported, end if first is None else first, end)
+        self._cache.note(step, first)
+        self._apply(step)
+        self._record.keep(len(memory.timeline.context))
+        notices, memory.notices = tuple(memory.notices), []
+        return Result(  # dataclasses.replace takes four times as long, on every turn
+            result.messages,
+            result.reports,
+            result.repaired,
+            result.request_options,
+            len(step.agreement.history),
+            notices,
+            first,
+            result.changed_end,
+            result.tokens_before,
+            result.tokens_after,
+        )
+
+    def _apply(self, step: Step) -> None:
+        self._memory.apply(step)
+        self._note_change()
+
+    def rewrite_range(self, context: Result) -> tuple[int, int] | None:
+        """The messages of *context*, from the one index up to the other, that its turn has
+        rewritten; None where it has rewritten none.
+
+        A turn that is run a second time, since its request had to be sent again, changes nothing
+        any more: its range is that of the first run.
+        """
+        start = context.first_changed_index
+        end = context.changed_end
+        if start is not None and end is not None:
+            self._rewritten = (context.covered, start, end)
+        covered, start, end = self._rewritten
+        return (start, end) if covered == context.covered else None
+
+    # Compaction -----------------------------------------------------------------------------------
+
+    async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
+        """As `Session.compact`."""
+        stages = self._compact_stages(focus)
+        if history is None and not self.known:
+            raise SettingsError(
+                "there is nothing to compact yet: run the session first, or give the history"
+            )
+        async with self._alone():
+            last = self._record.overhead
+            asked = Request(
+                last.system,
+                last.tools,
+                force=True,
+                cache_expired=self._is_cache_expired(),
+                client=self._client,
+            )
+            if history is None:
+                history = self._memory.timeline.history
+            return await self._run(history, asked, stages)
+
+    def compact_next(self, focus: str = "") -> None:
+        """As `Session.compact_next`."""
+        self._gate.ensure_open()
+        if not self.can_compact:
+            raise SettingsError(NO_COMPACT)
+        self._next_focus = focus
+
+    def _compact_stages(self, focus: str) -> dict[int, Stage]:
+        """The `Compact` stages by their places, with *focus*. Raises SettingsError without any."""
+        stages: dict[int, Stage] = {}
+        for place, stage in enumerate(self._runner.stages):
+            if isinstance(stage, Compact):
+                stages[place] = stage.with_focus(focus) if focus else stage
+        if not stages:
+            raise SettingsError(NO_COMPACT)
+        return stages
+
+    @property
+    def can_compact(self) -> bool:
+        """Whether the pipeline has a `Compact` stage."""
+        return any(isinstance(stage, Compact) for stage in self._runner.stages)
+
+    @property
+    def is_compaction_due(self) -> bool:
+        """Whether the next turn begins with a compaction."""
+        return self._next_focus is not None
+
+    # The history ----------------------------------------------------------------------------------
+
+    async def history(self, *, branch: str | None = None) -> list[Message]:
+        """As `Session.history`."""
+        with suppress(SessionDeleted):
+            async with self._alone():
+                return await self._memory.history(branch)
+        async with self._alone():  # what there is since the deletion
+            return await self._memory.history(branch)
+
+    async def branches(self) -> list[str]:
+        """As `Session.branches`."""
+        with lock_deadline():
+            return await self._memory.branches()
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """As `Session.append`."""
+        self._gate.ensure_open()
+        ensure_messages(list(messages))
+        self._is_owner = True
+        new = [message for message in messages if message["content"] is not self._reply]
+        self._memory.appended.extend(map(_own, new))
+        self._note_change()
+
+    @asynccontextmanager
+    async def exchange(self, claim: Message | None = None) -> AsyncIterator[bool]:
+        """The history that the session owns, from what was appended until the reply.
+
+        *claim* is the message that its request answers: those before leave it to this one. The
+        value is whether it has waited for another. Raises SettingsError where it would wait for
+        itself.
+        """
+        generation = self._memory.generation
+        async with self._exchanges.enter(claim) as has_waited:
+            if generation is not self._memory.generation:
+                raise SessionDeleted(GONE)  # while this waited, with what was appended for it
+            yield has_waited
+
+    def inside_exchange(self) -> AbstractContextManager[None]:
+        """For a body in another thread: it is inside the exchange that is under way, if one is."""
+        return self._exchanges.inside()
+
+    async def own_history(self) -> tuple[list[Message], int]:
+        """The history that the session owns, with what other processes have added.
+
+        And how many of the appended messages are in it.
+        """
+        async with self._alone():
+            self._is_owner = True
+            history = await self._memory.newest_history()
+            appended = self._exchanges.before_claims(self.appended)
+            return add_appended(history, appended), len(appended)
+
+    async def add_reply(self, content: object) -> None:
+        """Add a reply of *content* to the history that the session owns, and write it down."""
+        if not content:
+            return
+        message = cast("Message", {"role": "assistant", "content": content})
+        self._reply = content
+        appended = self._memory.appended
+        for index in reversed(range(len(appended))):  # by hand, while it was streamed
+            own = appended[index]
+            if own["role"] == "assistant" and says_the_same(own, message):
+                del appended[index]
+        # Whatever was appended since the request comes after it. It is there before anything is
+        # awaited: a reply is paid for, and this may be cancelled.
+        appended.insert(0, _own(message))
+        async with self._alone():
+            await self._write_appended(1)
+
+    async def _write_appended(self, count: int) -> None:
+        """Add the first *count* appended messages to the timeline and the journal, without a turn.
+
+        They stay appended where others have written to the journal first.
+        """
+        memory = self._memory
+        step = memory.timeline.begin(add_appended(self.known, memory.appended[:count]))
+        try:
+            memory.taken = count
+            if await memory.write(step):
+                self._apply(step)
+                self._record.keep(min(self._record.agreed, step.same))
+        finally:
+            memory.taken = 0
+
+    # What is not written yet ----------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Write to the journal what was appended, and what could not be written before.
+
+        Waits for the exchange that is under way. A journal that cannot be written becomes a notice
+        of the next result. Raises StorageError when it cannot be read.
+        """
+        async with self.exchange():
+            with lock_deadline():
+                history, taken = await self.own_history()
+                async with self._alone():
+                    self._memory.taken = taken
+                    await self._memory.catch_up(history)
+                    await self._write_appended(self._memory.taken)
+
+    @property
+    def _can_flush(self) -> bool:
+        is_needed = bool(self.appended) or self._memory.has_unwritten
+        return is_needed and self.journal is not None
+
+    def flush_soon(self) -> None:
+        """Begin to `flush` on the running event loop, if that is needed and possible."""
+        if self._can_flush and self._gate.is_free_here():
+            self._flushing = asyncio.get_running_loop().create_task(self._flush_in_background())
+
+    async def _flush_in_background(self) -> None:
+        try:
+            await self.flush()
+        except CtxpipeError as error:
+            self._memory.notify(f"what was appended cannot be written: {safe_text(error)}")
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether the conversation holds what is nowhere else.
+
+        That is what was appended, what the journal could not take, a compaction that is due, and
+        without a journal the history that the session owns.
+        """
+        if self.appended or self._memory.has_unwritten or self.is_compaction_due:
+            return True
+        return self.journal is None and self._is_owner
+
+    def give_up(self) -> bool:
+        """Say what is lost when it is let go now; False when it can still be written."""
+        can_be_written = self.journal is not None and not self._memory.has_unwritten
+        if self.is_running or (self.appended and can_be_written):
+            return False
+        self._memory.notify("let go, since memory is short, with what is in no journal")
+        return True
+
+    # Bills and refusals ---------------------------------------------------------------------------
+
+    def announce(self, context: Result, body: Mapping[str, object]) -> None:
+        """Tell what the request with *context* really says, just before it is sent.
+
+        For who places cache marks after `run`: what the cache doctor knows of a request is
+        otherwise what `run` was given. *body* holds the arguments of ``messages.create``.
+        """
+        self._cache.send_as(context, body)
+
+    def forget(self, context: Result) -> None:
+        """Tell that the request with *context* has failed."""
+        self._cache.forget(context.messages)
+
+    def learn(self, reply: object, sent: Result) -> None:
+        """Observe *reply*, the answer to *sent*.
+
+        Gateways leave the usage out, or answer with no message at all: that teaches nothing, and
+        the reply, which is paid, is the caller's all the same.
+        """
+        if has_usage(reply):
+            self.observe(reply, sent.messages)
+
+    def observe(
+        self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
+    ) -> None:
+        """As `Session.observe`."""
+        check_usage(usage)
+        if model is None:
+            model = field(usage, "model")
+        if not isinstance(model, str):
+            model = None
+        self._recovered_at = None
+        billed = self._memory.timeline.sent if sent is None else sent
+        overhead = self._record.overhead.tokens
+        self._record.ledger.observe(usage, billed, overhead=overhead, model=model)
+        self._cached_at = self._clock() if cached_tokens(usage) else None
+        self._cache.observe(usage, sent, model)
+
+    def _is_cache_expired(self) -> bool:
+        """Whether the provider's prompt cache is known to have lapsed."""
+        if self._cached_at is None:
+            return False
+        return self._clock() - self._cached_at > self._cache_seconds
+
+    async def recover(
+        self,
+        refusal: Refusal | str,
+        history: list[Message],
+        sent: Result,
+        *,
+        system: object = None,
+        tools: Sequence[object] | None = None,
+        request: Mapping[str, object] | None = None,
+    ) -> Result | None:
+        """As `Session.recover`."""
+        if isinstance(refusal, str):
+            refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
+        self.forget(sent)
+        options = request or {}
+        record = self._record
+        tokens = record.ledger.estimate(sent.tokens_after, sent.messages)
+        model = model_of(record, options)
+        if not can_be_about(refusal, record, sent.tokens_after, model):
+            refusal = Refusal(refusal.provider)
+        likely = tokens if last_bill(record, model) else conservative(sent.tokens_after)
+        budget = self._runner.budget_for(record, options)
+        if notice := learn_window(refusal, record, budget, model, likely):
+            self._memory.notify(notice)
+        trigger = self._runner.budget_for(record, options).trigger
+        if likely < FAR_BELOW * trigger and not (refusal.has_numbers or refusal.has_code):
+            return None
+        last = self._recovered_at
+        if last is not None and abs(tokens - last) < NOTABLE_CHANGE * trigger:
+            return None
+        self._recovered_at = tokens
+        if refusal.tokens is not None:
+            record.ledger.observe(
+                {"input_tokens": refusal.tokens},
+                sent.messages,
+                overhead=record.overhead.tokens,
+                model=model,
+                is_certain=True,
+            )
+        shorter = await self.run(history, system=system, tools=tools, force=True, request=request)
+        # The messages alone: the caller may have named the system prompt and tools only once.
+        before = await self._runner.counter.count(sent.messages)
+        after = await self._runner.counter.count(shorter.messages)
+        return shorter if after < before else None
+
+
+def _own(message: Message) -> Message:
+    """*message* as it is kept: a caller may use the same object for his next one."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = list(content)
+    return cast("Message", {**message, "content": content})
+
+
+def _join(first: Result, second: Result) -> Result:
+    """The outcome of two runs over the same history, one after the other."""
+    first_changed = second.first_changed_index
+    changed_end = second.changed_end
+    if first.first_changed_index is not None:
+        if first_changed is None:
+            first_changed = first.first_changed_index
+            changed_end = first.changed_end
+        else:
+            first_changed = min(first_changed, first.first_changed_index)
+            changed_end = len(second.messages)
+    return replace(
+        second,
+        reports=(*first.reports, *second.reports),
+        repaired=(*first.repaired, *second.repaired),
+        notices=(*first.notices, *second.notices),
+        first_changed_index=first_changed,
+        changed_end=changed_end,
+        tokens_before=first.tokens_before,
+    )

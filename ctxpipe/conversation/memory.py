@@ -1,0 +1,536 @@
+"""A session's timeline and its journal, kept in step: a turn is in both, or it has not happened."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from copy import copy
+from functools import partial
+from typing import Any, NamedTuple
+
+from .._logs import logger
+from .._text import count_phrase
+from .._threads.threads import in_thread, in_thread_if
+from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..messages import Message, common_prefix, ensure_messages, is_bulky
+from ..messages.identity import says_the_same
+from ..settings import excerpt
+from ..stages.breaker import Attempts
+from ..storage import JournalStorage, TextReader
+from ..storage.generations import Generation
+from ..storage.protocol import texts_of
+from .journal import DAMAGED, Entry, Journal, chain
+from .lost_files import write_lost_files
+from .packing import Packing, Replay
+from .runner import Record
+from .timeline import Step, Timeline
+
+REDACTED = (
+    "messages in the journal are redacted, so the context that was sent cannot be rebuilt "
+    "word for word"
+)
+NOT_RESTORABLE = (
+    "the context is adopted as the history and there is no journal: give the session journal=, "
+    "or hand in the full history, else history() cannot give the raw messages back"
+)
+ANOTHER_HISTORY = "the journal tells of another history; the session begins anew"
+REFUSED = "entry {} is refused, though nobody is seen to have written it"
+DELETED = "the conversation was deleted; what is handed in since then begins a new one"
+REPLACED = "the journal was replaced; this session goes on from what it knows"
+NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
+
+
+class Line(NamedTuple):
+    """One branch of a journal, up to the first *base* entries.
+
+    *replay* is the session as they leave it, *step* what the caller's history is there.
+    """
+
+    base: int
+    branch: str
+    replay: Replay
+    step: Step
+
+
+class Memory:
+    """The timeline of a session, and the journal that another process continues from.
+
+    *record* holds what the ledger has learned, which is written with the turns. *notices* are for
+    the next result. The timeline rests on the first *base* entries of the journal. Entries that
+    others write to the same branch are taken over when the caller's history continues them.
+    Otherwise the next entry of this session begins a branch.
+
+    *appended* are messages that are in no turn yet. Any thread adds at their end; of those at their
+    beginning *taken* are in the turn under way, and leave once it is written.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        record: Record,
+        journal: JournalStorage | None,
+        keys: Sequence[bytes] = (),
+        *,
+        texts: bool = True,
+        verify: bool = False,
+    ) -> None:
+        self.notices: list[str] = []
+        self._new_timeline = partial(Timeline, verify=verify, placeholders={})
+        self.timeline: Timeline = self._new_timeline()
+        # The caller has once continued with our context as his history.
+        self.is_adopted: bool = False
+        self.unreported: int | None = None  # first message of the context that others have changed
+        self.generation: Generation = Generation(session_id, has_journal=journal is not None)
+        self._session_id = session_id
+        self._record = record
+        self._journal = Journal(journal, session_id, keys) if journal else None
+        self._packing = Packing(journal, session_id, texts=texts)
+        self._is_read = journal is None
+        self._base = 0
+        self._seal = ""  # of entry number base - 1
+        self._branch = ""
+        self.appended: list[Message] = []
+        self.taken: int = 0
+        self._doubtful = 0  # appended messages in the entry that was given to the journal last
+        self._found = ""  # the seal of such an entry that is there, and not in the timeline yet
+        self._is_behind = False  # the branch has entries that the history does not continue
+        self._is_shared = False  # others write to this branch
+        self._refused_at: int | None = None  # number of the entry that was refused last
+        self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
+        self._saved = self._calibration()
+        self._saved_attempts: dict[str, Any] = {}
+
+    @property
+    def storage(self) -> JournalStorage | None:
+        """The storage of the journal, if there is one."""
+        return None if self._journal is None else self._journal.storage
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether turns could not be written."""
+        return bool(self._unwritten)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the journal has been read, if there is one."""
+        return self._is_read
+
+    def notify(self, text: str) -> None:
+        """Log *text*, and add it to the notices of the next result."""
+        logger.warning("session %s: %s", self._session_id, text)
+        self.notices.append(text)
+
+    @contextmanager
+    def _notify_failure(self, problem: str) -> Iterator[None]:
+        """An error of a storage becomes a notice of *problem*."""
+        try:
+            with storage_errors():
+                yield
+        except StorageError as error:
+            self.notify(f"{problem}: {safe_text(error)}")
+
+    # Reading --------------------------------------------------------------------------------------
+
+    async def catch_up(self, history: list[Message]) -> None:
+        """Take over what others have written, as far as *history* continues it."""
+        journal = self._journal
+        if journal is None:
+            return
+        try:
+            is_stale = self._is_behind or self._refused_at is not None
+            if not self._is_read:
+                await self._resume(journal, history)
+            elif is_stale or await self._has_news(journal):
+                await self._follow(journal, history)
+        except StorageError as error:
+            problem = "the journal cannot be read"
+            if not self._is_read:
+                self._journal = None
+                problem += "; the session begins anew, and without a journal"
+            self.notify(f"{problem}: {safe_text(error)}")
+        self._is_read = True
+        touch = getattr(texts_of(journal.storage), "touch", None)  # where it wants to know of use
+        if touch is not None:
+            with self._notify_failure("the texts cannot be marked as used"):
+                await touch(self._session_id)
+
+    async def ensure_not_deleted(self) -> None:
+        """Ask the journal, where nothing was written to it. Raises SessionDeleted."""
+        if self._journal is not None:
+            with suppress(StorageError):
+                await copy(self._journal).read_news()
+
+    async def _has_news(self, journal: Journal) -> bool:
+        """Whether others have written to this branch; entries of other branches are skipped."""
+        entries, is_damaged = await journal.read_news()
+        has_news = any(entry.branch == self._branch for entry in entries)
+        self._look_for_own(entries)
+        if has_news:
+            self._is_shared = True
+        return is_damaged or has_news
+
+    def _look_for_own(self, entries: Sequence[Entry]) -> None:
+        """Look for an entry whose writing was cancelled: what it has taken is in the journal."""
+        if self._journal is None or not self._journal.unanswered:
+            return
+        if any(entry.seal == self._journal.unanswered for entry in entries):
+            self._found = self._journal.unanswered
+            self._journal.unanswered = ""
+            del self.appended[: self._doubtful]
+            self.taken = max(0, self.taken - self._doubtful)
+            self._doubtful = 0
+
+    async def _resume(self, journal: Journal, history: list[Message]) -> None:
+        """Continue the branch that *history* has most in common with."""
+        entries, lines = await self._read_lines(journal, history)
+        line = max(lines, key=lambda line: line.step.known)
+        if entries and not line.step.known:
+            self.notify(ANOTHER_HISTORY)
+            return
+        if line.replay.has_hidden:
+            self.notify(REDACTED)
+        self._take_over(line, entries)
+        if entries:
+            await self._restore_files(texts_of(journal.storage))
+
+    async def _follow(self, journal: Journal, history: list[Message]) -> None:
+        """Take over what others have written to this branch, unless *history* differs from it."""
+        entries, [line] = await self._read_lines(journal, history, self._branch)
+        if not self._is_in(entries):
+            self._base = 0
+            self._unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
+            self.notify(REPLACED)
+            return
+        is_at_end = line.base == _length(entries, line.branch)
+        is_longer = line.step.known >= len(self.timeline.history)
+        if (is_at_end or is_longer) and not line.step.agreement.is_cut:
+            self.unreported = self._first_change(line.replay.timeline)
+            self._take_over(line, entries)
+        else:
+            self._is_behind = True
+
+    def _is_in(self, entries: Sequence[Entry]) -> bool:
+        """Whether the entry that the timeline rests on is one of *entries*."""
+        if not self._base:
+            return True
+        return len(entries) >= self._base and entries[self._base - 1].seal == self._seal
+
+    async def _read_lines(
+        self, journal: Journal, history: list[Message], branch: str | None = None
+    ) -> tuple[list[Entry], list[Line]]:
+        """All entries of *journal*, and what *history* is on *branch*, or on each of them.
+
+        A damaged journal is set aside, and its valid entries are kept.
+        """
+        ensure_messages(history)
+        entries, is_damaged = await journal.read()
+        self._look_for_own(entries)
+        try:
+            lines = await in_thread(self._replay_lines, entries, history, branch)
+        except DAMAGED:  # the seals are valid and the entries are not
+            entries = []
+            is_damaged = True
+            journal.restart()
+            lines = self._replay_lines([], history, branch)
+        if is_damaged:
+            name = await journal.set_aside(entries)
+            outcome = f"it is kept as {name}, and a new one begins"
+            if not name:
+                outcome = "another process has set it aside"
+            cause = f"damaged from entry {len(entries)} on, or is of another version"
+            self.notify(f"the journal was {cause}; {outcome}")
+        return entries, lines
+
+    def _replay_lines(
+        self, entries: Sequence[Entry], history: list[Message], branch: str | None
+    ) -> list[Line]:
+        names = _branches(entries) if branch is None else [branch]
+        return [self._line(entries, _length(entries, name), name, history) for name in names]
+
+    def _line(
+        self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
+    ) -> Line:
+        """*branch* at its end, or where *history* has left it when that is no later."""
+        numbers = chain(entries, base)
+        path = [entries[number] for number in numbers]
+        replay = self._packing.replay(path, history, self._new_timeline)
+        step = replay.timeline.begin(history)
+        fits_earlier = replay.fitted > 0 and replay.fitted >= step.known
+        if step.agreement.is_cut and fits_earlier:
+            return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
+        return Line(base, branch, replay, step)
+
+    def _take_over(self, line: Line, entries: Sequence[Entry]) -> None:
+        self.timeline = line.replay.timeline
+        self.is_adopted = line.replay.is_adopted
+        self._base = line.base
+        self._branch = line.branch
+        self._is_behind = line.base < _length(entries, line.branch)
+        self._unwritten = []
+        self._found = ""
+        self._record.keep(0)
+        if line.base:
+            last = entries[line.base - 1]
+            self._seal = last.seal
+            self._record.ledger.load(last.samples)
+            self._record.windows |= dict(last.windows)
+            self._saved = self._calibration()
+            self._load_attempts(_path(entries, line.base))
+
+    def _first_change(self, other: Timeline) -> int | None:
+        """The first message of the context that *other* does not send as well."""
+        ours, theirs = self.timeline.sent, other.sent
+        same = common_prefix(ours, theirs)
+        shorter = min(len(ours), len(theirs))
+        while same < shorter and says_the_same(ours[same], theirs[same]):
+            same += 1
+        return None if same == len(ours) else same
+
+    async def _restore_files(self, texts: TextReader | None) -> None:
+        """Write files again that the context refers to and somebody has deleted."""
+        restored = lost = 0
+        if texts is not None:
+            with self._notify_failure("the files that the context refers to cannot be checked"):
+                restored, lost = await write_lost_files(self.timeline, texts)
+        if restored:
+            files = count_phrase(restored, "file")
+            self.notify(f"{files} that the context refers to had gone: written again")
+        if lost:
+            files = count_phrase(lost, "file")
+            self.notify(f"{files} that the context refers to: gone, and not in the history given")
+
+    @asynccontextmanager
+    async def lease(self, seconds: float | None) -> AsyncIterator[None]:
+        """The session for this process alone, where the storage has leases and *seconds* is given.
+
+        It saves money, nothing else: without one the turn goes on.
+        """
+        leased: AbstractAsyncContextManager[object] | None = None
+        acquire = getattr(self.storage, "lease", None)
+        if seconds is not None and acquire is not None:
+            with self._notify_failure("the session cannot be leased"):
+                lease = acquire(self._session_id, seconds)
+                await lease.__aenter__()
+                leased = lease
+        try:
+            yield
+        finally:
+            if leased is not None:
+                with self._notify_failure("the lease cannot be given back"):
+                    await leased.__aexit__(None, None, None)
+
+    # Writing --------------------------------------------------------------------------------------
+
+    async def write(self, step: Step) -> bool:
+        """Write *step* to the journal; False when others have written one first.
+
+        A failure becomes a notice, and the next entry holds what is missing.
+        """
+        self._doubtful = self.taken  # if this is cancelled, until the entry is found or is not
+        journal = self._journal
+        if journal is None or not self._must_write(step):
+            return True
+        calibration, attempts = self._calibration(), self._attempts()
+        turns = self._unwritten
+        edited = [message for edit in step.edits for message in edit.messages]
+        is_bulk = step.agreement.is_bulk is not False or bool(turns) or is_bulky(edited)
+        journal.unanswered = ""
+        try:
+            is_news = attempts != self._saved_attempts
+            if is_news or not step.is_idle:
+                turn = await in_thread_if(is_bulk, self._packing.pack, step)
+                if is_news:
+                    turn["attempts"] = attempts
+                turns = [*turns, turn]
+            if not await self._append(journal, turns, is_bulk=is_bulk):
+                return False
+        except StorageError as error:
+            self._unwritten = turns
+            journal.unanswered = ""  # the turn counts, wherever its entry is
+            self.notify(f"the journal cannot be written: {safe_text(error)}")
+        else:
+            self._unwritten = []
+            self._saved = calibration
+        self._saved_attempts = attempts
+        self._refused_at = None
+        return True
+
+    def _must_write(self, step: Step) -> bool:
+        if self._unwritten or not step.is_idle:
+            return True
+        has_news = self._has_learned() or self._attempts() != self._saved_attempts
+        return has_news and not self._is_behind
+
+    async def _append(
+        self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
+    ) -> bool:
+        """Append *turns* as one entry; False when entries of others have to be read first."""
+        begins_branch = self._is_behind and self._is_shared
+        branch = self._branch
+        while True:
+            number = journal.count
+            if begins_branch:
+                branch = str(number)
+            if await journal.write(self._entry(branch, turns), is_bulk=is_bulk):
+                break
+            has_news = await self._has_news(journal)
+            if journal.count > number and (begins_branch or not has_news):
+                continue  # the entries are of other branches
+            if journal.count == number == self._refused_at:
+                raise StorageError(errno.EAGAIN, REFUSED.format(number))
+            self._refused_at = number
+            return False
+        if begins_branch:
+            self.notify(f"the journal continues another history; this one is branch {branch!r}")
+            self._is_shared = False
+        self._base = journal.count
+        self._seal = journal.seal
+        self._branch = branch
+        self._found = ""
+        self._is_behind = False
+        return True
+
+    def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:
+        windows = list(self._record.windows.items())
+        samples = self._record.ledger.samples
+        return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
+
+    def _calibration(self) -> tuple[float, dict[str | None, int]]:
+        return self._record.ledger.factor, dict(self._record.windows)
+
+    def _attempts(self) -> dict[str, Any]:
+        """What the stages remember of their attempts, by their places."""
+        saved: dict[str, Any] = {}
+        for place, memory in self._record.memories.items():
+            attempts = memory.get(Attempts)
+            if isinstance(attempts, Attempts) and (values := attempts.saved()):
+                saved[str(place)] = values
+        return saved
+
+    def _load_attempts(self, path: Sequence[Entry]) -> None:
+        turns = [turn for entry in path for turn in entry.turns if "attempts" in turn]
+        if not turns:
+            return
+        saved: dict[str, Any] = turns[-1]["attempts"]
+        memories = self._record.memories
+        for place in {*memories, *map(int, saved)}:
+            memory = memories.setdefault(place, {})
+            known = memory.get(Attempts)
+            memory[Attempts] = attempts = Attempts.load(saved.get(str(place), {}))
+            attempts.warned = isinstance(known, Attempts) and known.warned
+        self._saved_attempts = self._attempts()
+
+    def _has_learned(self) -> bool:
+        """Whether bills and refusals have taught what the journal does not hold."""
+        factor, windows = self._saved
+        drift = abs(self._record.ledger.factor - factor)
+        return drift > NOTABLE_DRIFT * factor or self._record.windows != windows
+
+    def apply(self, step: Step) -> None:
+        """Take *step* into the timeline, once it is written."""
+        if step.agreement.has_diverged:
+            new = f"message {step.agreement.fresh} and those after it are new"
+            self.notices.append(f"the history differs from the known one; {new}")
+        if step.adopted and not self.is_adopted:
+            if self._journal is None:
+                self.notify(NOT_RESTORABLE)
+            self.is_adopted = True
+        self.timeline.apply(step)
+        self.unreported = None
+        del self.appended[: self.taken]
+        self.taken = self._doubtful = 0
+
+    # The history ----------------------------------------------------------------------------------
+
+    async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
+        """The whole history, as `Session.history` describes it.
+
+        Texts of messages that are *known* already are not read again.
+        """
+        if self._journal is None:
+            if self.is_adopted:
+                raise StorageError(NOT_RESTORABLE)
+            return list(self.timeline.history)
+        if not self._packing.texts:
+            raise SettingsError("the journal holds no texts: it was kept with history=False")
+        entries = await self._entries()
+        if branch is None and self._is_read and not self._is_in(entries):
+            # Gone, and not deleted: the next turn writes it anew.
+            return list(self.timeline.history)
+        if branch and not _length(entries, branch):
+            session = excerpt(self._session_id)
+            raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
+        packing = copy(self._packing)  # the session itself takes nothing over here
+        try:
+            replay = await in_thread(self._longest, packing, entries, branch, known)
+        except DAMAGED as error:
+            raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
+        if packing.redacts and replay.raw:
+            self.notify("the history was redacted when it was written down")
+        raw, lost = await packing.restore(replay)
+        for reason in lost:
+            self.notify(reason)
+        return raw
+
+    async def newest_history(self) -> list[Message]:
+        """The history with what others have added to it. Raises StorageError."""
+        if self._journal is None:
+            return self.timeline.history
+        if not self._is_read:
+            return await self.history(None)
+        try:
+            has_news = await self._has_news(copy(self._journal))
+        except StorageError:
+            if self._unwritten:
+                return self.timeline.history
+            raise
+        if not has_news or (self._unwritten and not self._found):
+            return self.timeline.history
+        return await self.history(self._branch, self.timeline.history)
+
+    async def branches(self) -> list[str]:
+        """The names of the branches, in order. Raises StorageError."""
+        return sorted(_branches(await self._entries())[1:], key=int)
+
+    async def _entries(self) -> list[Entry]:
+        if self._journal is None:
+            return []
+        entries, _ = await copy(self._journal).read()
+        return entries
+
+    def _longest(
+        self, packing: Packing, entries: list[Entry], branch: str | None, known: Sequence[Message]
+    ) -> Replay:
+        """The longest history; that of *branch*, or of this session once it has read its own."""
+        if branch is None and self._is_read:
+            seals = [entry.seal for entry in entries]
+            found = self._found in seals
+            path = _path(entries, seals.index(self._found) + 1 if found else self._base)
+            if not found:  # it holds what could not be written before
+                path.append(self._entry(self._branch, self._unwritten))
+            return packing.replay(path, known, Timeline)
+        names = sorted(_branches(entries)) if branch is None else [branch]
+        paths = [_path(entries, _length(entries, name)) for name in names]
+        replays = [packing.replay(path, known, Timeline) for path in paths]
+        return max(replays, key=lambda replay: len(replay.raw))
+
+
+def _branches(entries: Sequence[Entry]) -> list[str]:
+    """The names of the branches that *entries* are of, the first "", in the order of their first
+    entries.
+    """
+    return list(dict.fromkeys(["", *(entry.branch for entry in entries)]))
+
+
+def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
+    """The entries that the first *base* rest on, oldest first."""
+    return [entries[number] for number in chain(entries, base)]
+
+
+def _length(entries: Sequence[Entry], branch: str) -> int:
+    """How many of *entries* there are up to the last one of *branch*."""
+    for number in range(len(entries), 0, -1):
+        if entries[number - 1].branch == branch:
+            return number
+    return 0

@@ -1,0 +1,171 @@
+"""What to watch in a session whose old exchanges collapse: whether the agent misses them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .._threads.pieces import overlapping_pieces
+from .._threads.threads import in_thread_if
+from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
+from ..placeholders.names import session_folder
+from ..placeholders.notes import find_imitations, note_of
+from ..prompt_cache import CacheMiss, Tally
+from ..stages.reports import Collapsed, Outcome, StageReport
+from .timeline import Step, Timeline
+
+MOST_READ_BACK = 15.0
+"""Steps read back per 100 calls; on recorded sessions there are five to seven."""
+MOST_REPEATED = 1.5
+"""Times the share of repeated calls before the first rewrite."""
+LEAST_CALLS = 20
+"""Model calls after the first rewrite from which on shares mean something."""
+LEAST_REPEATED = 3
+
+REMEDY = "raise keep_recent of Collapse, or lower its min_value"
+IMITATED = (
+    "a reply imitates lines of the notes on earlier steps; if it does so instead of calling tools, "
+    "do without Collapse"
+)
+
+_DIGEST = 16  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a session has counted since it was opened, where old exchanges collapse.
+
+    Since its first rewrite: *calls* of the model, the *steps_read_back*, which are tool calls that
+    name the file of a collapsed step, and the *imitations*, which are lines of replies in the
+    form of a note. Before it and after it: all *tool_calls*, and those *repeated*, with the tool
+    and the input of an earlier one. What a journal tells of other processes counts as before it.
+    """
+
+    calls: int = 0
+    steps_read_back: int = 0
+    imitations: int = 0
+    tool_calls_before: int = 0
+    repeated_before: int = 0
+    tool_calls_after: int = 0
+    repeated_after: int = 0
+
+    @property
+    def read_back_rate(self) -> float:
+        """Steps read back per 100 calls."""
+        return 100 * self.steps_read_back / self.calls if self.calls else 0.0
+
+    @property
+    def repeat_share_before(self) -> float:
+        """The share of repeated calls before the first rewrite."""
+        return self.repeated_before / self.tool_calls_before if self.tool_calls_before else 0.0
+
+    @property
+    def repeat_share_after(self) -> float:
+        """The share of repeated calls after the first rewrite."""
+        return self.repeated_after / self.tool_calls_after if self.tool_calls_after else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """What the replies that `Session.observe` was shown tell of a session.
+
+    *cache_misses* are the newest misses of the provider's prompt cache, *cache_tally* all of them
+    by cause, those of most tokens first. Costs are in dollars, and None where nobody knows the
+    prices of the model: give the pipeline ``prices=``. They are looked up with the next turn.
+    *signals* are what to watch where old exchanges collapse, in a pipeline with a `Collapse` stage;
+    a notice and a warning say once when a count is too high.
+    """
+
+    cache_misses: Sequence[CacheMiss]
+    cache_tally: Sequence[Tally]
+    signals: Signals
+
+
+class Watch:
+    """Counts the `Signals` of one session from its new messages, and warns of each once."""
+
+    def __init__(self, session_id: str) -> None:
+        folder = re.escape(session_folder(session_id))
+        self._step = re.compile(
+            rf"{folder}[/\\]s[\d{{*?\[]|(?<![\w./\\-])s\d{{1,9}}(?:-[0-9a-f]{{8}})?\.md(?![\w-])"
+        )
+        self._made: set[bytes] = set()  # digests of the calls so far
+        self._warned: set[str] = set()
+        self._has_resumed = False  # the history before the first turn has been read
+        self._has_rewritten = False
+        self._counts: Counter[str] = Counter()  # by the fields of `Signals`
+
+    @property
+    def signals(self) -> Signals:
+        """What was counted so far."""
+        return Signals(**self._counts)
+
+    async def follow(
+        self, timeline: Timeline, step: Step, reports: Sequence[StageReport]
+    ) -> list[str]:
+        """Count what *step*, a turn with *reports*, adds to *timeline*; the warnings that are new.
+
+        Others may have played what *timeline* has before the first turn.
+        """
+        if not self._has_resumed:
+            self._has_resumed = True
+            known = timeline.history[: step.known]
+            await in_thread_if(is_bulky(known), self.learn, known)
+            self._has_rewritten = any(map(note_of, timeline.context))
+        if not step.agreement.is_cut:  # on another branch the same calls come again
+            await in_thread_if(step.agreement.is_bulk is not False, self.learn, step.messages)
+        for report in reports:
+            if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
+                self.note_rewrite()
+        return self.new_warnings()
+
+    def note_rewrite(self) -> None:
+        """Old exchanges have collapsed: what comes now was said without them in sight."""
+        self._has_rewritten = True
+
+    def learn(self, messages: Sequence[Message]) -> None:
+        """Count what is in *messages*, which are new in the history."""
+        for message in messages:
+            if message["role"] != "assistant":
+                continue
+            if self._has_rewritten:
+                self._counts["calls"] += 1
+                self._counts["imitations"] += sum(map(find_imitations, texts(message)))
+            for call in tool_calls([message]):
+                self._learn_call(call)
+
+    def _learn_call(self, call: ToolCall) -> None:
+        given = f"{call.name}\n{compact_json(call.input)}".encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(given, digest_size=_DIGEST).digest()
+        when = "after" if self._has_rewritten else "before"
+        self._counts[f"tool_calls_{when}"] += 1
+        self._counts[f"repeated_{when}"] += digest in self._made
+        self._made.add(digest)
+        if self._has_rewritten:
+            self._counts["steps_read_back"] += any(map(self._names_step, strings(call.input)))
+
+    def _names_step(self, text: str) -> bool:
+        return any(self._step.search(piece) for piece in overlapping_pieces(text))
+
+    def new_warnings(self) -> list[str]:
+        """What a user should know now, each once."""
+        fresh = [(name, text) for name, text in self._warnings() if name not in self._warned]
+        self._warned.update(name for name, _ in fresh)
+        return [text for _, text in fresh]
+
+    def _warnings(self) -> Iterator[tuple[str, str]]:
+        signals = self.signals
+        if signals.imitations:
+            yield "imitated", IMITATED
+        if signals.calls < LEAST_CALLS:
+            return
+        rate = signals.read_back_rate
+        if rate > MOST_READ_BACK:
+            yield "read back", f"{rate:.0f} collapsed steps were read back per 100 calls: {REMEDY}"
+        share, before = signals.repeat_share_after, signals.repeat_share_before
+        if signals.repeated_after >= LEAST_REPEATED and share > MOST_REPEATED * before:
+            shares = f"{share:.0%} of the calls repeat an earlier one, {before:.0%} before"
+            yield "repeated", f"since old exchanges collapsed, {shares}: {REMEDY}"

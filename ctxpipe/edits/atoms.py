@@ -1,0 +1,181 @@
+"""What one message can refer to in another: lines, paths, names, numbers and hashes, found by rule.
+
+An atom is a string: the letter of its class, then its value. The classes are those of the recall
+metric: L a line of 24 characters and 3 words or more, P the last two segments of a path, F a bare
+file name, I an identifier as code writes it, N a number that is neither round nor a year, H a
+hexadecimal id.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from ..messages import Block, Message, blocks, field, kind
+from ..providers.agent_tools import WIDE_GUTTER
+
+Atom: TypeAlias = str
+
+WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
+"""A line or a hash is hardly used by chance; a name or a number may be."""
+
+MIN_LINE = 24
+MAX_LINE = 200
+MIN_WORDS = 3
+MIN_PATH = 6
+
+# Only where a run of such characters begins: tried at each of them, a long run would take
+# quadratic time.
+_PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
+_FILE = re.compile(
+    r"\b[\w-]{1,100}\."
+    r"(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt"
+    r"|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
+)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,63}")
+_INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
+_NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)+|\d{3,12})(?![\w.])")
+_ROUND_OR_YEAR = re.compile(r"[1-9]0+|(?:19|20)\d\d")
+_DIGIT = re.compile(r"\d")
+_HEX = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
+_BLANKS = re.compile(r"\s+")
+_WORD = re.compile(r"\w+")
+
+
+def weight(atom: Atom) -> float:
+    """How much a use of *atom* counts."""
+    return WEIGHTS[atom[0]]
+
+
+def atoms(text: str) -> frozenset[Atom]:
+    """The atoms of *text*."""
+    found: set[Atom] = set()
+    if "/" in text:
+        found |= _paths(text)
+    if "." in text:
+        found.update("F" + name for name in _FILE.findall(text))
+    found.update("I" + word for word in _IDENTIFIER.findall(text) if _is_code(word))
+    if _DIGIT.search(text):
+        found.update("N" + number for number in _NUMBER.findall(text) if _is_telling(number))
+        found.update("H" + digits for digits in _HEX.findall(text))
+    for raw_line in text.splitlines():
+        line = _line(raw_line)
+        if line:
+            found.add("L" + line)
+    return frozenset(map(sys.intern, found))
+
+
+def _paths(text: str) -> set[Atom]:
+    return {path for path in map(path_atom, _PATH.findall(text)) if path is not None}
+
+
+def path_atom(path: str) -> Atom | None:
+    """*path* reduced to its last two segments; None when it is too short to mean one file."""
+    parts = path.rstrip(".,:;)").split("/")
+    segments = [part for part in parts if part not in ("", ".", "..", "~")]
+    if not segments:
+        return None
+    if len(segments) == 1 and "." not in segments[0]:
+        return None
+    short = "/".join(segments[-2:])
+    return "P" + short if len(short) >= MIN_PATH else None
+
+
+def _is_telling(number: str) -> bool:
+    return _ROUND_OR_YEAR.fullmatch(number) is None
+
+
+def _is_code(word: str) -> bool:
+    return "_" in word.strip("_") or _INNER_CAPITAL.search(word) is not None
+
+
+def _line(line: str) -> str:
+    """*line* without line number and indentation, "" when it is too short to be recognized."""
+    line = WIDE_GUTTER.sub("", line)
+    line = _BLANKS.sub(" ", line).strip()
+    if len(line) < MIN_LINE:
+        return ""
+    if sum(1 for _ in islice(_WORD.finditer(line), MIN_WORDS)) < MIN_WORDS:
+        return ""
+    return line[:MAX_LINE]
+
+
+# Of messages --------------------------------------------------------------------------------------
+
+
+def block_text(block: Block) -> str:
+    """What *block* says: a text, a tool's result, or the leaves of a call's input.
+
+    Thinking says nothing to others.
+    """
+    match kind(block):
+        case "text":
+            return str(field(block, "text") or "")
+        case "tool_use":
+            return "\n".join(_leaves(field(block, "input")))
+        case "tool_result":
+            content = field(block, "content")
+            if isinstance(content, str):
+                return content
+            return "\n".join(map(block_text, content or ()))
+    return ""
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """The texts and numbers in the input of a call, in order."""
+    # A stack instead of recursion: a hostile input may be nested very deep.
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            todo += reversed(list(item.values()))
+        elif isinstance(item, list | tuple):
+            todo += reversed(item)
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            yield str(item)
+
+
+def message_texts(message: Message) -> list[str]:
+    """What each block of *message* says; bare text is one block."""
+    content = message["content"]
+    if isinstance(content, str):
+        return [content]
+    return [block_text(block) for block in blocks(message)]
+
+
+class AtomIndex:
+    """The atoms of texts and messages, extracted once.
+
+    It grows with the distinct texts of one transcript.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[str, frozenset[Atom]] = {}
+        self._messages: dict[int, tuple[Message, frozenset[Atom]]] = {}
+
+    def text(self, text: str) -> frozenset[Atom]:
+        """The atoms of *text*."""
+        found = self._texts.get(text)
+        if found is None:
+            found = atoms(text)
+            self._texts[text] = found
+        return found
+
+    def message(self, message: Message) -> frozenset[Atom]:
+        """The atoms of all blocks of *message*, which must not change any more."""
+        known = self._messages.get(id(message))
+        if known is not None and known[0] is message:
+            return known[1]
+        texts = message_texts(message)
+        found = frozenset().union(*map(self.text, texts))
+        self._messages[id(message)] = (message, found)
+        return found
+
+    def messages(self, messages: Sequence[Message]) -> Iterable[frozenset[Atom]]:
+        """The atoms of each of *messages*."""
+        return map(self.message, messages)

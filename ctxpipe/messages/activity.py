@@ -1,0 +1,415 @@
+"""What a conversation did, read from its messages without a model: files, commands, identifiers.
+
+Tools differ from agent to agent, so tools and arguments are recognized by what their names usually
+mean; a wrong guess costs a line in a list, never a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from .._threads.pieces import pieces_at_blanks
+from ..providers.agent_tools import (
+    EDITOR_COMMANDS,
+    LINES_KEY,
+    NEW_TEXT_KEY,
+    NOTE,
+    OLD_TEXT_KEY,
+    PATH_KEY,
+    POSSIBLE_COMMAND_KEYS,
+    VIEW_COMMAND,
+    WRITING_NAME,
+    view,
+)
+from . import (
+    Message,
+    ToolCall,
+    compact_json,
+    field,
+    result_text,
+    results_by_id,
+    texts,
+    tool_calls,
+    tool_results,
+)
+
+_MAX_PATH_CHARS = 400
+_MAX_TARGET_CHARS = 10_000
+_MAX_COMMAND_CHARS = 100_000
+
+_PATCHED_FILE = re.compile(
+    r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE
+)
+_PATCH = re.compile(r"^(?:@@|\*\*\* |<<<<<<<|--- )", re.MULTILINE)
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
+# Only from a word's beginning: a search inside long words takes quadratic time.
+_URL = re.compile(r"(?<!\w)\w+://[^\s'\"<>]+")
+_WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
+_SOURCE_FILE = re.compile(
+    r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|"
+    r"swift|c|h|cc|cpp|hpp|cs|rb|php|pl|lua|r|sql|html|css|scss|md|mdx|rst|txt|json|jsonl|json5|"
+    r"yaml|yml|toml|ini|cfg|conf|xml|csv|tsv|log|lock|mod|sum|sh|bash|zsh|ps1|bat|proto|tf|tpl|"
+    r"patch|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
+    re.IGNORECASE,
+)
+_ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~-][\w@+~.-]+(?:/[\w@+~.-]+)*/?")
+_WORDS = re.compile(r"[^\s'\"`;|&()<>]{1,400}")
+_PRINTING = re.compile(
+    r"(?:^|[\s;|&(`/])"
+    r"(?:awk|base64|bat|cat|cut|diff|gc|Get-Content|head|jq|less|more|nl|od|open|sed|sort|strings|"
+    r"tac|tail|type|vi|view|vim|xxd|yq)\s"
+)
+_OPENING = re.compile(  # programs that fail for many a reason of their own
+    r"(?:^|[\s;|&(`/])"
+    r"(?:ack|ag|[ef]?grep|findstr|git\s+(?:\S+\s+){0,4}?(?:blame|diff|grep|log|show)|node|perl|php|"
+    r"i?python[\d.]*|rg|ruby|Select-String)\s"
+)
+_NOWHERE = ("/dev/", "/proc/self")
+
+_IDENTIFIER = re.compile(
+    r"(?<![\w/.-])(?:"
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID
+    r"|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}"  # commit, digest
+    r"|[A-Z][A-Z0-9]{1,9}-\d{1,6}"  # ticket
+    r"|(?=[A-Z]*\d)(?=\d*[A-Z])[A-Z0-9]{6,12}"  # booking, order
+    r"|[a-z]+(?:_[a-z]+)*_\d{3,}"  # user_1234
+    r"|\#\d{1,6}"  # issue
+    r")(?![\w/-])"
+)
+_NO_IDENTIFIER = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
+_FAILURE = re.compile(
+    r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
+    r"Traceback \(most recent call last\))"
+)
+_PROGRAM_SPEAKS = re.compile(
+    r"\bexit(?:ed)?\b[^\n]{0,20}\d|command not found|no such file|not recognized|usage:",
+    re.IGNORECASE,
+)
+_NO_PERMISSION = re.compile(
+    r"permission[^\n]{0,100}denied|PermissionError|(?:access|operation) (?:is )?"
+    r"(?:denied|not permitted)|denied by|EACCES|EPERM",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that a tool ran.
+
+    *output* is the text of its result; *failed* is what that result says.
+    """
+
+    text: str
+    failed: bool
+    output: str
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
+    """Each path that a tool was given, and whether it was written; the latest comes last.
+
+    Paths come from path arguments, patch headers, and the file names in shell commands, but not
+    from the bodies of here-documents.
+    """
+    touched: dict[str, bool] = {}
+    for call in tool_calls(messages):
+        for path, is_written in _paths(call):
+            clean = path.removeprefix("file://").removeprefix("./")
+            if clean:
+                was_written = touched.pop(clean, False)
+                touched[clean] = was_written or is_written
+    return touched
+
+
+def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
+    command = call.input.get("command")
+    writes = bool(WRITING_NAME.search(call.name)) and command != VIEW_COMMAND
+    for name, text in _strings(call.input):
+        if PATH_KEY.search(name):
+            if _is_path(text):
+                yield text, writes
+        elif "*** Begin Patch" in text:
+            for path in _PATCHED_FILE.findall(text):
+                yield path.strip(), True
+        elif name in POSSIBLE_COMMAND_KEYS or name == LINES_KEY:
+            yield from _paths_in_command(text)
+
+
+def _is_path(text: str) -> bool:
+    if len(text) > _MAX_PATH_CHARS or "\n" in text:
+        return False
+    return "://" not in text.removeprefix("file://")
+
+
+def paths_to_deny(call: ToolCall, result: object) -> list[str]:
+    """The paths that *call*, whose *result* is a failure, may have tried to read in vain.
+
+    They are the paths given to a tool that does not write, and every word of a command line that
+    prints files. Of one that searches or runs them, which may fail for other reasons, the words
+    count if a permission was missing, or a short result says nothing of how the program ended.
+    """
+    command = _without_middle(command_line(call))
+    if not command:
+        return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
+    if _PRINTING.search(command) or (_OPENING.search(command) and _was_denied(result)):
+        return _WORDS.findall(command)
+    return []
+
+
+def _was_denied(result: object) -> bool:
+    text = result_text(result)
+    text = text if len(text) <= 4000 else text[:2000] + text[-2000:]
+    if _NO_PERMISSION.search(text):
+        return True
+    has_run = _FAILURE.search(text) or _PROGRAM_SPEAKS.search(text)
+    return _is_short(text) and not has_run
+
+
+def written_paths(call: ToolCall) -> list[str]:
+    """The paths that *call* writes."""
+    return list(dict.fromkeys(path for path, is_written in _paths(call) if is_written))
+
+
+def written_lines(call: ToolCall) -> str:
+    """The lines that the input of *call*, which writes a file, puts into it, as far as it says."""
+    old: set[str] = set()
+    new: list[str] = []
+    for name, text in _strings(call.input):
+        lines = text.splitlines()
+        if OLD_TEXT_KEY.match(name):
+            old.update(lines)
+        elif _PATCH.search(text):
+            new += [line[1:] for line in lines if line.startswith("+")]
+        elif NEW_TEXT_KEY.match(name):
+            # An edit may begin and end within lines.
+            new += lines[1:-1] if old or name.startswith("new") else lines
+    return "\n".join(line for line in new if line not in old)
+
+
+def is_about_file(call: ToolCall) -> bool:
+    """Whether *call* works on a path that it is given, and runs no command."""
+    if command_line(call):
+        return False
+    return any(PATH_KEY.search(name) for name, _ in _strings(call.input))
+
+
+def _strings(value: object) -> Iterator[tuple[str, str]]:
+    """Every string inside a tool's input, with the name of the argument that holds it."""
+    # A stack of iterators instead of recursion: a hostile input may be nested very deep.
+    stack: list[Iterator[tuple[str, object]]] = [iter([("", value)])]
+    while stack:
+        for name, item in stack[-1]:
+            if isinstance(item, str):
+                yield name, item
+            elif isinstance(item, Mapping):
+                stack.append(((str(key), inner) for key, inner in item.items()))
+                break
+            elif isinstance(item, list | tuple):
+                stack.append(zip(repeat(name), item, strict=False))
+                break
+        else:
+            stack.pop()
+
+
+def _without_middle(command: str) -> str:
+    """*command*, or only the head and the tail of a very long one.
+
+    What is that long carries a document, and names files before and after it.
+    """
+    if len(command) <= _MAX_COMMAND_CHARS:
+        return command
+    half = _MAX_COMMAND_CHARS // 2
+    return f"{command[:half]} {command[-half:]}"
+
+
+def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
+    """The files that a shell command names, and whether it redirects into them."""
+    line = _without_middle(command)
+    line = _HEREDOC.sub(" ", line)
+    line = _URL.sub(" ", line)
+    for arrow, word in _WORD.findall(line):
+        path = word.rstrip(".,:;")
+        if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
+            continue
+        if _SOURCE_FILE.fullmatch(path) or _ROOTED.fullmatch(path):
+            yield path, bool(arrow)
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def commands(messages: Sequence[Message]) -> list[Command]:
+    """The commands that tools ran, oldest first, each with how it ended."""
+    results = results_by_id(messages)
+    ran = []
+    for call in tool_calls(messages):
+        text = command_line(call)
+        if text:
+            result = results.get(call.id)
+            ran.append(Command(text, is_failure(result), result_text(result)))
+    return ran
+
+
+def target(call: ToolCall) -> str:
+    """The beginning of what *call* is about, on one line.
+
+    That is its command, else its path, else its whole input as JSON.
+    """
+    paths = (text for name, text in _strings(call.input) if PATH_KEY.search(name))
+    text = command_line(call) or next(paths, "") or compact_json(call.input)
+    return one_line(text[:_MAX_TARGET_CHARS])
+
+
+def command_line(call: ToolCall) -> str:
+    """The command line that *call* runs, "" if it runs none."""
+    for name in POSSIBLE_COMMAND_KEYS:
+        value = call.input.get(name)
+        if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+            value = " ".join(value)
+        if isinstance(value, str) and value not in EDITOR_COMMANDS:
+            return value.strip()
+    lines = call.input.get(LINES_KEY)
+    if isinstance(lines, list | tuple):
+        return "\n".join(line for line in lines if isinstance(line, str)).strip()
+    return ""
+
+
+def is_failure(result: object) -> bool:
+    """Whether a tool result says that the call failed."""
+    if result is None:
+        return False
+    if field(result, "is_error"):
+        return True
+    text = result_text(result)
+    head = view(text).head  # some agents say there how a command ended
+    return _FAILURE.search(head) is not None or _FAILURE.search(text[-2000:]) is not None
+
+
+_REFUSAL = re.compile(
+    r"permission[^\n]{0,100}denied|(?:access|permission) (?:\w+ ){0,3}denied|denied by|"
+    r"not (?:permitted|allowed|authorized)|unauthori[sz]ed|forbidden|no such file|"
+    r"does not exist|doesn't exist|not found|cannot (?:open|access|read|stat|find)|"
+    r"could not (?:open|access|read|stat|find)|unable to|failed to|"
+    r"EACCES|ENOENT|EPERM|EISDIR|doesn't want to|rejected|declined|interrupted|cancelled|"
+    r"canceled|timed out|"
+    r"outside (?:of )?(?:the )?[\w ]{0,30}(?:work|root|allowed|project|director)|"
+    r"\b(?:blocked|refus(?:ed|ing)|abort(?:ed|ing)|restricted|prohibited|disallowed|denied|"
+    r"violation|skipped|not (?:readable|executed|run|available|within|approved?)|approval|"
+    r"(?:no|insufficient|without|have|lacks?) (?:\w+ )?"
+    r"(?:permission|privilege|right|access|approval)s?|"
+    r"(?:may|can|could|must|do|does|did|will|is|are)(?: not|n't|not) (?:be )?(?:\w+ )?"
+    r"(?:read|open|show|access|find|approve|allow|permit|do that)\w*|can't|"
+    r"hook (?:error|returned)|ignored by|is hidden|escapes|said no|exceeds|skip|"
+    r"den(?:y|ies)|withheld|prevents? (?:you|me|this|it|us)|"
+    r"must be (?:within|absolute|inside|below|under)|blocking error|"
+    r"requires? (?:\w+ ){0,3}(?:approval|confirmation|permission)|non accordée|berechtigung)\b|"
+    r"\b(?:verweiger|denegad|refusé|negad[oa]\b)|"
+    r"[\"']status[\"']\s*:\s*[\"'](?:error|denied|failed|failure|rejected|forbidden)|"
+    r"^\W*(?:HTTP\W*)?40[0-9]\W*$|[\"'](?:success|ok)[\"']\s*:\s*false|"
+    r"[\"']is_?error[\"']\s*:\s*true",
+    re.IGNORECASE,
+)
+_FIRST_LINE_REFUSAL = re.compile(
+    r"\s*[\[<{(\"'*`]*\s*(?:tool_use_error\b|traceback \(|(?:permission|access) denied|"
+    r"(?:error|failed|unable|cannot|could not) (?:to )?"
+    r"(?:read|open|access|load|find|view|writ|edit)|"
+    r"(?:errno|fatal|failed|failure|denied|\w{0,40}(?:error|exception))\b\s*[\"']?\s*[:>\]})])",
+    re.IGNORECASE,
+)
+_SHELL_REFUSAL = re.compile(
+    r"^[^\n]{0,300}: (?:permission denied|no such file or directory|operation not permitted|"
+    r"is a directory|not a directory|command not found|cannot open)\b|"
+    r"\A\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): |"
+    r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
+    re.IGNORECASE | re.MULTILINE,
+)
+_AGENT_SPEAKS = re.compile(
+    r"\W*(?:(?:the|this|your) )?"
+    r"(?:user|tool|hook|(?:file )?path|access|operation|request|command|action|permission|"
+    r"sandbox|policy|approval|error)\b",
+    re.IGNORECASE,
+)
+_SHORT_CHARS, _SHORT_LINES = 1000, 4
+
+
+def says_failure(text: str, *, whole: bool = False) -> bool:
+    """Whether a result that is not marked as an error says in its *text* that the call failed.
+
+    Searched is the beginning, and all of a text of a few lines; with *whole*, for command lines,
+    also what a shell says before or after the output. A file that only mentions errors is rarely
+    mistaken for a failure, and then the loss is small: it is not restored.
+    """
+    begin = text[:2000]
+    if _FIRST_LINE_REFUSAL.match(begin[:200]):
+        return True
+    first_line = begin.strip().partition("\n")[0]
+    if _AGENT_SPEAKS.match(first_line) and _REFUSAL.search(first_line):
+        return True
+    message = begin.partition(NOTE)[0].strip()
+    if _is_short(message) and _REFUSAL.search(message):
+        return True
+    if not whole:
+        return False
+    end = text[-2000:]
+    return bool(_SHELL_REFUSAL.search(begin) or _SHELL_REFUSAL.search(end))
+
+
+def _is_short(text: str) -> bool:
+    if len(text) > _SHORT_CHARS:
+        return False
+    return len([line for line in text.splitlines() if line.strip()]) <= _SHORT_LINES
+
+
+# Identifiers --------------------------------------------------------------------------------------
+
+
+def identifiers(
+    messages: Sequence[Message], redact: Callable[[str], str] = str, *, known: Iterable[str] = ()
+) -> list[str]:
+    """Ids, hashes and ticket numbers that the assistant used again, the latest used last.
+
+    *redact* is applied to each text before it is searched. Those *known* were there before.
+    """
+    seen = set(known)
+    used: dict[str, None] = {}
+    for message in messages:
+        mentioned: set[str] = set()
+        for text in _searchable_texts(message):
+            for piece in pieces_at_blanks(redact(text)):
+                mentioned.update(_IDENTIFIER.findall(piece))
+        if message["role"] == "assistant":
+            for name in sorted(mentioned & seen):
+                used.pop(name, None)
+                used[name] = None
+        seen |= mentioned
+    return [name for name in used if not _NO_IDENTIFIER.match(name)]
+
+
+def _searchable_texts(message: Message) -> Iterator[str]:
+    yield from texts(message)
+    if message["role"] == "assistant":
+        for call in tool_calls([message]):
+            yield compact_json(call.input)
+    else:
+        for result in tool_results([message]):
+            yield result_text(result)
+
+
+# Lines --------------------------------------------------------------------------------------------
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def is_one_line(text: str) -> bool:
+    """Whether *text* contains no line break of any kind, and no other control character."""
+    return _CONTROLS.search(text) is None
+
+
+def one_line(text: str) -> str:
+    """*text* on one line: control characters and runs of white space become one space."""
+    return " ".join(_CONTROLS.sub(" ", text).split())

@@ -1,0 +1,211 @@
+"""What stands in a context in place of something else, written and recognized.
+
+Of content that was offloaded (in two forms), of the middle of a long text, of a file folded to its
+names, and of what a broken history lacks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .._threads.pieces import overlapping_pieces
+from ..errors import SettingsError
+from ..providers.agent_tools import NOTE, NOTE_END
+from ..settings import excerpt, is_size
+
+# Required word for word.
+DIRECT = "[Tool result offloaded to file: {}]"
+BATCH = "[Content offloaded to: {}]"
+
+MAX_PATH = 4096
+MAX_SHOWN = 10_000
+"""The most characters that a preview may be set to show.
+
+A stage does not take a placeholder with a longer preview for its own.
+"""
+
+# One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
+_PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
+_FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
+_BATCH_BEGINNING = BATCH.split("{}", maxsplit=1)[0]
+_BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
+_WORDS = re.compile(r"[A-Za-z0-9._-]+")
+_PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """How many characters of *head* and *tail* stay visible after the placeholder's first line.
+
+    Raises SettingsError for what is not a whole number, 0 or more.
+    """
+
+    head: int = 400
+    tail: int = 200
+
+    def __post_init__(self) -> None:
+        for name, size in (("head", self.head), ("tail", self.tail)):
+            if not is_size(size):
+                raise SettingsError(
+                    f"{name} of a Preview is {excerpt(size)}; give a whole number of characters, "
+                    "0 or more"
+                )
+
+    def of(self, text: str) -> str:
+        """The lines that follow the placeholder: head, how much is missing, tail.
+
+        "" where nothing would be missing. Slices of a Python string are code points, so no
+        character is ever split.
+        """
+        shown = self.head + self.tail
+        missing = len(text) - shown
+        if missing <= 0:
+            return ""
+        head = text[: self.head]
+        tail = text[len(text) - self.tail :]
+        title = f"\nPreview, {shown} of {len(text)} characters:\n"
+        return f"{title}{head}{gap(missing)}{tail}"
+
+
+def quoted_file_names(text: str) -> list[str]:
+    """The file names in a *text* that quotes a placeholder of any form anywhere.
+
+    It returns too many names rather than too few.
+    """
+    if not any(begin in text for begin in _BEGINNINGS):
+        return []
+    names: list[str] = []
+    for piece in overlapping_pieces(text):
+        # Word by word: a pattern with the ending takes quadratic time in long words such as base64.
+        for word in _WORDS.findall(piece):
+            name = word.lstrip(".")
+            end = name.rfind(".md")
+            if end > 0:
+                names.append(name[: end + 3])
+    return names
+
+
+def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:
+    """The text that replaces *text*, which is now at *where*."""
+    first_line = form.format(where)
+    if preview is None:
+        return first_line
+    return first_line + preview.of(text)
+
+
+def reference(text: object) -> str | None:
+    """The path in a placeholder without a preview; None for any other content.
+
+    Only a text that is a placeholder from its first to its last character counts. A tool
+    result that merely begins like one is content, and so is one with an impossibly long path.
+    """
+    if not isinstance(text, str):
+        return None
+    match = _FORMS.fullmatch(text)
+    return match[1] if match else None
+
+
+def reference_with_preview(text: object, most: int | None = None) -> str | None:
+    """The path in a placeholder with a preview of at most *most* characters.
+
+    None for any other content. Any page can look like a preview. So code that spares a text because
+    of it must give *most*, and compare the path with the one that belongs to the block's own id.
+    """
+    if not isinstance(text, str):
+        return None
+    match = _FORMS.match(text)
+    if match is None:
+        return None
+    title = _PREVIEW.match(text, match.end())
+    if title is None:
+        return None
+    shown = int(title[1])
+    missing = int(title[2]) - shown
+    limit = len(text) if most is None else most
+    if shown > limit or missing <= 0:
+        return None
+    # The rest must be exactly what the title announces.
+    note = gap(missing)
+    start = title.end()
+    if len(text) != start + shown + len(note) or note not in text[start:]:
+        return None
+    return match[1]
+
+
+def any_reference(text: object, most: int | None = None) -> str | None:
+    """The path in a placeholder alone, or with a preview of at most *most* characters.
+
+    None for any other content.
+    """
+    return reference(text) or reference_with_preview(text, most)
+
+
+def is_batch(text: str) -> bool:
+    """Whether *text* is a placeholder of batch offloading."""
+    if not text.startswith(_BATCH_BEGINNING):
+        return False
+    return any_reference(text, MAX_SHOWN) is not None
+
+
+_GAP = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
+
+
+def gap(missing: int, where: str = "") -> str:
+    """The line in place of *missing* characters; *where* is the file that has the whole text."""
+    source = f"; the whole text is in {where}" if where else ""
+    return f"\n[... {missing} characters left out{source} ...]\n"
+
+
+def shorten(text: str, limit: int, where: str = "") -> str:
+    """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
+
+    *where* is the file that contains the whole text.
+    """
+    if len(text) <= limit:
+        return text
+    head_chars = limit * 2 // 3
+    tail_chars = limit - head_chars
+    head = text[:head_chars]
+    tail = text[len(text) - tail_chars :]
+    return f"{head}{gap(len(text) - limit, where)}{tail}"
+
+
+def is_cut(text: str, whole: str) -> bool:
+    """Whether *text* is *whole*, or what `shorten` leaves of it."""
+    if text == whole:
+        return True
+    note = _GAP.search(text)
+    if note is None:
+        return False
+    head = text[: note.start()]
+    tail = text[note.end() :]
+    return whole.startswith(head) and whole.endswith(tail)
+
+
+_HEAD = f"{NOTE}\n## File Context: "
+
+
+def fold_block(path: str, body: str) -> str:
+    """The block of the file at *path* with the lines of *body*, if any."""
+    lines = [f"{_HEAD}{_one_line(path)}"]
+    if body:
+        lines.append(body)
+    lines.append(NOTE_END)
+    return "\n".join(lines)
+
+
+def _one_line(path: str) -> str:
+    """*path* so that it can end neither its line nor its block."""
+    return re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
+
+
+def is_folded(text: str) -> bool:
+    """Whether *text* begins as the block of a folded file does."""
+    return text.startswith(_HEAD)
+
+
+INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
+OPENING = "[The conversation begins here.]"
+DROPPED = "[Nothing of this message could be kept.]"
+SILENT_ERROR = "[The tool failed and gave no further word.]"

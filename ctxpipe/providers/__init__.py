@@ -1,0 +1,1 @@
+"""Tables of what others say: agents' tools, refusals of models, prices."""

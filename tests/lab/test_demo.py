@@ -1,0 +1,76 @@
+"""``ctxpipe demo``: an agent that reads files, without a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ctxpipe.lab import demo
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Forty files of source, one of them hidden and one of them no text."""
+    for number in range(40):
+        lines = [f"def handler_{number}_{line}(request): ..." for line in range(300)]
+        (tmp_path / f"part_{number:02}.py").write_text("\n".join(lines))
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "key.py").write_text("KEY = 1")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    return tmp_path
+
+
+def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main([str(folder)]) == 0
+
+    said = capsys.readouterr().out
+    rows = re.findall(r"^ +(\d+|in all) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
+    turns = [turn for turn, _, _ in rows]
+    assert said.startswith("An agent reads 40 files,")
+    assert turns == ["5", "10", "15", "20", "25", "30", "35", "40", "in all"]
+    for _, with_it, without in rows:
+        assert int(with_it.replace(",", "")) < int(without.replace(",", "")) / 2
+
+
+def test_its_requests_are_valid_and_its_history_is_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.main([str(folder)])
+
+    said = capsys.readouterr().out
+    assert "refuse: 0\n" in said
+    assert "whole: True\n" in said
+
+
+def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.main([str(folder)])
+
+    said = capsys.readouterr().out
+    [path] = re.findall(r"^\[Tool result offloaded to file: (.+)\]$", said, re.MULTILINE)
+    assert "handler_0_299" in Path(path).read_text()
+    assert "line 2, offset 30: def handler_0_1(request): ..." in said
+
+
+def test_a_few_short_files_stay_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.md").write_text("short")
+
+    assert demo.main([str(tmp_path)]) == 0
+    assert "search_offloaded" not in capsys.readouterr().out
+
+
+def test_a_folder_without_text_is_a_misuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        demo.main([str(tmp_path)])
+
+    assert ended.value.code == 2
+    assert "there are no text files" in capsys.readouterr().err

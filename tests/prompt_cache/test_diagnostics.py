@@ -1,0 +1,126 @@
+"""The doctor itself, by bills as a provider would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from histories import assistant, user
+from models import OTHER_MODEL
+
+from ctxpipe.messages import Message
+from ctxpipe.prompt_cache import Bill, CacheDoctor, Cause, Sent
+from ctxpipe.tokens import TokenCounter
+
+MARKED = {"model": OTHER_MODEL, "cache_control": {"type": "ephemeral"}}
+
+
+def turn(number: int) -> list[Message]:
+    return [user(f"{number} " + "word " * 3000), assistant("Yes.")]
+
+
+def send(doctor: CacheDoctor, messages: list[Message], seconds: float = 0.0, **more: Any) -> object:
+    source = list(messages)
+    fields = {"options": MARKED, **more}
+    doctor.send(Sent(source, seconds, **fields), source)
+    return source
+
+
+def refuse_to_count(words: str) -> int:
+    raise AssertionError("nothing is to be counted")
+
+
+def test_nothing_is_read_before_a_bill_comes() -> None:
+    doctor = CacheDoctor(TokenCounter(refuse_to_count))
+
+    for number in range(20):
+        send(doctor, turn(number), system="Be brief.")
+
+
+def test_what_is_kept_is_bounded_however_long_a_conversation_is() -> None:
+    doctor = CacheDoctor(TokenCounter(len))
+    for number in range(200):
+        send(doctor, turn(number), float(number))
+        if number % 3:
+            doctor.observe(Bill(0, 3000, 0))
+
+    assert len(doctor._entries) <= 32
+    assert len(doctor._waiting) <= 5
+
+
+def test_a_first_request_cannot_miss() -> None:
+    doctor = CacheDoctor(TokenCounter())
+    send(doctor, turn(0))
+
+    assert doctor.observe(Bill(0, 3000, 0)) == []
+
+
+def test_reading_more_than_was_predicted_is_no_miss() -> None:
+    """Another conversation with the same beginning has written it, or it lived longer."""
+    doctor = CacheDoctor(TokenCounter())
+    send(doctor, turn(0))
+    doctor.observe(Bill(2000, 1000, 0))
+    send(doctor, [*turn(0), *turn(1)], 1000.0)
+
+    assert doctor.observe(Bill(3000, 3000, 0)) == []
+
+
+def test_what_the_rules_do_not_predict_is_unexplained() -> None:
+    doctor = CacheDoctor(TokenCounter())
+    send(doctor, turn(0))
+    doctor.observe(Bill(0, 3000, 0))
+    send(doctor, [*turn(0), *turn(1)], 10.0)
+
+    [miss] = doctor.observe(Bill(0, 6000, 0))
+
+    assert (miss.cause, miss.tokens, miss.written) == (Cause.UNEXPLAINED, 3000, 3000)
+
+
+def test_what_is_unexplained_and_what_is_not_are_two_misses() -> None:
+    """After an edit what follows it is lost with reason, what precedes it is not."""
+    first: Any = user(
+        {"type": "text", "text": "word " * 3000, "cache_control": {"type": "ephemeral"}}
+    )
+    doctor = CacheDoctor(TokenCounter())
+    history = [first, assistant("Yes."), *turn(1)]
+    send(doctor, history[:-1])
+    doctor.observe(Bill(0, 6000, 0))
+    edited = [first, assistant("Yes."), user("9 " + "word " * 3000), assistant("Yes."), *turn(2)]
+    edited.insert(4, history[2])  # so that something after the edit is as it was
+    send(doctor, edited[:-1], 10.0)
+
+    unexplained, explained = doctor.observe(Bill(0, 12_000, 0))
+
+    assert (unexplained.cause, explained.cause) == (Cause.UNEXPLAINED, Cause.MESSAGE)
+    assert unexplained.tokens == pytest.approx(3000, rel=0.01)
+    assert explained.tokens == pytest.approx(6000, rel=0.01)
+
+
+def test_a_request_without_a_bill_is_what_the_next_is_compared_with() -> None:
+    doctor = CacheDoctor(TokenCounter())
+    send(doctor, turn(0))
+    doctor.observe(Bill(0, 3000, 0))
+    send(doctor, [*turn(0), *turn(1)], 10.0)
+    doctor.observe(None)
+    send(doctor, [*turn(0), *turn(1), *turn(2)], 20.0, system="Be long.")
+
+    [miss] = doctor.observe(Bill(0, 9000, 0))
+
+    assert miss.cause is Cause.SYSTEM
+    assert miss.tokens == pytest.approx(6000, rel=0.01)
+
+
+def test_a_bill_of_nothing_that_was_sent_is_nobodys() -> None:
+    doctor = CacheDoctor(TokenCounter())
+
+    assert doctor.observe(Bill(0, 3000, 0)) == []
+
+
+def test_a_bill_that_comes_twice_counts_once() -> None:
+    doctor = CacheDoctor(TokenCounter())
+    source = send(doctor, turn(0))
+    doctor.observe(Bill(0, 3000, 0), source)
+    source = send(doctor, [*turn(0), *turn(1)], 500.0)
+
+    assert len(doctor.observe(Bill(0, 6000, 0), source)) == 1
+    assert doctor.observe(Bill(0, 6000, 0), source) == []

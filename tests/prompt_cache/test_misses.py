@@ -1,0 +1,51 @@
+"""Bills: read off the usage of a reply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from anthropic.types import Usage
+
+from ctxpipe.prompt_cache import Bill, as_bill
+
+USAGE: dict[str, Any] = {
+    "input_tokens": 5,
+    "cache_read_input_tokens": 100,
+    "cache_creation_input_tokens": 20,
+}
+
+
+def test_a_usage_and_a_whole_reply_say_the_same() -> None:
+    assert as_bill(USAGE) == as_bill({"usage": USAGE}) == Bill(100, 20, 5)
+    assert as_bill(Usage(**USAGE, output_tokens=3)) == Bill(100, 20, 5)
+
+
+def test_what_was_written_for_an_hour_is_told() -> None:
+    hour = {"cache_creation": {"ephemeral_1h_input_tokens": 15, "ephemeral_5m_input_tokens": 5}}
+
+    assert as_bill({**USAGE, **hour}) == Bill(100, 20, 5, 15)
+
+
+NO_BILLS: dict[str, Any] = {
+    "no word of the cache": {"input_tokens": 5},
+    "not numbers": {**USAGE, "cache_read_input_tokens": None},
+    "below zero": {**USAGE, "input_tokens": -1},
+    "the server ran tools": {**USAGE, "server_tool_use": {"web_search_requests": 1}},
+    "several requests": {
+        **USAGE,
+        "iterations": [{"type": "message", **USAGE}, {"type": "message", **USAGE}],
+        "input_tokens": 10,
+    },
+}
+
+
+@pytest.mark.parametrize("name", NO_BILLS)
+def test_what_is_not_the_bill_of_the_one_request_is_none(name: str) -> None:
+    assert as_bill(NO_BILLS[name]) is None
+
+
+def test_what_the_server_has_cleared_was_sent_and_not_billed() -> None:
+    edits = {"applied_edits": [{"cleared_input_tokens": 9}]}
+
+    assert as_bill({"usage": USAGE, "context_management": edits}) is None

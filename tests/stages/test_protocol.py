@@ -1,0 +1,88 @@
+"""What a stage sees and what it may answer."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from histories import chat, user
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Change,
+    DirectOffload,
+    LocalStorage,
+    Skip,
+    TokenCounter,
+    Turn,
+)
+from ctxpipe.edits.offload import CandidateIndex
+from ctxpipe.stages.protocol import Intent, PlannedStage, Tracked
+from ctxpipe.tokens import Ledger
+
+
+def turn(*messages: str, tracked: Tracked | None = None) -> Turn:
+    return Turn(
+        [user(words) for words in messages],
+        ledger=Ledger(TokenCounter(len)),
+        overhead=5,
+        tracked=tracked,
+    )
+
+
+async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands_beside_them():
+    assert await turn("four", "sixsix").raw_tokens() == 15
+    assert list(await turn("four", "sixsix").prefix_sums()) == [0, 4, 10]
+
+
+async def test_before_the_first_bill_the_counted_tokens_are_expected() -> None:
+    assert await turn("four", "six").tokens() == 12
+
+
+async def test_after_a_bill_the_estimate_is_what_was_billed() -> None:
+    asked = turn("x" * 95)
+    asked.ledger.observe({"input_tokens": 120}, asked.messages, overhead=5)
+
+    assert await asked.tokens() == 120
+
+
+async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own() -> None:
+    alone = Turn(chat(2))
+
+    assert alone.budget == Budget()
+    assert await alone.counter.texts(["hello"]) == [1]
+    assert await alone.raw_tokens() > 0
+
+
+async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches() -> None:
+    first = turn("four", "sixsix", tracked=Tracked(0, bulky=False))
+    await first.raw_tokens()
+    longer = replace(first, messages=[*first.messages, user("xx")])
+
+    assert list(await longer.prefix_sums()) == [0, 4, 10, 12]
+
+
+def test_a_record_is_made_once_and_found_again_by_its_kind() -> None:
+    asked = turn()
+
+    made = asked.recall(CandidateIndex)
+
+    assert asked.recall(CandidateIndex) is made
+    assert len(asked.memory) == 1
+
+
+def test_turns_and_answers_cannot_be_edited() -> None:
+    for value, name in (
+        (turn(), "force"),
+        (Change([]), "may_grow"),
+        (Skip("no"), "reason"),
+        (Intent("?"), "reason"),
+    ):
+        with pytest.raises((FrozenInstanceError, AttributeError)):
+            setattr(value, name, True)
+
+
+def test_the_offload_stages_can_plan() -> None:
+    assert isinstance(DirectOffload(LocalStorage("x")), PlannedStage)
+    assert isinstance(BatchOffload(LocalStorage("x")), PlannedStage)
