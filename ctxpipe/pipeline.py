@@ -11,8 +11,10 @@ from typing import Any, Literal, Self
 from ._callables import answers_at_once, takes_one
 from ._logs import logger
 from ._threads.threads import in_thread_if
+from .conversation import walk
 from .conversation.conversation import CACHE_SECONDS, Conversation
-from .conversation.runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
+from .conversation.stages import stage_name
+from .conversation.state import PipelineSettings, Request, State, Thinking, Veto, is_long
 from .errors import SettingsError
 from .messages import Message, field
 from .providers.prices import PRICES, Prices
@@ -98,7 +100,7 @@ class ContextPipeline:
         one_of("keep", "strip", "protect").check("thinking", thinking)
         PRICES.optional.check("prices", prices)
         COUNT.check("max_sessions", max_sessions)
-        self._runner = Runner(
+        self._settings = PipelineSettings(
             Budget() if budget is None else budget,
             as_counter(counter),
             on_report,
@@ -109,19 +111,19 @@ class ContextPipeline:
         )
         self._doubts: set[str] = set()  # that were warned of
         self._max_sessions = max_sessions
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._states: OrderedDict[str, State] = OrderedDict()
         self._sessions = Held(max_sessions, lambda _: 1)
         for stage in stages:
             self.use(stage)
 
     def __repr__(self) -> str:
-        names = ", ".join(map(stage_name, self._runner.stages))
+        names = ", ".join(map(stage_name, self._settings.stages))
         return f"<ContextPipeline: {names or 'no stages'}>"
 
     @property
     def budget(self) -> Budget:
         """When the context is too long, and what to bring it down to."""
-        return self._runner.budget
+        return self._settings.budget
 
     @property
     def max_sessions(self) -> int:
@@ -131,12 +133,12 @@ class ContextPipeline:
     @property
     def counter(self) -> TokenCounter:
         """The one counter behind every decision."""
-        return self._runner.counter
+        return self._settings.counter
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages, in the order in which they run."""
-        return tuple(self._runner.stages)
+        return tuple(self._settings.stages)
 
     def use(self, stage: Stage) -> Self:
         """Add *stage* after the ones already here.
@@ -147,11 +149,11 @@ class ContextPipeline:
         anything that cannot be called with a turn.
         """
         _check_stage(stage)
-        for doubt in _doubts(self._runner.stages, stage):
+        for doubt in _doubts(self._settings.stages, stage):
             if doubt not in self._doubts:
                 self._doubts.add(doubt)
                 logger.warning("%s", doubt)
-        self._runner.stages.append(stage)
+        self._settings.stages.append(stage)
         return self
 
     async def run(
@@ -176,13 +178,13 @@ class ContextPipeline:
         Raises InvalidHistory when *messages* is not a valid message list, before anything is
         written.
         """
-        with self._claim(session_id) as record:
+        with self._claim(session_id) as state:
             given = Request(system, tools, request or {}, force)
-            has_many = is_long(messages, len(record.given))
-            step = await in_thread_if(has_many, record.begin, messages)
+            has_many = is_long(messages, len(state.given))
+            step = await in_thread_if(has_many, state.begin, messages)
             with Generation(session_id).running():
-                result = await self._runner.run(step, session_id, record, given)
-            record.end(step, result.messages)
+                result = await walk.run(step, session_id, state, given)
+            state.end(step, result.messages)
             return result
 
     async def plan(
@@ -201,7 +203,9 @@ class ContextPipeline:
         is the context as far as known.
         """
         SESSION_ID.check("session_id", session_id)
-        return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
+        return await walk.plan(
+            self._settings, messages, session_id, Request(system, tools, {}, force)
+        )
 
     def observe(
         self,
@@ -219,8 +223,8 @@ class ContextPipeline:
         check_usage(usage)
         if model is None:
             model = field(usage, "model")
-        with self._claim(session_id) as record:
-            record.ledger.observe(usage, messages, overhead=record.overhead.tokens, model=model)
+        with self._claim(session_id) as state:
+            state.ledger.observe(usage, messages, overhead=state.overhead.tokens, model=model)
 
     def session(
         self,
@@ -275,27 +279,27 @@ class ContextPipeline:
 
         Raises SettingsError.
         """
-        return Session(Conversation(self._runner, session_id, **settings))
+        return Session(Conversation(self._settings, session_id, **settings))
 
     @contextmanager
-    def _claim(self, session_id: str) -> Iterator[Record]:
+    def _claim(self, session_id: str) -> Iterator[State]:
         """What is remembered about the session.
 
         A second run at the same time starts without memory.
         """
         SESSION_ID.check("session_id", session_id)
-        record = self._records.get(session_id)
-        if record is None or record.busy:
-            record = self._runner.new_record()
-            self._records.setdefault(session_id, record)
-        self._records.move_to_end(session_id)
-        while len(self._records) > self._max_sessions:
-            self._records.popitem(last=False)
-        record.busy = True
+        state = self._states.get(session_id)
+        if state is None or state.busy:
+            state = self._settings.new_state()
+            self._states.setdefault(session_id, state)
+        self._states.move_to_end(session_id)
+        while len(self._states) > self._max_sessions:
+            self._states.popitem(last=False)
+        state.busy = True
         try:
-            yield record
+            yield state
         finally:
-            record.busy = False
+            state.busy = False
 
 
 def _doubts(stages: Sequence[Stage], new: Stage) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, prices_of
 from ..stages.reports import Result
 from ..tokens import TokenCounter
-from .runner import Request
+from .state import Request
 from .timeline import Step
 
 MOST_MISSES = 200

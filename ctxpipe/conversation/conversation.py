@@ -36,14 +36,15 @@ from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
 from ..storage.waiting import lock_deadline
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens, check_usage, has_usage
+from . import walk
 from .cache_watch import CacheWatch
 from .gate import Exchanges, Gate, stages_are_asking
 from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
 from .open_calls import add_appended
 from .recovery import can_be_about, last_bill, learn_window
-from .runner import Request, Runner, model_of
 from .signals import Diagnostics, Signals, Watch
+from .state import PipelineSettings, Request, model_of
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -67,7 +68,7 @@ class Conversation:
 
     def __init__(
         self,
-        runner: Runner,
+        settings: PipelineSettings,
         session_id: str,
         *,
         journal: JournalStorage | None = None,
@@ -89,7 +90,7 @@ class Conversation:
         self.session_id = session_id
         self.turns: int = 0
         self.on_change: Callable[[str, Conversation], object] | None = None
-        self._runner = runner
+        self._settings = settings
         self._verify = verify
         self._cache_seconds = cache_seconds
         self._clock = clock
@@ -108,9 +109,9 @@ class Conversation:
 
     def _begin(self) -> None:
         """Know nothing of the conversation yet."""
-        self._record = self._runner.new_record()
-        self._memory = self._new_memory(self._record)
-        self._cache = CacheWatch(self._runner.counter, self._runner.prices, self._clock)
+        self._state = self._settings.new_state()
+        self._memory = self._new_memory(self._state)
+        self._cache = CacheWatch(self._settings.counter, self._settings.prices, self._clock)
         self._cached_at: float | None = None
         self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._next_focus: str | None = None  # of the compaction that is due
@@ -118,7 +119,7 @@ class Conversation:
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
         self.fill: float = 0.0
         self._watch: Watch | None = None
-        if any(isinstance(stage, Collapse) for stage in self._runner.stages):
+        if any(isinstance(stage, Collapse) for stage in self._settings.stages):
             self._watch = Watch(self.session_id)
 
     def _begin_anew(self) -> None:
@@ -136,7 +137,7 @@ class Conversation:
         one knows, for a history that goes on in two ways. It keeps no journal.
         """
         fork = Conversation(
-            self._runner,
+            self._settings,
             self.session_id,
             verify=self._verify,
             cache_seconds=self._cache_seconds,
@@ -144,8 +145,8 @@ class Conversation:
         )
         fork._memory.timeline.apply(self._memory.timeline.snapshot())
         fork._memory.timeline.placeholders.update(self._memory.timeline.placeholders)
-        fork._record.ledger.load(self._record.ledger.samples)
-        fork._record.windows |= self._record.windows
+        fork._state.ledger.load(self._state.ledger.samples)
+        fork._state.windows |= self._state.windows
         return fork
 
     # What is known --------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class Conversation:
     def storages(self) -> list[object]:
         """All that something of it is written to: the journal, or None, comes first."""
         used: list[object] = []
-        for stage in self._runner.stages:
+        for stage in self._settings.stages:
             used += (getattr(stage, "storage", None), getattr(stage, "archive", None))
         if self.journal is not None:
             used.append(texts_of(self.journal))
@@ -268,8 +269,8 @@ class Conversation:
                     self._memory.notify(sentence)
                 result = await self._shape(history, asked)
                 self.turns += 1
-                tokens = self._record.ledger.estimate(result.tokens_after, result.messages)
-                self.fill = tokens / self._runner.budget_for(self._record, asked.options).trigger
+                tokens = self._state.ledger.estimate(result.tokens_after, result.messages)
+                self.fill = tokens / self._settings.budget_for(self._state, asked.options).trigger
                 self._cache.send(result, asked)
                 return result
             finally:
@@ -327,7 +328,7 @@ class Conversation:
         while True:
             step = await self._align(history, thorough=thorough)
             with stages_are_asking():
-                result = await self._runner.run(step, self.session_id, self._record, asked, stages)
+                result = await walk.run(step, self.session_id, self._state, asked, stages)
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
             elif await self._commit(step):
@@ -377,7 +378,7 @@ class Conversation:
             first = min(memory.unreported, end if first is None else first, end)
         self._cache.note(step, first)
         self._apply(step)
-        self._record.keep(len(memory.timeline.context))
+        self._state.keep(len(memory.timeline.context))
         notices, memory.notices = tuple(memory.notices), []
         return Result(  # dataclasses.replace takes four times as long, on every turn
             result.messages,
@@ -420,7 +421,7 @@ class Conversation:
                 "there is nothing to compact yet: run the session first, or give the history"
             )
         async with self._alone():
-            last = self._record.overhead
+            last = self._state.overhead
             asked = Request(
                 last.system,
                 last.tools,
@@ -442,7 +443,7 @@ class Conversation:
     def _compact_stages(self, focus: str) -> dict[int, Stage]:
         """The `Compact` stages by their places, with *focus*. Raises SettingsError without any."""
         stages: dict[int, Stage] = {}
-        for place, stage in enumerate(self._runner.stages):
+        for place, stage in enumerate(self._settings.stages):
             if isinstance(stage, Compact):
                 stages[place] = stage.with_focus(focus) if focus else stage
         if not stages:
@@ -452,7 +453,7 @@ class Conversation:
     @property
     def can_compact(self) -> bool:
         """Whether the pipeline has a `Compact` stage."""
-        return any(isinstance(stage, Compact) for stage in self._runner.stages)
+        return any(isinstance(stage, Compact) for stage in self._settings.stages)
 
     @property
     def is_compaction_due(self) -> bool:
@@ -540,7 +541,7 @@ class Conversation:
             memory.taken = count
             if await memory.write(step):
                 self._apply(step)
-                self._record.keep(min(self._record.agreed, step.same))
+                self._state.keep(min(self._state.agreed, step.same))
         finally:
             memory.taken = 0
 
@@ -629,8 +630,8 @@ class Conversation:
             model = None
         self._recovered_at = None
         billed = self._memory.timeline.sent if sent is None else sent
-        overhead = self._record.overhead.tokens
-        self._record.ledger.observe(usage, billed, overhead=overhead, model=model)
+        overhead = self._state.overhead.tokens
+        self._state.ledger.observe(usage, billed, overhead=overhead, model=model)
         self._cached_at = self._clock() if cached_tokens(usage) else None
         self._cache.observe(usage, sent, model)
 
@@ -655,16 +656,16 @@ class Conversation:
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
         self.forget(sent)
         options = request or {}
-        record = self._record
-        tokens = record.ledger.estimate(sent.tokens_after, sent.messages)
-        model = model_of(record, options)
-        if not can_be_about(refusal, record, sent.tokens_after, model):
+        state = self._state
+        tokens = state.ledger.estimate(sent.tokens_after, sent.messages)
+        model = model_of(state, options)
+        if not can_be_about(refusal, state, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)
-        likely = tokens if last_bill(record, model) else conservative(sent.tokens_after)
-        budget = self._runner.budget_for(record, options)
-        if notice := learn_window(refusal, record, budget, model, likely):
+        likely = tokens if last_bill(state, model) else conservative(sent.tokens_after)
+        budget = self._settings.budget_for(state, options)
+        if notice := learn_window(refusal, state, budget, model, likely):
             self._memory.notify(notice)
-        trigger = self._runner.budget_for(record, options).trigger
+        trigger = self._settings.budget_for(state, options).trigger
         if likely < FAR_BELOW * trigger and not (refusal.has_numbers or refusal.has_code):
             return None
         last = self._recovered_at
@@ -672,17 +673,17 @@ class Conversation:
             return None
         self._recovered_at = tokens
         if refusal.tokens is not None:
-            record.ledger.observe(
+            state.ledger.observe(
                 {"input_tokens": refusal.tokens},
                 sent.messages,
-                overhead=record.overhead.tokens,
+                overhead=state.overhead.tokens,
                 model=model,
                 is_certain=True,
             )
         shorter = await self.run(history, system=system, tools=tools, force=True, request=request)
         # The messages alone: the caller may have named the system prompt and tools only once.
-        before = await self._runner.counter.count(sent.messages)
-        after = await self._runner.counter.count(shorter.messages)
+        before = await self._settings.counter.count(sent.messages)
+        after = await self._settings.counter.count(shorter.messages)
         return shorter if after < before else None
 
 

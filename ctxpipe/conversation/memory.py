@@ -23,7 +23,7 @@ from ..storage.protocol import texts_of
 from .journal import DAMAGED, Entry, Journal, chain
 from .lost_files import write_lost_files
 from .packing import Packing, Replay
-from .runner import Record
+from .state import State
 from .timeline import Step, Timeline
 
 REDACTED = (
@@ -56,7 +56,7 @@ class Line(NamedTuple):
 class Memory:
     """The timeline of a session, and the journal that another process continues from.
 
-    *record* holds what the ledger has learned, which is written with the turns. *notices* are for
+    *state* holds what the ledger has learned, which is written with the turns. *notices* are for
     the next result. The timeline rests on the first *base* entries of the journal. Entries that
     others write to the same branch are taken over when the caller's history continues them.
     Otherwise the next entry of this session begins a branch.
@@ -68,7 +68,7 @@ class Memory:
     def __init__(
         self,
         session_id: str,
-        record: Record,
+        state: State,
         journal: JournalStorage | None,
         keys: Sequence[bytes] = (),
         *,
@@ -83,7 +83,7 @@ class Memory:
         self.unreported: int | None = None  # first message of the context that others have changed
         self.generation: Generation = Generation(session_id, has_journal=journal is not None)
         self._session_id = session_id
-        self._record = record
+        self._state = state
         self._journal = Journal(journal, session_id, keys) if journal else None
         self._packing = Packing(journal, session_id, texts=texts)
         self._is_read = journal is None
@@ -269,12 +269,12 @@ class Memory:
         self._is_behind = line.base < _length(entries, line.branch)
         self._unwritten = []
         self._found = ""
-        self._record.keep(0)
+        self._state.keep(0)
         if line.base:
             last = entries[line.base - 1]
             self._seal = last.seal
-            self._record.ledger.load(last.samples)
-            self._record.windows |= dict(last.windows)
+            self._state.ledger.load(last.samples)
+            self._state.windows |= dict(last.windows)
             self._saved = self._calibration()
             self._load_attempts(_path(entries, line.base))
 
@@ -392,17 +392,17 @@ class Memory:
         return True
 
     def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:
-        windows = list(self._record.windows.items())
-        samples = self._record.ledger.samples
+        windows = list(self._state.windows.items())
+        samples = self._state.ledger.samples
         return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
 
     def _calibration(self) -> tuple[float, dict[str | None, int]]:
-        return self._record.ledger.factor, dict(self._record.windows)
+        return self._state.ledger.factor, dict(self._state.windows)
 
     def _attempts(self) -> dict[str, Any]:
         """What the stages remember of their attempts, by their places."""
         saved: dict[str, Any] = {}
-        for place, memory in self._record.memories.items():
+        for place, memory in self._state.memories.items():
             attempts = memory.get(Attempts)
             if isinstance(attempts, Attempts) and (values := attempts.saved()):
                 saved[str(place)] = values
@@ -413,7 +413,7 @@ class Memory:
         if not turns:
             return
         saved: dict[str, Any] = turns[-1]["attempts"]
-        memories = self._record.memories
+        memories = self._state.memories
         for place in {*memories, *map(int, saved)}:
             memory = memories.setdefault(place, {})
             known = memory.get(Attempts)
@@ -424,8 +424,8 @@ class Memory:
     def _has_learned(self) -> bool:
         """Whether bills and refusals have taught what the journal does not hold."""
         factor, windows = self._saved
-        drift = abs(self._record.ledger.factor - factor)
-        return drift > NOTABLE_DRIFT * factor or self._record.windows != windows
+        drift = abs(self._state.ledger.factor - factor)
+        return drift > NOTABLE_DRIFT * factor or self._state.windows != windows
 
     def apply(self, step: Step) -> None:
         """Take *step* into the timeline, once it is written."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from ..messages import THINKING, Block, Message, blocks, has_calls, has_results, kind
+from ..messages import THINKING, Block, Message, blocks, has_calls, has_results, has_thinking, kind
 from .diff import Edit
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
@@ -149,3 +149,11 @@ def _mapping(value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
         return {}
     return dict(value)
+
+
+def index_after_thinking(messages: Sequence[Message]) -> int:
+    """The index after the last message that carries thinking, 0 when none does."""
+    for end in range(len(messages), 0, -1):
+        if has_thinking(messages[end - 1]):
+            return end
+    return 0

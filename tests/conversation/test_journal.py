@@ -42,7 +42,7 @@ from ctxpipe import (
     check,
 )
 from ctxpipe.conversation.memory import REPLACED
-from ctxpipe.conversation.runner import Record
+from ctxpipe.conversation.state import State
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message, blocks
 from ctxpipe.session.session import conversation_of
@@ -74,8 +74,8 @@ def pipeline(storage: LocalStorage, summarize: Counting | None = None) -> Contex
     return ContextPipeline(stages, budget=Budget(window=2000, trigger=1200), on_error="raise")
 
 
-def record_of(session: Session) -> Record:
-    return conversation_of(session)._record
+def record_of(session: Session) -> State:
+    return conversation_of(session)._state
 
 
 def new_session(
@@ -463,7 +463,7 @@ async def test_what_bills_have_taught_is_known_again(tmp_path: Path) -> None:
     storage, history = LocalStorage(tmp_path), chat(9, 60)
     session = new_session(storage)
     result = await session.run(history)
-    billed = 2 * conversation_of(session)._runner.counter.total(result.messages)
+    billed = 2 * conversation_of(session)._settings.counter.total(result.messages)
     session.observe({"input_tokens": billed}, model="m")
     await session.run([*history, assistant("more")])
 
@@ -477,7 +477,7 @@ async def test_a_bill_alone_is_written_down_without_a_turn(tmp_path: Path) -> No
     storage, history = LocalStorage(tmp_path), chat(9, 60)
     session = new_session(storage)
     result = await session.run(history)
-    billed = 2 * conversation_of(session)._runner.counter.total(result.messages)
+    billed = 2 * conversation_of(session)._settings.counter.total(result.messages)
     session.observe({"input_tokens": billed}, model="m")
     await session.run(history)
 
@@ -493,7 +493,7 @@ async def test_bills_that_teach_nothing_new_write_nothing(tmp_path: Path) -> Non
     session = new_session(storage)
     for _ in range(9):
         result = await session.run(history)
-        billed = 2 * conversation_of(session)._runner.counter.total(result.messages)
+        billed = 2 * conversation_of(session)._settings.counter.total(result.messages)
         session.observe({"input_tokens": billed}, model="m")
 
     assert len(lines(tmp_path)) == 2  # the turn, and what the first bill has taught

@@ -89,7 +89,7 @@ async def test_a_stream_comes_chunk_by_chunk_and_its_bill_is_learned(tmp_path):
             text = "".join([piece async for piece in chunks.text_stream])
     assert text == "reply 0"
     session = next(iter(gateway.gateway.shaper().conversations)).session
-    assert session._record.ledger.model == MODEL
+    assert session._state.ledger.model == MODEL
     assert (gateway.gateway.record.turns[0].dollars or 0) > 0
 
 

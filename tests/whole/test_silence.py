@@ -30,7 +30,7 @@ from ctxpipe import (
     SummaryFailed,
     Turn,
 )
-from ctxpipe.conversation.runner import Request
+from ctxpipe.conversation.state import Request
 from ctxpipe.messages import Message, tool_calls, tool_results
 from ctxpipe.stages.compact import CompactResult
 from ctxpipe.stages.reports import Outcome, StageReport
@@ -196,7 +196,7 @@ async def test_reprs_of_what_a_stage_sees_hold_no_messages() -> None:
 
     pipeline = ContextPipeline([look])
     result = await pipeline.run(secretive(), session_id="s", system=SYSTEM, tools=TOOLS)
-    seen += [*pipeline._records.values(), *result.reports, Request(SYSTEM, TOOLS, {"a": CANARY})]
+    seen += [*pipeline._states.values(), *result.reports, Request(SYSTEM, TOOLS, {"a": CANARY})]
 
     assert CANARY not in shown_of(*seen)
     assert all(len(repr(value)) < 1_000 for value in seen)

@@ -23,7 +23,7 @@ from ctxpipe import (
     TrimReadBacks,
 )
 from ctxpipe._threads import pieces
-from ctxpipe.conversation import runner
+from ctxpipe.conversation import repair, stages
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import (
     activity,
@@ -94,8 +94,8 @@ async def test_what_is_long_is_looked_at_in_a_thread(
     name: str, threads: Threads, tmp_path: Path
 ) -> None:
     history = LONG[name]()
-    for work in ("ensure_messages", "check", "repair"):
-        threads.watch(runner, work)
+    for module, work in ((stages, "ensure_messages"), (repair, "check"), (repair, "repair")):
+        threads.watch(module, work)
     threads.watch(offload, "characters")
     storage = LocalStorage(tmp_path)
 
@@ -105,7 +105,7 @@ async def test_what_is_long_is_looked_at_in_a_thread(
 
 
 async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path) -> None:
-    threads.watch(runner, "check")
+    threads.watch(repair, "check")
 
     await ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s").run(steps(20))
 

@@ -205,7 +205,7 @@ def events(*said: Mapping[str, Any]) -> bytes:
 
 def factor(exchange: HttpExchange) -> float:
     """What a token is believed to cost after the reply."""
-    return exchange.session._record.ledger.factor
+    return exchange.session._state.ledger.factor
 
 
 async def test_where_nothing_is_to_be_done_the_bytes_are_the_clients_own(tmp_path: Path):

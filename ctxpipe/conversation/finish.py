@@ -1,0 +1,92 @@
+"""Finish a turn once the stages are done: stale thinking, what to send, and what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..edits.diff import apply_edits
+from ..edits.repair import repair
+from ..edits.thinking import Stale, drop_block, mark_stale, strip
+from ..messages import (
+    THINKING,
+    Message,
+    blocks,
+)
+from ..messages import field as read
+from .repair import marks_beside
+from .state import Request, State
+from .timeline import Step
+
+
+def finish(
+    context: list[Message], step: Step, state: State, request: Request, was_broken: bool
+) -> tuple[Mapping[str, object], list[Message]]:
+    """The options that the request needs, and the context to send, once the stages are done."""
+    options, context = _handle_stale_thinking(context, step, state, request)
+    if was_broken:
+        repaired = repair(context, beside=marks_beside(request))
+        state.edit(step, context, repaired)
+        context = repaired
+    return options, context
+
+
+def _handle_stale_thinking(
+    context: list[Message], step: Step, state: State, request: Request
+) -> tuple[Mapping[str, object], list[Message]]:
+    """What the request needs because signatures of thinking are stale, and what to send."""
+    if step.touched.first is not None:
+        mark_stale(step.stale, context, step.touched.first)
+    _forget_missing(step.stale, context)
+    if not step.stale:
+        return {}, context
+    if state.settings.thinking == "strip":
+        context = _strip_stale_thinking(context, step, state)
+        if not step.stale:
+            return {}, context
+    return drop_block(request.options), context
+
+
+def _strip_stale_thinking(context: list[Message], step: Step, state: State) -> list[Message]:
+    if strip(context, step.stale) is context:
+        return context
+    # What was thought after a block that goes was signed over it, too, and goes with it.
+    mark_stale(step.stale, context, min(step.stale.items()))
+    stripped = strip(context, step.stale)
+    state.edit(step, context, stripped)
+    _forget_missing(step.stale, stripped)
+    return stripped
+
+
+def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
+    """Forget stale thinking that is no longer in *context*."""
+    for index, start in list(stale.items()):
+        later = blocks(context[index])[start:]
+        if not any(read(block, "type") in THINKING for block in later):
+            del stale[index]
+
+
+def messages_to_send(step: Step, context: list[Message]) -> list[Message]:
+    """What to send for *context*: the caller's own objects wherever no edit has touched them."""
+    if step.given is step.context:
+        return context
+    if not step.edits:
+        return step.given
+    return apply_edits(step.given, step.edits)
+
+
+def range_of_changes(
+    first_place: tuple[int, int] | None, step: Step, context: list[Message]
+) -> tuple[int | None, int | None]:
+    """The messages of *context* that have changed, half-open; (None, None) when none has."""
+    if first_place is None:
+        return None, None
+    return first_place[0], len(context) - step.touched.tail
+
+
+def first_place(
+    repaired: tuple[int, int] | None, changed: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The first place that repair or a stage has changed, None when neither has."""
+    if repaired is None or changed is None:
+        return repaired or changed
+    return min(repaired, changed)

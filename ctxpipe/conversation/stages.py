@@ -1,0 +1,372 @@
+"""Ask the stages in order: judge, time and report what each proposes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import isawaitable
+from itertools import accumulate
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeAlias
+
+from .._logs import logger
+from .._threads.threads import in_thread_if
+from ..edits.thinking import index_after_thinking
+from ..errors import SessionDeleted, SettingsError, safe_text
+from ..messages import (
+    CacheMarks,
+    Message,
+    Problem,
+    check,
+    ensure_messages,
+    is_bulky,
+    is_equal,
+)
+from ..providers.prices import Prices, RewriteCost, rewrite_cost
+from ..stages.protocol import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
+from ..stages.reports import Compacted, Detail, Offloaded, Outcome, StageReport
+from .state import PipelineSettings, State
+from .timeline import Step
+from .tracing import set_token_attributes, span_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+_Answer: TypeAlias = Change | Skip | Intent | None
+
+_LEVELS = {
+    Outcome.FAILED: logging.WARNING,
+    Outcome.REFUSED: logging.WARNING,
+    Outcome.SKIPPED: logging.DEBUG,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What is done with the stages of a turn: they are asked to act, or only for their plans.
+
+    *outcome* is that of an answer that counts. Only reports of what was done are emitted and
+    traced.
+    """
+
+    ask: Callable[[Stage, Turn], Awaitable[_Answer]]
+    outcome: Outcome
+    emits: bool
+    tracer: Tracer | None = None
+
+
+async def ask_stages(
+    act: Act,
+    stages: Mapping[int, Stage],
+    turn: Turn,
+    tokens: int,
+    step: Step,
+    state: State,
+) -> tuple[Turn, list[StageReport], int]:
+    """The turn after all *stages*, their reports, and the number of tokens left of *tokens*."""
+    reports: list[StageReport] = []
+    for place, stage in stages.items():
+        stage_turn = _with_memory(turn, state.memories.setdefault(place, {}))
+        if act.tracer is None:
+            change, report = await _ask_stage(state.settings, act, stage, stage_turn, tokens)
+        else:
+            change, report = await _trace_stage(
+                state.settings, act, stage, stage_turn, tokens, act.tracer
+            )
+        reports.append(report)
+        tokens = report.tokens_after
+        if change is None:
+            continue
+        is_summary = isinstance(change.detail, Compacted)
+        state.edit(step, turn.messages, change.messages, paired=not is_summary)
+        if change.stored:
+            step.stored.append(change.stored)
+        turn = replace(turn, messages=change.messages)
+    return turn, reports, tokens
+
+
+async def _trace_stage(
+    settings: PipelineSettings, act: Act, stage: Stage, turn: Turn, tokens: int, tracer: Tracer
+) -> tuple[Change | None, StageReport]:
+    with span_of(tracer, stage_name(stage), turn.session_id) as span:
+        change, report = await _ask_stage(settings, act, stage, turn, tokens)
+        set_token_attributes(span, report)
+        span.set_attribute("ctxpipe.outcome", report.outcome.value)
+        if report.error is not None:
+            span.set_attribute("error.type", type(report.error).__name__)
+        return change, report
+
+
+async def _ask_stage(
+    settings: PipelineSettings, act: Act, stage: Stage, turn: Turn, tokens: int
+) -> tuple[Change | None, StageReport]:
+    """Ask one stage about a turn of *tokens*, and report on it.
+
+    The change is None unless it counts.
+    """
+    started = perf_counter()
+    change: Change | None = None
+    try:
+        answer = await act.ask(stage, turn)
+        change, report = await _judge(settings, act, stage, turn, tokens, answer, started)
+    except SessionDeleted:
+        raise
+    # The turn goes on without this stage; cancellation is no Exception.
+    except Exception as error:  # noqa: BLE001
+        report = _failure_report(stage, turn, tokens, error, started)
+    if act.emits:
+        _emit(settings, report)
+    if report.error is not None and settings.on_error == "raise":
+        raise report.error
+    return change, report
+
+
+async def _judge(
+    settings: PipelineSettings,
+    act: Act,
+    stage: Stage,
+    turn: Turn,
+    tokens: int,
+    answer: _Answer,
+    started: float,
+) -> tuple[Change | None, StageReport]:
+    if isinstance(answer, Change):
+        change, report = await _judge_change(settings, act, stage, turn, tokens, answer)
+        return change, replace(report, seconds=perf_counter() - started)
+    seconds = perf_counter() - started
+    if isinstance(answer, Intent):
+        return None, _report(stage, turn, tokens, act.outcome, seconds, answer.reason)
+    if answer is None:
+        answer = Skip("")
+    return None, _report(
+        stage, turn, tokens, Outcome.SKIPPED, seconds, answer.reason, answer.detail
+    )
+
+
+async def _judge_change(
+    settings: PipelineSettings, act: Act, stage: Stage, turn: Turn, tokens: int, proposal: Change
+) -> tuple[Change | None, StageReport]:
+    report = _report(
+        stage,
+        turn,
+        tokens,
+        Outcome.SKIPPED,
+        0.0,
+        "the proposal changes nothing",
+        proposal.detail,
+    )
+    first = _first_difference(turn.messages, proposal.messages)
+    if first == len(turn.messages) == len(proposal.messages):
+        return None, report
+    is_long = is_bulky(proposal.messages, first)
+    await in_thread_if(is_long, ensure_messages, proposal.messages, first)
+    saved = await _tokens_saved(turn, proposal, first)
+    refusal = await _refusal(settings, turn, proposal, first, saved)
+    if refusal:
+        return None, replace(report, outcome=Outcome.REFUSED, reason=refusal)
+    cost = None
+    if settings.prices:
+        cost = await _cost(settings.prices, turn, proposal, first)
+    return proposal, replace(
+        report,
+        outcome=act.outcome,
+        reason="",
+        tokens_after=tokens - saved,
+        first_changed_index=first,
+        cost=cost,
+    )
+
+
+async def _refusal(
+    settings: PipelineSettings, turn: Turn, change: Change, first: int, saved: int
+) -> str:
+    """Why *change*, which saves *saved* tokens, must not count; "" when it may."""
+    is_long = is_bulky(change.messages, first) or is_bulky(turn.messages, first)
+    problem = await in_thread_if(is_long, _new_problem, turn, change, first)
+    if problem is not None:
+        return f"it would break a rule of the Messages API: {problem}"
+    if first < turn.protected and index_after_thinking(change.messages) > first:
+        return "it would rewrite a message before kept thinking, which is protected"
+    if not change.may_grow and saved <= 0:
+        return "it would not save a single token"
+    if not settings.veto:
+        return ""
+    verdict = settings.veto(turn, change)
+    if isinstance(verdict, str):
+        return verdict
+    return "vetoed" if verdict else ""
+
+
+def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
+    """The first rule of the API that *change*, whose first new message is *first*, would break."""
+    start = max(0, first - 1)
+    # What could not be encoded before is stored as it is; the end of the run repairs it.
+    was_valid = not check(turn.messages, start)
+    problems = check(change.messages, start, encoding=was_valid)
+    if not problems:
+        problems = CacheMarks().problems(change.messages)
+    return problems[0] if problems else None
+
+
+def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int:
+    """The first index at which the lists differ; their length when they are the same."""
+    if before is after:
+        return len(before)
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old is not new and not is_equal(old, new):
+            return index
+    return min(len(before), len(after))
+
+
+async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
+    """The raw tokens that *change*, which begins at message *first*, takes out.
+
+    Only what changed is counted.
+    """
+    sums = await turn.prefix_sums()
+    old, new = turn.messages, change.messages
+    if len(old) != len(new):
+        return sums[-1] - sums[first] - await turn.counter.count(new[first:])
+    before = 0
+    changed: list[Message] = []
+    for index in range(first, len(new)):
+        if new[index] is not old[index]:
+            before += sums[index + 1] - sums[index]
+            changed.append(new[index])
+    return before - await turn.counter.count(changed)
+
+
+async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
+    """What the change does to the bill.
+
+    The messages of the last request are in the provider's cache, unless it has expired.
+    """
+    before = list(await turn.prefix_sums())
+    counts = await turn.counter.counts(change.messages[first:])
+    after = [*before[:first], *accumulate(counts, initial=before[first])]
+    sent = 0 if turn.cache_expired else _last_reply(turn.messages)
+    return rewrite_cost(
+        prices, before, after, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
+    )
+
+
+def _last_reply(messages: Sequence[Message]) -> int:
+    """The index of the last reply, 0 when there is none."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index]["role"] == "assistant":
+            return index
+    return 0
+
+
+def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
+    # Four times as fast as dataclasses.replace, and once per stage and turn.
+    return Turn(
+        turn.messages,
+        turn.session_id,
+        turn.force,
+        turn.budget,
+        turn.ledger,
+        turn.overhead,
+        memory,
+        turn.tracked,
+        turn.protected,
+        turn.cache_expired,
+        turn.client,
+        turn.history,
+    )
+
+
+# The two acts -------------------------------------------------------------------------------------
+
+
+async def _ask(stage: Stage, turn: Turn) -> Proposal:
+    awaitable: object = stage(turn)  # whatever its type says
+    if not isawaitable(awaitable):
+        name = type(awaitable).__name__
+        raise SettingsError(
+            f"its answer, {name}, cannot be awaited; write the stage as `async def`"
+        )
+    answer: object = await awaitable
+    if isinstance(answer, Change | Skip | None):
+        return answer
+    raise _wrong_answer(answer)
+
+
+async def _ask_for_plan(stage: Stage, turn: Turn) -> _Answer:
+    untyped: object = stage
+    if not isinstance(untyped, PlannedStage):
+        return Intent("it cannot say beforehand: it has no plan of its own")
+    answer: object = await untyped.plan(turn)
+    if isinstance(answer, Change | Skip | Intent | None):
+        return answer
+    raise _wrong_answer(answer)
+
+
+def _wrong_answer(answer: object) -> SettingsError:
+    return SettingsError(
+        f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
+    )
+
+
+RUN = Act(_ask, Outcome.CHANGED, emits=True)
+PLAN = Act(_ask_for_plan, Outcome.PLANNED, emits=False)
+
+
+# Reports ------------------------------------------------------------------------------------------
+
+
+def _report(
+    stage: Stage,
+    turn: Turn,
+    tokens: int,
+    outcome: Outcome,
+    seconds: float,
+    reason: str,
+    detail: Detail | None = None,
+) -> StageReport:
+    """The report on a stage that leaves the context of *tokens* as it is."""
+    return StageReport(
+        stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens
+    )
+
+
+def _failure_report(
+    stage: Stage, turn: Turn, tokens: int, error: Exception, started: float
+) -> StageReport:
+    seconds = perf_counter() - started
+    report = _report(stage, turn, tokens, Outcome.FAILED, seconds, safe_text(error))
+    return replace(report, error=error)
+
+
+def stage_name(stage: object) -> str:
+    """What a stage is called in reports: the name of the function, or of the object's class."""
+    return getattr(stage, "__name__", None) or type(stage).__name__
+
+
+def _emit(settings: PipelineSettings, report: StageReport) -> None:
+    _log(report)
+    if settings.on_report is None:
+        return
+    try:
+        settings.on_report(report)
+    except Exception as error:
+        # No traceback: its text may quote anything.
+        logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400
+        logger.debug("on_report failed with", exc_info=error)
+
+
+def _log(report: StageReport) -> None:
+    writing = report.detail if isinstance(report.detail, Offloaded) else None
+    level = _LEVELS.get(report.outcome, logging.INFO)
+    if writing is not None and writing.failed:
+        level = logging.WARNING
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", report)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    # Texts of errors and paths of files, for whoever asks for them.
+    if report.error is not None:
+        logger.debug("%s failed with", report.stage, exc_info=report.error)
+    elif writing is not None and (writing.files or writing.failed):
+        logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)

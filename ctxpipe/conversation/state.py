@@ -1,0 +1,207 @@
+"""What is remembered about a conversation, and what a turn is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from ..edits.diff import apply_edits
+from ..edits.thinking import Stale
+from ..errors import SettingsError
+from ..messages import (
+    CacheMarks,
+    Message,
+    common_prefix,
+    ensure_messages,
+    is_bulky,
+)
+from ..messages.identity import parse_from
+from ..providers.prices import Prices, context_window
+from ..settings import FLAG, MAPPING, excerpt
+from ..stages.protocol import Change, Stage, Turn
+from ..stages.reports import StageReport
+from ..tokens import Budget, Ledger, TokenCounter
+from .timeline import Step
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+
+_MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
+
+Veto: TypeAlias = Callable[[Turn, Change], bool | str]
+"""Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
+
+Thinking: TypeAlias = Literal["keep", "strip", "protect"]
+"""What becomes of thinking blocks after a rewritten message, which newer models refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What matters here of a model request, beside the messages."""
+
+    system: object = field(default=None, repr=False)
+    tools: Iterable[object] | None = field(default=None, repr=False)
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    force: bool = False
+    cache_expired: bool = False
+    client: AsyncAnthropic | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tools, str | bytes | Mapping):
+            raise SettingsError(
+                f"tools is {excerpt(self.tools)}; "
+                "give the list of tools that the request is sent with"
+            )
+        MAPPING.check("request", self.options)
+        FLAG.check("force", self.force)
+
+
+class Overhead(NamedTuple):
+    """What was beside the messages in the last request, and its raw *tokens*."""
+
+    system: object = None
+    tools: Iterable[object] | None = None
+    tokens: int = 0
+
+    def __repr__(self) -> str:
+        return f"Overhead({self.tokens:,} tokens)"
+
+
+@dataclass(slots=True)
+class State:
+    """What is remembered about one conversation, for speed and for circuit breakers.
+
+    It never decides an outcome. The sums agree with the first *agreed* messages of what was kept
+    last. *given* and *context* are what the last run returned, as it was sent and in plain form,
+    and *stale* its thinking with stale signatures. A session knows these three better, and leaves
+    them empty. *memories* are by the stage's place, *windows* by model: the size above which it has
+    refused a request.
+    """
+
+    settings: PipelineSettings
+    ledger: Ledger
+    agreed: int = 0
+    memories: dict[int, dict[object, object]] = field(default_factory=dict, repr=False)
+    given: list[Message] = field(default_factory=list, repr=False)
+    context: list[Message] = field(default_factory=list, repr=False)
+    stale: Stale = field(default_factory=dict)
+    marks: CacheMarks = field(default_factory=CacheMarks)
+    overhead: Overhead = Overhead()
+    windows: dict[str | None, int] = field(default_factory=dict)
+    busy: bool = False
+
+    def cut(self, length: int) -> None:
+        """Tell every sum that the context has changed after its first *length* messages."""
+        self.agreed = min(self.agreed, length)
+        self.ledger.rewind(length)
+        self.marks.rewind(length)
+        for memory in self.memories.values():
+            for record in memory.values():
+                # To ask whether it is of a protocol takes forty times as long.
+                rewind = getattr(record, "rewind", None)
+                if rewind is not None:
+                    rewind(length)
+
+    def keep(self, length: int) -> None:
+        """What the sums say holds: the next turn goes on from this context of *length* messages."""
+        self.agreed = length
+
+    def edit(
+        self,
+        step: Step,
+        before: Sequence[Message],
+        after: list[Message],
+        *,
+        paired: bool = True,
+    ) -> None:
+        """Tell *step* and every sum from where on *after* differs from *before*."""
+        if after is before:
+            return
+        edits = step.edit(before, after, paired=paired)
+        self.cut(edits[-1].start if edits else len(before))
+
+    def begin(self, messages: list[Message]) -> Step:
+        """The step of a caller who goes on with the list returned last. Raises InvalidHistory."""
+        untyped: object = messages  # whatever its type says
+        if not isinstance(untyped, list):
+            ensure_messages(untyped)  # raises
+        # Agents add results to the last message in place.
+        same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
+        ensure_messages(messages, same)
+        plain = parse_from(messages, same)
+        was_plain = all(map(is_, self.context[:same], self.given))
+        if was_plain and all(map(is_, plain, messages[same:])):
+            context = messages
+        else:
+            context = [*self.context[:same], *plain]
+        return Step(
+            known=0,
+            adopted=False,
+            messages=[],
+            stale={place: block for place, block in self.stale.items() if place < same},
+            given=messages,
+            context=context,
+            kept=same,
+            same=same,
+        )
+
+    def end(self, step: Step, sent: list[Message]) -> None:
+        """Remember what has become of *step*."""
+        self.given = list(sent)  # the caller may append to his
+        if step.given is step.context:
+            self.context = self.given
+        else:
+            self.context = apply_edits(step.context, step.edits)
+        self.stale = step.stale
+        self.keep(len(sent))
+
+
+def model_of(state: State, options: Mapping[str, object]) -> str | None:
+    """The model that a request with *options* goes to.
+
+    Where they name none, it is the one that answered last.
+    """
+    model = options.get("model")
+    return model if isinstance(model, str) else state.ledger.model
+
+
+def is_long(messages: object, known: int = 0) -> bool:
+    """Whether comparing *messages* with *known* ones would hold up the event loop.
+
+    No, where it is no list.
+    """
+    if not isinstance(messages, list):
+        return False
+    return len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
+
+
+@dataclass(slots=True)
+class PipelineSettings:
+    """What a pipeline is set to: its stages, its budget and counter, and what guards the stages."""
+
+    budget: Budget
+    counter: TokenCounter
+    on_report: Callable[[StageReport], object] | None = None
+    veto: Veto | None = None
+    on_error: Literal["skip", "raise"] = "skip"
+    thinking: Thinking = "keep"
+    prices: Prices | None = None
+    stages: list[Stage] = field(default_factory=list)
+
+    def new_state(self) -> State:
+        """An empty memory for one conversation."""
+        return State(self, Ledger(self.counter))
+
+    def budget_for(self, state: State, options: Mapping[str, object]) -> Budget:
+        """The budget of a request with *options*.
+
+        It is lower where the model has refused less, and where the budget names no window and that
+        of the model is known to be smaller.
+        """
+        model = model_of(state, options)
+        window = state.windows.get(model, self.budget.window)
+        if self.budget.is_default and model is not None:
+            window = min(window, context_window(model) or window)
+        return self.budget.within(window)

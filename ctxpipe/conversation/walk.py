@@ -1,0 +1,169 @@
+"""The walk of a turn: repair the context, ask the stages, finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from .._logs import logger
+from .._threads.threads import in_thread, in_thread_if
+from ..edits.thinking import index_after_thinking
+from ..errors import safe_text
+from ..messages import (
+    Message,
+    is_bulky,
+    is_equal,
+)
+from ..providers.prices import context_window
+from ..stages.protocol import Stage, Tracked, Turn
+from ..stages.reports import Result
+from . import tracing
+from .finish import finish, first_place, messages_to_send, range_of_changes
+from .repair import repair_context
+from .stages import PLAN, RUN, Act, ask_stages
+from .state import Overhead, PipelineSettings, Request, State, is_long, model_of
+from .timeline import Step
+
+
+async def run(
+    step: Step,
+    session_id: str,
+    state: State,
+    request: Request,
+    stages: Mapping[int, Stage] | None = None,
+) -> Result:
+    """Shape the context of *step* with the memory of *state*, which must be in no other run.
+
+    The result is also noted in *step*. When *stages* are given, by their places, only these
+    take part.
+    """
+    tracer = tracing.tracer()
+    if tracer is None:
+        return await _shape(step, session_id, state, request, RUN, stages)
+    act = replace(RUN, tracer=tracer)
+    with tracing.span_of(tracer, "run", session_id) as span:
+        result = await _shape(step, session_id, state, request, act, stages)
+        tracing.set_token_attributes(span, result)
+        span.set_attribute("ctxpipe.messages", len(result.messages))
+        span.set_attribute("ctxpipe.repaired", len(result.repaired))
+        return result
+
+
+async def plan(
+    settings: PipelineSettings, messages: list[Message], session_id: str, request: Request
+) -> Result:
+    """What `run` would do, with no write and no model call."""
+    state = settings.new_state()
+    step = await in_thread_if(is_long(messages), state.begin, messages)
+    return await _shape(step, session_id, state, request, PLAN)
+
+
+async def _shape(
+    step: Step,
+    session_id: str,
+    state: State,
+    request: Request,
+    act: Act,
+    stages: Mapping[int, Stage] | None = None,
+) -> Result:
+    step.same = min(step.same, state.agreed)  # a turn that failed may have left less
+    state.cut(step.same)
+    start = max(0, step.same - 1)
+    is_bulk = step.agreement.is_bulk
+    if is_bulk is None or step.same < step.kept:
+        is_bulk = is_bulky(step.context, start)
+    messages, problems = await in_thread_if(is_bulk, repair_context, step, state, request)
+    repaired = step.forget_changes()  # the model has seen it repaired, or not at all
+    turn = await _make_turn(
+        messages, session_id, state, request, step.agreement.raw, Tracked(start, is_bulk)
+    )
+    before = await _count_tokens(state, turn)
+    if not stages:
+        stages = dict(enumerate(state.settings.stages))
+    turn, reports, after = await ask_stages(act, stages, turn, before, step, state)
+    if step.touched.first is not None:
+        is_bulk = is_bulky(turn.messages)  # what was bulky may have left
+    messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
+    options, context = await in_thread_if(
+        is_bulk, finish, messages, step, state, request, bool(problems)
+    )
+    if context is not turn.messages:
+        after = await _count_tokens(state, replace(turn, messages=context))
+    step.touched.first = first_place(repaired, step.touched.first)
+    first, end = range_of_changes(step.touched.first, step, context)
+    return Result(
+        messages_to_send(step, context),
+        tuple(reports),
+        problems,
+        options,
+        first_changed_index=first,
+        changed_end=end,
+        tokens_before=before,
+        tokens_after=after,
+    )
+
+
+async def _count_tokens(state: State, turn: Turn) -> int:
+    """The raw tokens of the context; 0 when the counter cannot count it.
+
+    The ledger counts only what is new.
+    """
+    try:
+        return await turn.raw_tokens()
+    except Exception as error:
+        if state.settings.on_error == "raise":
+            raise
+        session, reason = turn.session_id[:40], safe_text(error)
+        logger.warning("the context of session %r cannot be counted: %s", session, reason)
+        logger.debug("the counter failed with", exc_info=error)
+        return 0
+
+
+async def _make_turn(
+    messages: list[Message],
+    session_id: str,
+    state: State,
+    request: Request,
+    raw: Sequence[Message] | None = None,
+    tracked: Tracked | None = None,
+) -> Turn:
+    model = model_of(state, request.options)
+    if (
+        state.settings.budget.is_default
+        and model is not None
+        and not context_window.cache_info().misses
+    ):
+        await in_thread(context_window, model)  # it reads the list
+    protected = 0
+    if state.settings.thinking == "protect":
+        protected = index_after_thinking(messages)
+    return Turn(
+        messages,
+        session_id,
+        request.force,
+        state.settings.budget_for(state, request.options),
+        state.ledger,
+        await _overhead(state, request.system, request.tools),
+        tracked=tracked,
+        protected=protected,
+        cache_expired=request.cache_expired,
+        client=request.client,
+        history=raw,
+    )
+
+
+async def _overhead(state: State, system: object, tools: Iterable[object] | None) -> int:
+    """Raw tokens of the system prompt and the tools.
+
+    They are counted once as long as both stay the same.
+    """
+    known = state.overhead
+    if not is_equal((known.system, known.tools), (system, tools)):
+        # Lists of our own: agents add tools to theirs in place.
+        if isinstance(system, list):
+            system = list(system)
+        if isinstance(tools, list):
+            tools = list(tools)
+        tokens = await state.settings.counter.count([], system=system, tools=tools)
+        state.overhead = Overhead(system, tools, tokens)
+    return state.overhead.tokens
