@@ -238,7 +238,8 @@ class Timeline:
                     step.stale[place] = block
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
-        self._offload_again(step, ours)
+        if agreement.has_diverged:
+            self._offload_again(step, ours)
         return step
 
     def _offload_again(self, step: Step, history: Sequence[Message]) -> None:

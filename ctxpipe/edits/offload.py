@@ -207,7 +207,7 @@ def placeholder_file(call_id: str, text: str) -> str | None:
 # What has left once -------------------------------------------------------------------------------
 
 
-Placeholders: TypeAlias = dict[str, dict[int, str]]
+Placeholders: TypeAlias = dict[tuple[str, int], str]
 """By the id of its call, and the hash of its text: the placeholder of a result that has left."""
 
 
@@ -225,15 +225,11 @@ def note_placeholders(
     for result in tool_results(before):
         text = text_of(result.content)
         if text and places.get(result.tool_use_id, text) != text:
-            known.setdefault(result.tool_use_id, {})[hash(text)] = places[result.tool_use_id]
+            known[result.tool_use_id, hash(text)] = places[result.tool_use_id]
 
 
 def offload_again(
-    known: Placeholders,
-    messages: list[Message],
-    start: int,
-    history: Sequence[Message],
-    stop: int,
+    known: Placeholders, messages: list[Message], start: int, history: Sequence[Message], stop: int
 ) -> list[Message]:
     """*messages* with the *known* placeholders of results from message *start* on.
 
@@ -241,8 +237,7 @@ def offload_again(
     """
     updates: dict[tuple[int, int], object] = {}
     for result in tool_results(messages, start):
-        texts = known.get(result.tool_use_id)
-        text = texts.get(hash(text_of(result.content))) if texts else None
+        text = known.get((result.tool_use_id, hash(text_of(result.content))))
         if text is not None and not _has_result(history, stop, result.tool_use_id):
             updates[result.place] = with_placeholder(result.content, text)
     return rewrite(messages, updates) if updates else messages
