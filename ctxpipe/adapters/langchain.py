@@ -39,18 +39,8 @@ for _name in ("wrap_model_call", "awrap_model_call"):
     ensure_hook(VERSIONS, _hook, ["request", "handler"])
 ensure_hook(VERSIONS, getattr(_hooks, "ModelRequest", None), ["messages", "system_message"])
 
-from langchain.agents.middleware import (  # noqa: E402
-    AgentMiddleware,
-    ModelRequest,
-    ModelResponse,
-)
-from langchain_core.messages import (  # noqa: E402
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
 
 if TYPE_CHECKING:
     from ..pipeline import ContextPipeline

@@ -42,9 +42,8 @@ from .gate import Exchanges, Gate, stages_are_asking
 from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
 from .open_calls import add_appended
-from .recovery import can_be_about, last_bill, learn_window
 from .signals import Diagnostics, Signals, Watch
-from .state import PipelineSettings, Request, model_of
+from .state import PipelineSettings, Request, can_be_about, last_bill, learn_window, model_of
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -378,20 +377,10 @@ class Conversation:
             first = min(memory.unreported, end if first is None else first, end)
         self._cache.note(step, first)
         self._apply(step)
-        self._state.keep(len(memory.timeline.context))
+        self._state.agreed = len(memory.timeline.context)
         notices, memory.notices = tuple(memory.notices), []
-        return Result(  # dataclasses.replace takes four times as long, on every turn
-            result.messages,
-            result.reports,
-            result.repaired,
-            result.request_options,
-            len(step.agreement.history),
-            notices,
-            first,
-            result.changed_end,
-            result.tokens_before,
-            result.tokens_after,
-        )
+        covered = len(step.agreement.history)
+        return replace(result, covered=covered, notices=notices, first_changed_index=first)
 
     def _apply(self, step: Step) -> None:
         self._memory.apply(step)
@@ -541,7 +530,7 @@ class Conversation:
             memory.taken = count
             if await memory.write(step):
                 self._apply(step)
-                self._state.keep(min(self._state.agreed, step.same))
+                self._state.agreed = min(self._state.agreed, step.same)
         finally:
             memory.taken = 0
 

@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..edits.diff import apply_edits
 from ..edits.repair import repair
 from ..edits.thinking import Stale, drop_block, mark_stale, strip
-from ..messages import (
-    THINKING,
-    Message,
-    blocks,
-)
+from ..messages import THINKING, Message, blocks
 from ..messages import field as read
 from .repair import marks_beside
 from .state import Request, State
@@ -72,21 +68,3 @@ def messages_to_send(step: Step, context: list[Message]) -> list[Message]:
     if not step.edits:
         return step.given
     return apply_edits(step.given, step.edits)
-
-
-def range_of_changes(
-    first_place: tuple[int, int] | None, step: Step, context: list[Message]
-) -> tuple[int | None, int | None]:
-    """The messages of *context* that have changed, half-open; (None, None) when none has."""
-    if first_place is None:
-        return None, None
-    return first_place[0], len(context) - step.touched.tail
-
-
-def first_place(
-    repaired: tuple[int, int] | None, changed: tuple[int, int] | None
-) -> tuple[int, int] | None:
-    """The first place that repair or a stage has changed, None when neither has."""
-    if repaired is None or changed is None:
-        return repaired or changed
-    return min(repaired, changed)

@@ -269,7 +269,7 @@ class Memory:
         self._is_behind = line.base < _length(entries, line.branch)
         self._unwritten = []
         self._found = ""
-        self._state.keep(0)
+        self._state.agreed = 0
         if line.base:
             last = entries[line.base - 1]
             self._seal = last.seal

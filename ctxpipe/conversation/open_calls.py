@@ -52,7 +52,7 @@ def add_appended(history: Sequence[Message], appended: Sequence[Message]) -> lis
 
 def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
     """Whether *message* is the newest reply of *history* once more; calls tell by their ids."""
-    reply = _newest_reply(history)
+    reply = newest_reply(history)
     if reply is None:
         return False
     if reply < len(history) - 1 and not has_calls(message):
@@ -62,14 +62,15 @@ def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
 
 def unanswered_calls(history: Sequence[Message]) -> list[ToolCall]:
     """The calls of the newest reply that nothing after it has answered."""
-    reply = _newest_reply(history)
+    reply = newest_reply(history)
     if reply is None:
         return []
     answered = {result.tool_use_id for result in tool_results(history, reply + 1)}
     return [call for call in tool_calls(history, reply, reply + 1) if call.id not in answered]
 
 
-def _newest_reply(history: Sequence[Message]) -> int | None:
+def newest_reply(history: Sequence[Message]) -> int | None:
+    """The index of the newest reply, None where there is none."""
     for index in reversed(range(len(history))):
         if history[index]["role"] == "assistant":
             return index
@@ -78,7 +79,7 @@ def _newest_reply(history: Sequence[Message]) -> int | None:
 
 def _results_end(history: Sequence[Message]) -> int:
     """Where the results end that follow the newest reply."""
-    end = (_newest_reply(history) or 0) + 1
+    end = (newest_reply(history) or 0) + 1
     while end < len(history) and has_results(history[end]):
         end += 1
     return end

@@ -9,11 +9,7 @@ from ..edits.offload import first_batch_placeholder
 from ..edits.repair import repair
 from ..edits.thinking import index_after_thinking, mark_stale
 from ..errors import InvalidHistory
-from ..messages import (
-    Message,
-    Problem,
-    check,
-)
+from ..messages import Message, Problem, check
 from ..messages import field as read
 from ..messages.rules import MarksBeside, is_for_hour
 from ..placeholders.notes import note_of

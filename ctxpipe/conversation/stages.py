@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._logs import logger
 from .._threads.threads import in_thread_if
@@ -16,16 +16,16 @@ from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
 from ..messages import (
     CacheMarks,
-    Message,
     Problem,
     check,
+    common_prefix,
     ensure_messages,
     is_bulky,
-    is_equal,
 )
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
-from ..stages.reports import Compacted, Detail, Offloaded, Outcome, StageReport
+from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
+from .open_calls import newest_reply
 from .state import PipelineSettings, State
 from .timeline import Step
 from .tracing import set_token_attributes, span_of
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _Answer: TypeAlias = Change | Skip | Intent | None
+
+_Verdict: TypeAlias = "tuple[Change | None, dict[str, Any]]"
+"""The change, if it counts, and what the report says of the answer."""
 
 _LEVELS = {
     Outcome.FAILED: logging.WARNING,
@@ -57,12 +60,7 @@ class Act:
 
 
 async def ask_stages(
-    act: Act,
-    stages: Mapping[int, Stage],
-    turn: Turn,
-    tokens: int,
-    step: Step,
-    state: State,
+    act: Act, stages: Mapping[int, Stage], turn: Turn, tokens: int, step: Step, state: State
 ) -> tuple[Turn, list[StageReport], int]:
     """The turn after all *stages*, their reports, and the number of tokens left of *tokens*."""
     reports: list[StageReport] = []
@@ -108,13 +106,15 @@ async def _ask_stage(
     started = perf_counter()
     change: Change | None = None
     try:
-        answer = await act.ask(stage, turn)
-        change, report = await _judge(settings, act, stage, turn, tokens, answer, started)
+        change, facts = await _judge(settings, act, turn, tokens, await act.ask(stage, turn))
     except SessionDeleted:
         raise
     # The turn goes on without this stage; cancellation is no Exception.
     except Exception as error:  # noqa: BLE001
-        report = _failure_report(stage, turn, tokens, error, started)
+        facts = {"outcome": Outcome.FAILED, "reason": safe_text(error), "error": error}
+    facts = {"tokens_before": tokens, "tokens_after": tokens, **facts}
+    seconds = perf_counter() - started
+    report = StageReport(stage_name(stage), turn.session_id, seconds=seconds, **facts)
     if act.emits:
         _emit(settings, report)
     if report.error is not None and settings.on_error == "raise":
@@ -123,59 +123,33 @@ async def _ask_stage(
 
 
 async def _judge(
-    settings: PipelineSettings,
-    act: Act,
-    stage: Stage,
-    turn: Turn,
-    tokens: int,
-    answer: _Answer,
-    started: float,
-) -> tuple[Change | None, StageReport]:
+    settings: PipelineSettings, act: Act, turn: Turn, tokens: int, answer: _Answer
+) -> _Verdict:
     if isinstance(answer, Change):
-        change, report = await _judge_change(settings, act, stage, turn, tokens, answer)
-        return change, replace(report, seconds=perf_counter() - started)
-    seconds = perf_counter() - started
+        return await _judge_change(settings, act, turn, tokens, answer)
     if isinstance(answer, Intent):
-        return None, _report(stage, turn, tokens, act.outcome, seconds, answer.reason)
-    if answer is None:
-        answer = Skip("")
-    return None, _report(
-        stage, turn, tokens, Outcome.SKIPPED, seconds, answer.reason, answer.detail
-    )
+        return None, {"outcome": act.outcome, "reason": answer.reason}
+    skip = answer or Skip("")
+    return None, {"outcome": Outcome.SKIPPED, "reason": skip.reason, "detail": skip.detail}
 
 
 async def _judge_change(
-    settings: PipelineSettings, act: Act, stage: Stage, turn: Turn, tokens: int, proposal: Change
-) -> tuple[Change | None, StageReport]:
-    report = _report(
-        stage,
-        turn,
-        tokens,
-        Outcome.SKIPPED,
-        0.0,
-        "the proposal changes nothing",
-        proposal.detail,
-    )
-    first = _first_difference(turn.messages, proposal.messages)
+    settings: PipelineSettings, act: Act, turn: Turn, tokens: int, proposal: Change
+) -> _Verdict:
+    facts: dict[str, Any] = {"outcome": Outcome.SKIPPED, "detail": proposal.detail}
+    first = common_prefix(turn.messages, proposal.messages)
     if first == len(turn.messages) == len(proposal.messages):
-        return None, report
+        return None, {**facts, "reason": "the proposal changes nothing"}
     is_long = is_bulky(proposal.messages, first)
     await in_thread_if(is_long, ensure_messages, proposal.messages, first)
     saved = await _tokens_saved(turn, proposal, first)
     refusal = await _refusal(settings, turn, proposal, first, saved)
     if refusal:
-        return None, replace(report, outcome=Outcome.REFUSED, reason=refusal)
-    cost = None
+        return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
+    facts |= {"outcome": act.outcome, "tokens_after": tokens - saved, "first_changed_index": first}
     if settings.prices:
-        cost = await _cost(settings.prices, turn, proposal, first)
-    return proposal, replace(
-        report,
-        outcome=act.outcome,
-        reason="",
-        tokens_after=tokens - saved,
-        first_changed_index=first,
-        cost=cost,
-    )
+        facts["cost"] = await _cost(settings.prices, turn, proposal, first)
+    return proposal, facts
 
 
 async def _refusal(
@@ -209,16 +183,6 @@ def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
     return problems[0] if problems else None
 
 
-def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int:
-    """The first index at which the lists differ; their length when they are the same."""
-    if before is after:
-        return len(before)
-    for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old is not new and not is_equal(old, new):
-            return index
-    return min(len(before), len(after))
-
-
 async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
     """The raw tokens that *change*, which begins at message *first*, takes out.
 
@@ -228,13 +192,9 @@ async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
     old, new = turn.messages, change.messages
     if len(old) != len(new):
         return sums[-1] - sums[first] - await turn.counter.count(new[first:])
-    before = 0
-    changed: list[Message] = []
-    for index in range(first, len(new)):
-        if new[index] is not old[index]:
-            before += sums[index + 1] - sums[index]
-            changed.append(new[index])
-    return before - await turn.counter.count(changed)
+    changed = [index for index in range(first, len(new)) if new[index] is not old[index]]
+    before = sum(sums[index + 1] - sums[index] for index in changed)
+    return before - await turn.counter.count([new[index] for index in changed])
 
 
 async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
@@ -245,18 +205,10 @@ async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> Rewri
     before = list(await turn.prefix_sums())
     counts = await turn.counter.counts(change.messages[first:])
     after = [*before[:first], *accumulate(counts, initial=before[first])]
-    sent = 0 if turn.cache_expired else _last_reply(turn.messages)
+    sent = 0 if turn.cache_expired else newest_reply(turn.messages) or 0
     return rewrite_cost(
         prices, before, after, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
     )
-
-
-def _last_reply(messages: Sequence[Message]) -> int:
-    """The index of the last reply, 0 when there is none."""
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index]["role"] == "assistant":
-            return index
-    return 0
 
 
 def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
@@ -314,29 +266,6 @@ PLAN = Act(_ask_for_plan, Outcome.PLANNED, emits=False)
 
 
 # Reports ------------------------------------------------------------------------------------------
-
-
-def _report(
-    stage: Stage,
-    turn: Turn,
-    tokens: int,
-    outcome: Outcome,
-    seconds: float,
-    reason: str,
-    detail: Detail | None = None,
-) -> StageReport:
-    """The report on a stage that leaves the context of *tokens* as it is."""
-    return StageReport(
-        stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens
-    )
-
-
-def _failure_report(
-    stage: Stage, turn: Turn, tokens: int, error: Exception, started: float
-) -> StageReport:
-    seconds = perf_counter() - started
-    report = _report(stage, turn, tokens, Outcome.FAILED, seconds, safe_text(error))
-    return replace(report, error=error)
 
 
 def stage_name(stage: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -10,19 +11,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from ..edits.diff import apply_edits
 from ..edits.thinking import Stale
 from ..errors import SettingsError
-from ..messages import (
-    CacheMarks,
-    Message,
-    common_prefix,
-    ensure_messages,
-    is_bulky,
-)
+from ..messages import CacheMarks, Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import parse_from
 from ..providers.prices import Prices, context_window
+from ..providers.refusals import LEAST_SHARE, Refusal
 from ..settings import FLAG, MAPPING, excerpt
 from ..stages.protocol import Change, Stage, Turn
 from ..stages.reports import StageReport
 from ..tokens import Budget, Ledger, TokenCounter
+from ..tokens.ledger import is_possible
 from .timeline import Step
 
 if TYPE_CHECKING:
@@ -104,17 +101,8 @@ class State:
                 if rewind is not None:
                     rewind(length)
 
-    def keep(self, length: int) -> None:
-        """What the sums say holds: the next turn goes on from this context of *length* messages."""
-        self.agreed = length
-
     def edit(
-        self,
-        step: Step,
-        before: Sequence[Message],
-        after: list[Message],
-        *,
-        paired: bool = True,
+        self, step: Step, before: Sequence[Message], after: list[Message], *, paired: bool = True
     ) -> None:
         """Tell *step* and every sum from where on *after* differs from *before*."""
         if after is before:
@@ -124,9 +112,7 @@ class State:
 
     def begin(self, messages: list[Message]) -> Step:
         """The step of a caller who goes on with the list returned last. Raises InvalidHistory."""
-        untyped: object = messages  # whatever its type says
-        if not isinstance(untyped, list):
-            ensure_messages(untyped)  # raises
+        ensure_messages(messages, sys.maxsize)  # only that it is a list
         # Agents add results to the last message in place.
         same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
         ensure_messages(messages, same)
@@ -155,7 +141,7 @@ class State:
         else:
             self.context = apply_edits(step.context, step.edits)
         self.stale = step.stale
-        self.keep(len(sent))
+        self.agreed = len(sent)
 
 
 def model_of(state: State, options: Mapping[str, object]) -> str | None:
@@ -205,3 +191,47 @@ class PipelineSettings:
         if self.budget.is_default and model is not None:
             window = min(window, context_window(model) or window)
         return self.budget.within(window)
+
+
+def can_be_about(refusal: Refusal, state: State, raw: int, model: str | None) -> bool:
+    """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
+
+    Our count may be far too low, as for pictures, until a bill has shown that it is not. A prompt
+    that was billed has fitted into the window.
+    """
+    if refusal.window is not None and refusal.window < last_bill(state, model):
+        return False
+    if refusal.tokens is None:
+        return True
+    if refusal.tokens < LEAST_SHARE * raw:
+        return False
+    return not state.ledger.samples or is_possible(raw, refusal.tokens)
+
+
+def last_bill(state: State, model: str | None) -> int:
+    """What the last request to *model* was billed, 0 before its first usage."""
+    return max((sample[2] for sample in state.ledger.samples if sample[0] == model), default=0)
+
+
+def learn_window(
+    refusal: Refusal, state: State, budget: Budget, model: str | None, tokens: int
+) -> str:
+    """Have *state* remember the window that *refusal* names for *model*, if it is smaller than
+    that of the *budget*; the notice of that, else "".
+
+    Where only a code says that a prompt of *tokens* was too long, the window is not larger.
+    """
+    window = refusal.window
+    is_named = window is not None
+    if window is not None:
+        reserved = budget.reserve_output or 0  # the budget keeps it free in any window
+        window -= max(0, refusal.answer_tokens - reserved)
+    elif refusal.has_code:
+        window = max(tokens, last_bill(state, model))
+    if window is None or window >= budget.window:
+        return ""
+    state.windows[model] = window
+    return (
+        f"the window of {model or 'the model'} is {'' if is_named else 'at most '}{window:,} "
+        f"tokens, not {budget.window:,}: the budget of this session is lowered"
+    )

@@ -9,16 +9,12 @@ from .._logs import logger
 from .._threads.threads import in_thread, in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import safe_text
-from ..messages import (
-    Message,
-    is_bulky,
-    is_equal,
-)
+from ..messages import Message, is_bulky, is_equal
 from ..providers.prices import context_window
 from ..stages.protocol import Stage, Tracked, Turn
 from ..stages.reports import Result
 from . import tracing
-from .finish import finish, first_place, messages_to_send, range_of_changes
+from .finish import finish, messages_to_send
 from .repair import repair_context
 from .stages import PLAN, RUN, Act, ask_stages
 from .state import Overhead, PipelineSettings, Request, State, is_long, model_of
@@ -89,15 +85,15 @@ async def _shape(
     )
     if context is not turn.messages:
         after = await _count_tokens(state, replace(turn, messages=context))
-    step.touched.first = first_place(repaired, step.touched.first)
-    first, end = range_of_changes(step.touched.first, step, context)
+    changed = [place for place in (repaired, step.touched.first) if place is not None]
+    step.touched.first = min(changed, default=None)
     return Result(
         messages_to_send(step, context),
         tuple(reports),
         problems,
         options,
-        first_changed_index=first,
-        changed_end=end,
+        first_changed_index=min(changed)[0] if changed else None,
+        changed_end=len(context) - step.touched.tail if changed else None,
         tokens_before=before,
         tokens_after=after,
     )
@@ -128,11 +124,7 @@ async def _make_turn(
     tracked: Tracked | None = None,
 ) -> Turn:
     model = model_of(state, request.options)
-    if (
-        state.settings.budget.is_default
-        and model is not None
-        and not context_window.cache_info().misses
-    ):
+    if state.settings.budget.is_default and model and not context_window.cache_info().misses:
         await in_thread(context_window, model)  # it reads the list
     protected = 0
     if state.settings.thinking == "protect":

@@ -15,6 +15,7 @@ GEMINI = "/gemini"
 """Under which paths the APIs are served."""
 CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
 
+_FOR_ALL = {"ANTHROPIC_BASE_URL": f"{{url}}{ANTHROPIC}", "OPENAI_BASE_URL": f"{{url}}{OPENAI}"}
 _GATEWAY = "run ctxpipe gateway --upstream URL, and write its address"
 
 
@@ -33,10 +34,8 @@ class Client:
 
     def environment(self, url: str) -> dict[str, str]:
         """The variables of the agent's environment, for a gateway at *url*."""
-        variables = {"ANTHROPIC_BASE_URL": url + ANTHROPIC, "OPENAI_BASE_URL": url + OPENAI}
-        for name, value in self.variables.items():
-            variables[name] = value.replace("{url}", url)
-        return variables
+        variables = {**_FOR_ALL, **self.variables}
+        return {name: value.replace("{url}", url) for name, value in variables.items()}
 
     def options(self, url: str, setting: str) -> list[str]:
         """The arguments that come before the user's."""

@@ -43,8 +43,7 @@ Root = Annotated[
     ),
 ]
 NoFiles = Annotated[
-    bool,
-    typer.Option("--no-files", help="Write nothing: compact and truncate only."),
+    bool, typer.Option("--no-files", help="Write nothing: compact and truncate only.")
 ]
 Preset = Annotated[
     str,
@@ -122,11 +121,7 @@ def gateway(
     )
     serving = _serving(settings)
     stopped = threading.Event()
-    with (
-        _logging(logging.StreamHandler()),
-        _in_thread(serving),
-        _signals(lambda _: stopped.set()),
-    ):
+    with _logging(logging.StreamHandler()), _in_thread(serving), _signals(lambda _: stopped.set()):
         print(json.dumps({"listening": serving.url}), flush=True)
         stopped.wait()
     print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
@@ -243,11 +238,7 @@ def _log_file(root: Path) -> logging.Handler:
 @contextmanager
 def _in_thread(serving: Serving) -> Iterator[None]:
     """Meanwhile *serving* runs beside the main thread, which has the signals."""
-    thread = threading.Thread(
-        target=anyio.run,
-        args=(serving.run_alone,),
-        daemon=True,
-    )
+    thread = threading.Thread(target=anyio.run, args=(serving.run_alone,), daemon=True)
     thread.start()
     try:
         if not serving.wait(START_SECONDS):

@@ -35,17 +35,10 @@ _SEPARATORS = re.compile(r"[/\\;]")
 _DOTS = frozenset({".", ".."})
 
 _HOST = re.compile(
-    r"(?P<name>[a-z0-9.-]+)(:[0-9]*)?|\[(?P<address>[0-9a-f:.]+)\](:[0-9]*)?",
-    re.IGNORECASE,
+    r"(?P<name>[a-z0-9.-]+)(:[0-9]*)?|\[(?P<address>[0-9a-f:.]+)\](:[0-9]*)?", re.IGNORECASE
 )
 
-_LOCAL_NAMES = frozenset(
-    {
-        "localhost",
-        "localhost.localdomain",
-        "ip6-localhost",
-    }
-)
+_LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 
 class Refused(CtxpipeError, ValueError):
@@ -67,13 +60,7 @@ class Guard:
 
     tokens: Sequence[str] = field(default=(), repr=False)
 
-    def check(
-        self,
-        request: Request,
-        *,
-        is_page: bool = False,
-        is_ours: bool = False,
-    ) -> str:
+    def check(self, request: Request, *, is_page: bool = False, is_ours: bool = False) -> str:
         """The token that *request* shows, "" where none is needed.
 
         A browser may ask for what *is_page*. What *is_ours* goes to no API, so that the token may
@@ -185,18 +172,5 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     kind = _KINDS.get(status, "api_error")
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):
-        return {
-            "error": {
-                "message": message,
-                "type": kind,
-                "param": None,
-                "code": None,
-            },
-        }
-    return {
-        "type": "error",
-        "error": {
-            "type": kind,
-            "message": message,
-        },
-    }
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -45,13 +45,7 @@ class Relay:
     it comes: an error of ours is a line in the log.
     """
 
-    def __init__(
-        self,
-        known: Format,
-        request: Request,
-        upstream: Upstream,
-        shaper: Shaper,
-    ) -> None:
+    def __init__(self, known: Format, request: Request, upstream: Upstream, shaper: Shaper) -> None:
         self._exchange = HttpExchange(shaper.conversations, known, is_dry=shaper.is_dry)
         self._request = request
         self._upstream = upstream

@@ -91,11 +91,7 @@ class Upstream:
         return await self._client.send(asked, stream=True)
 
     def _request(
-        self,
-        method: str,
-        url: str,
-        headers: Headers,
-        content: bytes | AsyncIterator[bytes] | None,
+        self, method: str, url: str, headers: Headers, content: bytes | AsyncIterator[bytes] | None
     ) -> httpx2.Request:
         # As they came: a header may hold any byte.
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -167,9 +163,7 @@ class _Reply(StreamingResponse):
 
 
 def reply_with(
-    response: httpx2.Response,
-    chunks: AsyncIterator[bytes],
-    more: Mapping[str, str] | None = None,
+    response: httpx2.Response, chunks: AsyncIterator[bytes], more: Mapping[str, str] | None = None
 ) -> Response:
     """*response* for the client, with these *chunks* as its body and *more* headers."""
     reply = _Reply(chunks, response.status_code)

@@ -38,10 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
 def offload_tools(
-    storage: TextReader | Session,
-    *,
-    session_id: str | None = None,
-    max_chars: int = 20_000,
+    storage: TextReader | Session, *, session_id: str | None = None, max_chars: int = 20_000
 ) -> list[Tool]:
     """`read_offloaded` and `search_offloaded` over the texts of *storage*, or those of a session.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ctxpipe.lab.advice import advise, lead
+from ctxpipe.lab.page import advise, lead
 from ctxpipe.lab.report import Figures
 
 NONE = Figures("none", 9, 4.0, 1.0, 1.0, 0.9, 120_000.0, 0, 1.0, 1.0, 1.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.wire.events import ReplyReader
+from ctxpipe.wire.exchange import ReplyReader
 
 SAID = [{"n": number, "text": "é\n" * number} for number in range(5)]
 STREAM = b"".join(b"event: x\r\ndata: %s\r\n\r\n" % json.dumps(event).encode() for event in SAID)
