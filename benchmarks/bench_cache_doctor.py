@@ -34,7 +34,7 @@ from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
-from ctxpipe.prompt_cache import Bill, CacheDoctor, CacheMiss, Cause, Sent
+from ctxpipe.prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent
 from ctxpipe.providers.prices import Prices
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.stages.gates import RatioGate
@@ -445,7 +445,7 @@ def turn_seconds(history: Sequence[Any], steps: int) -> tuple[float, float]:
     counter = TokenCounter()
     request = first_request()
     system, tools = request.pop("system"), request.pop("tools")
-    doctor = CacheDoctor(counter)
+    doctor = CacheDiagnostics(counter)
     messages = list(history)
     counter.total(messages)
     sending: list[float] = []

@@ -1,4 +1,4 @@
-"""What a session sent and was billed for, told to the cache doctor; and what that has found."""
+"""What a session sent and was billed for, told to the cache diagnostics, and what these found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._logs import logger
 from .._threads.threads import in_thread
 from ..errors import SettingsError
 from ..messages import Message
-from ..prompt_cache import CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
+from ..prompt_cache import CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
 from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, prices_of
 from ..stages.reports import Result
@@ -31,7 +31,7 @@ class CacheWatch:
     ) -> None:
         self.misses: deque[CacheMiss] = deque(maxlen=MOST_MISSES)
         self._counter = counter
-        self._doctor = CacheDoctor(counter)
+        self._diagnostics = CacheDiagnostics(counter)
         self._clock = clock
         self._prices = prices
         self._listed: dict[str | None, Prices | None] = {}
@@ -62,23 +62,23 @@ class CacheWatch:
             is_amended=bool(result.request_options),
         )
         self._rewritten_from = self._edited_from = None
-        self._doctor.send(sent, result.messages)
+        self._diagnostics.send(sent, result.messages)
 
     def send_as(self, result: Result, body: Mapping[str, object]) -> None:
         """The context of *result* goes out in *body*, with all the marks that it will have."""
-        self._doctor.send_as(result.messages, body, self._clock())
+        self._diagnostics.send_as(result.messages, body, self._clock())
 
     def forget(self, messages: Sequence[Message]) -> None:
         """The request with *messages* was refused."""
-        self._doctor.forget(messages)
+        self._diagnostics.forget(messages)
 
     def observe(self, usage: object, sent: Sequence[Message] | None, model: str | None) -> None:
         """The bill of the request with the messages *sent*, by default of the last one."""
         try:
-            found = self._doctor.observe(as_bill(usage), sent, messages=sent, model=model)
+            found = self._diagnostics.observe(as_bill(usage), sent, messages=sent, model=model)
         except Exception as error:  # no diagnosis is worth a turn
-            logger.debug("the cache doctor failed, and begins anew", exc_info=error)
-            self._doctor = CacheDoctor(self._counter)
+            logger.debug("the cache diagnostics failed, and begin anew", exc_info=error)
+            self._diagnostics = CacheDiagnostics(self._counter)
             return
         self.misses += found
         self._unreported += found

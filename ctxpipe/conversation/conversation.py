@@ -590,7 +590,7 @@ class Conversation:
     def announce(self, context: Result, body: Mapping[str, object]) -> None:
         """Tell what the request with *context* really says, just before it is sent.
 
-        For who places cache marks after `run`: what the cache doctor knows of a request is
+        For who places cache marks after `run`: what the cache diagnostics know of a request is
         otherwise what `run` was given. *body* holds the arguments of ``messages.create``.
         """
         self._cache.send_as(context, body)

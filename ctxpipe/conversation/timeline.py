@@ -210,7 +210,7 @@ class Timeline:
         caller may also continue the context instead of the history. With *thorough* all known
         messages are checked for edits in place. Raises InvalidHistory.
         """
-        ensure_messages(history, sys.maxsize)  # the runner checks the new messages
+        ensure_messages(history, sys.maxsize)  # the new ones are checked when they are repaired
         now = list(history)  # what is appended during the turn belongs to the next one
         agreed, moved = _agreement(self.history, now)
         adopted = False

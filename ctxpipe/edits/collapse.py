@@ -312,7 +312,7 @@ def collapse(
         max_tokens=shape.max_share * leaving_tokens,
     )
     parts = _with_notes(layout, chosen, whole, folder, suffix, shape)
-    # Counted here, in a worker thread: what the runner asks later is a look-up.
+    # Counted here, in a worker thread: what is asked of it later is a look-up.
     known = set(map(id, layout.messages))
     new = [message for message in parts if id(message) not in known]
     new_tokens = sum(map(counter.message, new))

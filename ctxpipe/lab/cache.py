@@ -13,7 +13,7 @@ from typing import Any
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from ..errors import SettingsError, TranscriptError
-from ..prompt_cache import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
+from ..prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
 from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, prices_of
 from ..tokens import TokenCounter
@@ -75,7 +75,7 @@ def cache_report(
     where cache marks were, so each is taken to be where the bill says that the cache ended. Raises
     TranscriptError where the transcript holds no bills.
     """
-    doctor = CacheDoctor(counter)
+    diagnostics = CacheDiagnostics(counter)
     misses: list[CacheMiss] = []
     bills: list[Bill] = []
     shortened = 0
@@ -87,7 +87,7 @@ def cache_report(
         if bill is None or not bill.total:
             continue
         if bills and bill.total < LEAST_KEPT * bills[-1].total:
-            doctor = CacheDoctor(counter)
+            diagnostics = CacheDiagnostics(counter)
             shortened += 1
         bills.append(bill)
         sent = Sent(
@@ -98,8 +98,8 @@ def cache_report(
             {"model": transcript.models.get(index, transcript.model)},
             are_marks_known=False,
         )
-        doctor.send(sent)
-        misses += doctor.observe(bill)
+        diagnostics.send(sent)
+        misses += diagnostics.observe(bill)
     if not bills:
         raise TranscriptError(f"{transcript.name} holds no bills that tell of the prompt cache")
     return CacheReport(

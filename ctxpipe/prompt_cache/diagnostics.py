@@ -59,7 +59,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class CacheDoctor:
+class CacheDiagnostics:
     """What one conversation has sent, and what was billed for it.
 
     `send` and `observe` are told of each request. Nothing is read before a bill comes, so a caller

@@ -9,7 +9,7 @@ from histories import assistant, user
 from models import OTHER_MODEL
 
 from ctxpipe.messages import Message
-from ctxpipe.prompt_cache import Bill, CacheDoctor, Cause, Sent
+from ctxpipe.prompt_cache import Bill, CacheDiagnostics, Cause, Sent
 from ctxpipe.tokens import TokenCounter
 
 MARKED = {"model": OTHER_MODEL, "cache_control": {"type": "ephemeral"}}
@@ -19,7 +19,9 @@ def turn(number: int) -> list[Message]:
     return [user(f"{number} " + "word " * 3000), assistant("Yes.")]
 
 
-def send(doctor: CacheDoctor, messages: list[Message], seconds: float = 0.0, **more: Any) -> object:
+def send(
+    doctor: CacheDiagnostics, messages: list[Message], seconds: float = 0.0, **more: Any
+) -> object:
     source = list(messages)
     fields = {"options": MARKED, **more}
     doctor.send(Sent(source, seconds, **fields), source)
@@ -31,14 +33,14 @@ def refuse_to_count(words: str) -> int:
 
 
 def test_nothing_is_read_before_a_bill_comes() -> None:
-    doctor = CacheDoctor(TokenCounter(refuse_to_count))
+    doctor = CacheDiagnostics(TokenCounter(refuse_to_count))
 
     for number in range(20):
         send(doctor, turn(number), system="Be brief.")
 
 
 def test_what_is_kept_is_bounded_however_long_a_conversation_is() -> None:
-    doctor = CacheDoctor(TokenCounter(len))
+    doctor = CacheDiagnostics(TokenCounter(len))
     for number in range(200):
         send(doctor, turn(number), float(number))
         if number % 3:
@@ -49,7 +51,7 @@ def test_what_is_kept_is_bounded_however_long_a_conversation_is() -> None:
 
 
 def test_a_first_request_cannot_miss() -> None:
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
 
     assert doctor.observe(Bill(0, 3000, 0)) == []
@@ -57,7 +59,7 @@ def test_a_first_request_cannot_miss() -> None:
 
 def test_reading_more_than_was_predicted_is_no_miss() -> None:
     """Another conversation with the same beginning has written it, or it lived longer."""
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(Bill(2000, 1000, 0))
     send(doctor, [*turn(0), *turn(1)], 1000.0)
@@ -66,7 +68,7 @@ def test_reading_more_than_was_predicted_is_no_miss() -> None:
 
 
 def test_what_the_rules_do_not_predict_is_unexplained() -> None:
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(Bill(0, 3000, 0))
     send(doctor, [*turn(0), *turn(1)], 10.0)
@@ -81,7 +83,7 @@ def test_what_is_unexplained_and_what_is_not_are_two_misses() -> None:
     first: Any = user(
         {"type": "text", "text": "word " * 3000, "cache_control": {"type": "ephemeral"}}
     )
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
     history = [first, assistant("Yes."), *turn(1)]
     send(doctor, history[:-1])
     doctor.observe(Bill(0, 6000, 0))
@@ -97,7 +99,7 @@ def test_what_is_unexplained_and_what_is_not_are_two_misses() -> None:
 
 
 def test_a_request_without_a_bill_is_what_the_next_is_compared_with() -> None:
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(Bill(0, 3000, 0))
     send(doctor, [*turn(0), *turn(1)], 10.0)
@@ -111,13 +113,13 @@ def test_a_request_without_a_bill_is_what_the_next_is_compared_with() -> None:
 
 
 def test_a_bill_of_nothing_that_was_sent_is_nobodys() -> None:
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
 
     assert doctor.observe(Bill(0, 3000, 0)) == []
 
 
 def test_a_bill_that_comes_twice_counts_once() -> None:
-    doctor = CacheDoctor(TokenCounter())
+    doctor = CacheDiagnostics(TokenCounter())
     source = send(doctor, turn(0))
     doctor.observe(Bill(0, 3000, 0), source)
     source = send(doctor, [*turn(0), *turn(1)], 500.0)
