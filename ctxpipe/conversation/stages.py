@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
@@ -24,14 +28,13 @@ from ..messages import (
 )
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
-from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
+from ..stages.reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .open_calls import newest_reply
 from .state import PipelineSettings, State
 from .timeline import Step
-from .tracing import set_token_attributes, span_of
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Span, Tracer
 
 _Answer: TypeAlias = Change | Skip | Intent | None
 
@@ -299,3 +302,43 @@ def _log(report: StageReport) -> None:
         logger.debug("%s failed with", report.stage, exc_info=report.error)
     elif writing is not None and (writing.files or writing.failed):
         logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)
+
+
+@cache
+def _is_set_by_environment() -> bool:
+    return "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
+
+
+def find_tracer() -> Tracer | None:
+    """OpenTelemetry's tracer.
+
+    None as long as no SDK is configured, since even a span that does nothing costs 10 µs.
+    """
+    # Whoever configures an SDK in code has imported the module. To import it here would hold the
+    # event loop for 60 ms and more in the first turn of every program, for nothing.
+    if "opentelemetry.trace" not in sys.modules and not _is_set_by_environment():
+        return None
+    from opentelemetry import trace
+
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return trace.get_tracer("ctxpipe")
+
+
+def span_of(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
+    """A span of a turn, or of one stage of it."""
+    # The text of an error may quote the conversation: the caller gets it with the error, a trace
+    # must not.
+    return tracer.start_as_current_span(
+        f"ctxpipe.{name}",
+        attributes={"ctxpipe.session_id": session_id},
+        record_exception=False,
+        set_status_on_exception=False,
+    )
+
+
+def set_token_attributes(span: Span, source: StageReport | Result) -> None:
+    """Say in *span* how many tokens there were before and after."""
+    span.set_attribute("ctxpipe.tokens_before", source.tokens_before)
+    span.set_attribute("ctxpipe.tokens_after", source.tokens_after)
+    span.set_attribute("ctxpipe.tokens_saved", source.tokens_saved)

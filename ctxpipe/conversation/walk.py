@@ -13,10 +13,9 @@ from ..messages import Message, is_bulky, is_equal
 from ..providers.prices import context_window
 from ..stages.protocol import Stage, Tracked, Turn
 from ..stages.reports import Result
-from . import tracing
 from .finish import finish, messages_to_send
 from .repair import repair_context
-from .stages import PLAN, RUN, Act, ask_stages
+from .stages import PLAN, RUN, Act, ask_stages, find_tracer, set_token_attributes, span_of
 from .state import Overhead, PipelineSettings, Request, State, is_long, model_of
 from .timeline import Step
 
@@ -33,13 +32,13 @@ async def run(
     The result is also noted in *step*. When *stages* are given, by their places, only these
     take part.
     """
-    tracer = tracing.tracer()
+    tracer = find_tracer()
     if tracer is None:
         return await _shape(step, session_id, state, request, RUN, stages)
     act = replace(RUN, tracer=tracer)
-    with tracing.span_of(tracer, "run", session_id) as span:
+    with span_of(tracer, "run", session_id) as span:
         result = await _shape(step, session_id, state, request, act, stages)
-        tracing.set_token_attributes(span, result)
+        set_token_attributes(span, result)
         span.set_attribute("ctxpipe.messages", len(result.messages))
         span.set_attribute("ctxpipe.repaired", len(result.repaired))
         return result

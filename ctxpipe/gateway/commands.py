@@ -174,9 +174,8 @@ def wrap(
         environment = {**os.environ, **client.environment(serving.url)}
         status = _run([command[0], *options, *command[1:]], environment)
     record = serving.gateway.record
-    if record.number or record.passed:
-        past = ""
-    print(f"ctxpipe: {record}{past and '; '}{past}", file=sys.stderr)
+    end = "" if record.number or record.passed else f"; {past}"
+    print(f"ctxpipe: {record}{end}", file=sys.stderr)
     raise typer.Exit(status)
 
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .._threads.threads import in_thread
-from ..messages import common_prefix
-from ..placeholders.names import hashed_name
 from ..session.client import BETA
 from ..session.session import conversation_of
 from ..storage import LocalStorage
 from ..storage.memory import MemoryStorage
-from ..tokens.spent import Pieces
-from ..wire.conversations import UNNAMED, Conversations, Dialog, texts_at
+from ..wire.conversations import Conversations, Dialog
+from .content import Content
 from .journals import open_journal
+from .names import conversation_name
 from .pipelines import Pipelines
 
 if TYPE_CHECKING:
     from ..conversation.conversation import Conversation
-    from ..messages import Message
     from ..storage import JournalStorage
-    from ..tokens import TokenCounter
     from ..tokens.spent import Kind
     from ..wire.conversations import OpenSession
     from ..wire.exchange import FindConversation, HttpExchange
@@ -48,9 +41,7 @@ class Shaper:
         self._journal: JournalStorage | None = storage
         if settings.journal is not None and not self.is_dry:
             self._journal = open_journal(settings.journal, storage, self.owner)
-        texts: LocalStorage | MemoryStorage | None = storage
-        if self.is_dry:
-            texts = MemoryStorage()
+        texts = MemoryStorage() if self.is_dry else storage
         self._pipelines = Pipelines(
             settings.preset, texts, window=settings.window, work_dir=settings.work_dir
         )
@@ -111,101 +102,4 @@ def _storage(settings: Settings, owner: str) -> LocalStorage | None:
 
 def _owner(token: str) -> str:
     """What stands for those who show *token* in names; nothing where there are no tokens."""
-    digest = hashlib.sha256(token.encode())
-    return digest.hexdigest()[:16] if token else ""
-
-
-class Content:
-    """Tells the tokens of one conversation's contexts apart by kind, as the replay page does.
-
-    What a context has in common with the one before it is not read again.
-    """
-
-    def __init__(self) -> None:
-        self._messages: Sequence[Message] = ()
-        self._sums: list[Counter[Kind]] = []  # up to and with each message
-
-    async def read(
-        self,
-        counter: TokenCounter,
-        messages: Sequence[Message],
-        *,
-        system: Any = None,
-        tools: Any = None,
-    ) -> Mapping[Kind, int]:
-        """The raw tokens of a context by kind, in a worker thread; one context at a time."""
-        return await in_thread(self._read, counter, messages, system, tools)
-
-    def _read(
-        self, counter: TokenCounter, messages: Sequence[Message], system: Any, tools: Any
-    ) -> Mapping[Kind, int]:
-        pieces = Pieces(counter)  # a new one each time: it keeps the messages that it has read
-        del self._sums[common_prefix(self._messages, messages) :]
-        for message in messages[len(self._sums) :]:
-            found = Counter(self._sums[-1]) if self._sums else Counter()
-            for piece in pieces.of(message):
-                found[piece.kind] += piece.tokens
-            self._sums.append(found)
-        self._messages = list(messages)
-        whole: Counter[Kind] = Counter(self._sums[-1]) if self._sums else Counter()
-        whole["system"] += counter.total([], system=system)
-        whole["tools"] += counter.total([], tools=tools)
-        return {kind: tokens for kind, tokens in whole.items() if tokens}
-
-
-MAX_NAME = 120
-_MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
-
-# By client; the second header distinguishes sub-agents that run under one session.
-_HEADERS: tuple[tuple[str, str | None], ...] = (
-    ("x-ctxpipe-session", None),
-    ("x-claude-code-session-id", "x-claude-code-agent-id"),
-    ("session-id", "thread-id"),  # codex
-    ("session_id", None),
-    ("x-session-id", None),  # opencode
-)
-
-
-def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """The name of the conversation that a request belongs to, "" where it has none.
-
-    *headers* have names in small letters, *values* are those of the body. A key to the API is no
-    name: neither ``authorization`` nor ``x-api-key`` is looked at. No two names become one: what is
-    too long, or looks like a name that is made here, ends in its hash.
-    """
-    name = _in_headers(headers) or _in_body(values)
-    if len(name) <= MAX_NAME and not _MADE_HERE.fullmatch(name):
-        return name
-    return hashed_name(name, MAX_NAME)
-
-
-def _in_headers(headers: Mapping[str, str]) -> str:
-    for first, second in _HEADERS:
-        name = headers.get(first)
-        if not name:
-            continue
-        agent = headers.get(second) if second else None
-        return f"{name}.{agent}" if agent and agent != name else name
-    return ""
-
-
-def _in_body(values: Mapping[str, Any]) -> str:
-    metadata = (_text(name) for name in texts_at(values, "metadata.session_id", "metadata.user_id"))
-    if name := next(filter(None, metadata), ""):
-        return _session_in(name)
-    return _text(values.get("prompt_cache_key")) or _text(values.get("user"))
-
-
-def _session_in(user_id: str) -> str:
-    """The session in a *user_id* that is JSON, else the whole of it."""
-    if not user_id.startswith("{"):
-        return user_id
-    try:
-        found = json.loads(user_id)
-    except (ValueError, RecursionError):
-        return user_id
-    return _text(found.get("session_id")) or user_id
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""

@@ -1,10 +1,9 @@
 """Conversations of other APIs and frameworks through a session, and back."""
 
-from .codec import Codec, Reading, Side
+from .codec import Codec, MessagesCodec, Reading, Side
 from .conversations import Conversations, Dialog, SessionName, conversation, conversation_name
 from .exchange import Exchange, HttpExchange, Mount
 from .formats import CHAT, MESSAGES, RESPONSES, Format
-from .messages import MessagesCodec
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
 from .translation import Translation, Units

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from ..messages import CALLS, THINKING, kind
+from ..messages import CALLS, THINKING, as_blocks, kind
 from ..messages.rules import MAX_TOOL_NAME
 from ..placeholders.placeholders import OPENING
 from .values import opaque_block, text_block
@@ -332,3 +332,13 @@ def head_blocks(readings: Iterable[Reading]) -> Iterator[dict[str, Any]]:
                 yield text_block(block["text"])
             else:
                 yield opaque_block(block)
+
+
+class MessagesCodec:
+    """What a message says."""
+
+    def read(self, item: Item) -> Reading:
+        """The blocks of *item*."""
+        role = item["role"]
+        side: Side = role if role in ("assistant", "system") else "user"
+        return Reading(side, cast("list[dict[str, Any]]", as_blocks(item)))

@@ -33,8 +33,7 @@ from ..pipeline import ContextPipeline
 from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
 from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
-from .codec import Codec, Item, ItemReader
-from .messages import MessagesCodec
+from .codec import Codec, Item, ItemReader, MessagesCodec
 from .translation import Translation, Verbatim, translation_of
 
 if TYPE_CHECKING:

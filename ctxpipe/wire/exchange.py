@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
     from ..stages.reports import Result
     from ..storage import JournalStorage
-    from .codec import Codec, Item
+    from .codec import Codec, Item, MessagesCodec
     from .conversations import OpenSession
-    from .messages import MessagesCodec
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from ..messages import field, kind
-from .codec import Codec
-from .messages import MessagesCodec
+from .codec import Codec, MessagesCodec
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
 from .usage import openai_usage

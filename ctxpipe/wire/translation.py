@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind
 from ..messages.values import canonical_json
-from .codec import Codec, Item, Reading, Unit, head_blocks, make_units, opening_unit
-from .messages import MessagesCodec
+from .codec import Codec, Item, MessagesCodec, Reading, Unit, head_blocks, make_units, opening_unit
 
 if TYPE_CHECKING:
     from ..messages import Message

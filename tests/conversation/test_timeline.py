@@ -1167,3 +1167,39 @@ def test_without_stages_the_context_says_what_the_history_says(data: st.DataObje
 
         assert begun.context == history == before
         assert timeline.context == timeline.history == history
+
+
+# What has left once -------------------------------------------------------------------------------
+
+LOG = "a line of a log\n" * 100
+READ = [assistant(tool_use("t1", "bash", {"command": "cat log"})), user(tool_result("t1", LOG))]
+
+
+def sent_result(step: Step) -> object:
+    """What the last message before any stage says of its result."""
+    result: Any = blocks(apply_edits(step.context, step.edits)[-1])[0]
+    return result["content"]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [[user("go")], [user("go"), assistant("so"), user("on")], [user("go"), *READ, assistant("so")]],
+    ids=["one message", "an answer", "another result of that call"],
+)
+def test_a_result_at_the_end_of_a_history_that_grew_is_sent_as_it_is(known: list[Message]):
+    timeline = Timeline(placeholders={("t1", hash(LOG)): "in a file"})
+    turn(timeline, known)
+
+    assert sent_result(timeline.begin([*known, *READ])) == LOG
+
+
+@pytest.mark.parametrize(
+    "known",
+    [[user("go"), assistant("so")], [user("go"), assistant("so"), *READ], [user("went"), *READ]],
+    ids=["another answer", "an answer less", "another beginning"],
+)
+def test_a_result_in_a_history_that_was_rebuilt_is_where_it_was_before(known: list[Message]):
+    timeline = Timeline(placeholders={("t1", hash(LOG)): "in a file"})
+    turn(timeline, known)
+
+    assert sent_result(timeline.begin([user("go"), *READ])) == "in a file"
