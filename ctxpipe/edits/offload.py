@@ -207,8 +207,8 @@ def placeholder_file(call_id: str, text: str) -> str | None:
 # What has left once -------------------------------------------------------------------------------
 
 
-Placeholders: TypeAlias = dict[tuple[str, int], str]
-"""By the id of its call, and the hash of its text: the placeholder of a result that has left."""
+Placeholders: TypeAlias = dict[int, str]
+"""By the hash of its call's id and its text: the placeholder of a result that has left."""
 
 
 def note_placeholders(
@@ -225,7 +225,7 @@ def note_placeholders(
     for result in tool_results(before):
         text = text_of(result.content)
         if text and places.get(result.tool_use_id, text) != text:
-            known[result.tool_use_id, hash(text)] = places[result.tool_use_id]
+            known[hash((result.tool_use_id, text))] = places[result.tool_use_id]
 
 
 def offload_again(
@@ -237,7 +237,7 @@ def offload_again(
     """
     updates: dict[tuple[int, int], object] = {}
     for result in tool_results(messages, start):
-        text = known.get((result.tool_use_id, hash(text_of(result.content))))
+        text = known.get(hash((result.tool_use_id, text_of(result.content))))
         if text is not None and not _has_result(history, stop, result.tool_use_id):
             updates[result.place] = with_placeholder(result.content, text)
     return rewrite(messages, updates) if updates else messages

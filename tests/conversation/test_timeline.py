@@ -1187,7 +1187,7 @@ def sent_result(step: Step) -> object:
     ids=["one message", "an answer", "another result of that call"],
 )
 def test_a_result_at_the_end_of_a_history_that_grew_is_sent_as_it_is(known: list[Message]):
-    timeline = Timeline(placeholders={("t1", hash(LOG)): "in a file"})
+    timeline = Timeline(placeholders={hash(("t1", LOG)): "in a file"})
     turn(timeline, known)
 
     assert sent_result(timeline.begin([*known, *READ])) == LOG
@@ -1199,7 +1199,7 @@ def test_a_result_at_the_end_of_a_history_that_grew_is_sent_as_it_is(known: list
     ids=["another answer", "an answer less", "another beginning"],
 )
 def test_a_result_in_a_history_that_was_rebuilt_is_where_it_was_before(known: list[Message]):
-    timeline = Timeline(placeholders={("t1", hash(LOG)): "in a file"})
+    timeline = Timeline(placeholders={hash(("t1", LOG)): "in a file"})
     turn(timeline, known)
 
     assert sent_result(timeline.begin([user("go"), *READ])) == "in a file"
