@@ -15,7 +15,7 @@ CRASHES = sorted((Path(__file__).parent / "fuzz" / "crashes").glob("*/*"))
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_and_damaged_copies_of_them_break_no_reader(name: str) -> None:
+def test_seeds_and_damaged_copies_of_them_break_no_reader(name: str):
     chance = Random(0)
     for seed in SEEDS[name]:
         for data in [seed, *variations(seed, 60, chance)]:
@@ -23,5 +23,5 @@ def test_seeds_and_damaged_copies_of_them_break_no_reader(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", CRASHES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_what_broke_a_reader_once_does_so_no_more(path: Path) -> None:
+def test_what_broke_a_reader_once_does_so_no_more(path: Path):
     TARGETS[path.parent.name](path.read_bytes())

@@ -78,7 +78,7 @@ def calls() -> list[tuple[str, str, int]]:
     return found
 
 
-def test_every_logger_of_the_package_is_one_of_those_that_are_filtered() -> None:
+def test_every_logger_of_the_package_is_one_of_those_that_are_filtered():
     names = set()
     for _, tree in modules():
         for node in ast.walk(tree):
@@ -93,7 +93,7 @@ def test_every_logger_of_the_package_is_one_of_those_that_are_filtered() -> None
 @pytest.mark.parametrize("name", LOGGERS)
 def test_whatever_a_call_of_a_logger_quotes_it_writes_one_line(
     log: io.StringIO, name: str, character: str
-) -> None:
+):
     bad = f"bob{character}{FORGED}"
     for where, form, number in calls():
         log.seek(0)
@@ -112,7 +112,7 @@ def is_number(form: str, place: int) -> bool:
 @pytest.mark.parametrize("character", BREAKS.values(), ids=BREAKS)
 async def test_a_session_whose_id_holds_it_forges_no_line(
     log: io.StringIO, tmp_path: Path, character: str
-) -> None:
+):
     name = f"bob{character}{FORGED}"
     storage = LocalStorage(tmp_path)
     for text in ("one", "two"):  # another history: a notice
@@ -123,7 +123,7 @@ async def test_a_session_whose_id_holds_it_forges_no_line(
     assert "the journal tells of another history" in log.getvalue()
 
 
-def test_the_lines_of_a_traceback_are_indented(log: io.StringIO) -> None:
+def test_the_lines_of_a_traceback_are_indented(log: io.StringIO):
     error = ValueError(f"of bob\n{FORGED}\x1b[2J")
 
     logging.getLogger("ctxpipe").debug("it failed with", exc_info=error)
@@ -132,7 +132,7 @@ def test_the_lines_of_a_traceback_are_indented(log: io.StringIO) -> None:
     assert f"  {FORGED}\\x1b[2J" in log.getvalue()
 
 
-def test_a_printable_record_is_left_as_it_is(log: io.StringIO) -> None:
+def test_a_printable_record_is_left_as_it_is(log: io.StringIO):
     logging.getLogger("ctxpipe").warning("100 %s of „größe“ 漢 🙂 \\n", "%d")
 
     assert log.getvalue() == "WARNING ctxpipe: 100 %d of „größe“ 漢 🙂 \\n\n"
@@ -140,7 +140,7 @@ def test_a_printable_record_is_left_as_it_is(log: io.StringIO) -> None:
 
 def test_a_record_that_cannot_be_formatted_raises_nothing(
     log: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(logging, "raiseExceptions", False)
 
     logging.getLogger("ctxpipe").warning("%d", "no number")
@@ -151,7 +151,7 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(
 @pytest.mark.parametrize(
     "module", ["ctxpipe.conversation.memory", "ctxpipe.gateway.app", "ctxpipe"]
 )
-def test_the_filter_is_there_whatever_is_imported_first(module: str) -> None:
+def test_the_filter_is_there_whatever_is_imported_first(module: str):
     script = (
         f"import logging, {module}\n"
         "logging.basicConfig(format='%(message)s')\n"
@@ -168,7 +168,7 @@ def test_the_filter_is_there_whatever_is_imported_first(module: str) -> None:
 @pytest.mark.parametrize("character", BREAKS.values(), ids=BREAKS)
 def test_what_the_command_line_prints_holds_no_code_for_a_terminal(
     capsys: pytest.CaptureFixture[str], character: str
-) -> None:
+):
     terminal.print_line(f"bob{character}{FORGED}")
     terminal.print_error(f"no session bob{character.replace(chr(10), '')}")
 

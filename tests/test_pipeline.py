@@ -101,7 +101,7 @@ def shortened(messages: list[Message]) -> list[Message]:
 # Running ------------------------------------------------------------------------------------------
 
 
-async def test_without_stages_the_very_same_list_comes_back() -> None:
+async def test_without_stages_the_very_same_list_comes_back():
     result = await run()
 
     assert result.messages is HISTORY
@@ -132,7 +132,7 @@ async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_
     assert result.messages == history[:4]
 
 
-async def test_a_pipeline_tells_its_stages_budget_and_counter() -> None:
+async def test_a_pipeline_tells_its_stages_budget_and_counter():
     counter, budget = TokenCounter(), Budget(1000)
     pipeline = ContextPipeline([nothing], counter=counter, budget=budget)
 
@@ -140,7 +140,7 @@ async def test_a_pipeline_tells_its_stages_budget_and_counter() -> None:
     assert ContextPipeline().budget == Budget()
 
 
-async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_request() -> None:
+async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_request():
     turns: list[tuple[Any, ...]] = []
 
     async def note(turn: Turn) -> None:
@@ -165,7 +165,7 @@ async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_req
     assert later == ("s", False, 1000, 4, 0)
 
 
-async def test_what_is_added_to_the_tools_in_place_counts_from_then_on() -> None:
+async def test_what_is_added_to_the_tools_in_place_counts_from_then_on():
     overheads: list[int] = []
 
     async def note(turn: Turn) -> None:
@@ -188,7 +188,7 @@ async def test_what_is_added_to_the_tools_in_place_counts_from_then_on() -> None
 
 async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(
     tmp_path: Path,
-) -> None:
+):
     for broken, words in (
         ({"role": "user"}, "a history is a list"),
         ([user("go"), {"role": "user"}], "message 1 has no content"),
@@ -203,7 +203,7 @@ async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shap
     assert not (tmp_path / "root").exists()
 
 
-async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten() -> None:
+async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten():
     pipeline = ContextPipeline([nothing])
     await pipeline.run(HISTORY, session_id="s")
 
@@ -224,13 +224,13 @@ async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten(
         ({"stages": [5]}, "5 is not callable"),
     ],
 )
-def test_nonsense_is_refused_at_construction_by_name(options: dict[str, Any], words: str) -> None:
+def test_nonsense_is_refused_at_construction_by_name(options: dict[str, Any], words: str):
     with pytest.raises(SettingsError, match=words):
         ContextPipeline(**options)
 
 
 @pytest.mark.parametrize("session", [None, 5, b"s"])
-async def test_a_session_that_is_no_text_is_refused_by_name(session: Any) -> None:
+async def test_a_session_that_is_no_text_is_refused_by_name(session: Any):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(SettingsError, match="session_id is"):
             await attempt(HISTORY, session_id=session)
@@ -239,7 +239,7 @@ async def test_a_session_that_is_no_text_is_refused_by_name(session: Any) -> Non
 # Guarding -----------------------------------------------------------------------------------------
 
 
-async def test_a_proposal_that_is_sound_and_shorter_counts() -> None:
+async def test_a_proposal_that_is_sound_and_shorter_counts():
     result = await run(proposing(shortened))
 
     assert [found.content for found in tool_results(result.messages)] == ["short"]
@@ -272,7 +272,7 @@ async def test_a_proposal_that_is_sound_and_shorter_counts() -> None:
         ),
     ],
 )
-async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str) -> None:
+async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str):
     for options in ({}, {"may_grow": True}):
         result = await run(proposing(change, **options))
 
@@ -292,7 +292,7 @@ async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str)
 )
 async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_grow(
     change: Callable[[list[Message]], list[Message]], first: int
-) -> None:
+):
     refused, accepted = await run(proposing(change)), await run(proposing(change, may_grow=True))
 
     assert refused.messages is HISTORY
@@ -304,7 +304,7 @@ async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_gro
     assert accepted.first_changed_index == first
 
 
-async def test_a_proposal_of_equal_messages_changes_nothing() -> None:
+async def test_a_proposal_of_equal_messages_changes_nothing():
     result = await run(proposing(lambda messages: messages, may_grow=True))
 
     assert result.messages is HISTORY
@@ -317,7 +317,7 @@ async def test_a_proposal_of_equal_messages_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("verdict", "reason"), [(True, "vetoed"), ("too much at once", "too much at once")]
 )
-async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason: str) -> None:
+async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason: str):
     result = await run(
         proposing(shortened, detail=Offloaded(results=1)), veto=lambda _turn, _change: verdict
     )
@@ -331,7 +331,7 @@ async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason: str) -> No
     )
 
 
-async def test_a_veto_sees_turn_and_proposal_and_may_let_it_pass() -> None:
+async def test_a_veto_sees_turn_and_proposal_and_may_let_it_pass():
     seen: list[tuple[int, int]] = []
 
     def look(turn: Turn, change: Change) -> bool:
@@ -344,7 +344,7 @@ async def test_a_veto_sees_turn_and_proposal_and_may_let_it_pass() -> None:
     assert result.changed
 
 
-async def test_a_veto_that_fails_stops_the_proposal_and_not_the_turn() -> None:
+async def test_a_veto_that_fails_stops_the_proposal_and_not_the_turn():
     def fail(turn: Turn, change: Change) -> bool:
         raise ZeroDivisionError("no verdict")
 
@@ -363,7 +363,7 @@ async def failing(_turn: Turn) -> None:
 
 async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     result = await run(failing, proposing(shortened))
 
     failed, changed = result.reports
@@ -374,14 +374,14 @@ async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-async def test_an_error_without_words_is_told_by_its_name() -> None:
+async def test_an_error_without_words_is_told_by_its_name():
     async def silent(_turn: Turn) -> None:
         raise TimeoutError
 
     assert (await run(silent)).reports[0].reason.startswith("TimeoutError (test_pipeline.py, line ")
 
 
-async def test_with_on_error_raise_the_error_is_raised_as_it_is() -> None:
+async def test_with_on_error_raise_the_error_is_raised_as_it_is():
     told: list[StageReport] = []
 
     with pytest.raises(ZeroDivisionError):
@@ -391,7 +391,7 @@ async def test_with_on_error_raise_the_error_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("answer", [[], HISTORY, "skip", True])
-async def test_an_answer_that_is_no_proposal_is_a_failure(answer: Any) -> None:
+async def test_an_answer_that_is_no_proposal_is_a_failure(answer: Any):
     async def odd(_turn: Turn) -> Any:
         return answer
 
@@ -402,7 +402,7 @@ async def test_an_answer_that_is_no_proposal_is_a_failure(answer: Any) -> None:
     assert "a stage answers with a Change, a Skip or None" in result.reports[0].reason
 
 
-async def test_messages_that_are_none_are_a_failure() -> None:
+async def test_messages_that_are_none_are_a_failure():
     def other(proposed: Any, _messages: list[Message]) -> Any:
         return proposed
 
@@ -413,7 +413,7 @@ async def test_messages_that_are_none_are_a_failure() -> None:
         assert result.reports[0].outcome is Outcome.FAILED
 
 
-async def test_a_function_that_cannot_be_awaited_is_a_failure() -> None:
+async def test_a_function_that_cannot_be_awaited_is_a_failure():
     def late(turn: Turn) -> str:
         return turn.session_id.upper()
 
@@ -428,7 +428,7 @@ async def test_a_function_that_cannot_be_awaited_is_a_failure() -> None:
 
 async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(
     tmp_path: Path,
-) -> None:
+):
     patience = 0.01
 
     async def slow(_turn: Turn) -> None:
@@ -453,7 +453,7 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
 
 async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(  # noqa: E501
     tmp_path: Path,
-) -> None:
+):
     scope = anyio.CancelScope()
 
     def cancelling(words: str) -> str:
@@ -481,7 +481,7 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
     assert [path.name for path in tmp_path.rglob("*.md")] == ["a.md"]
 
 
-async def test_what_is_no_exception_is_never_caught() -> None:
+async def test_what_is_no_exception_is_never_caught():
     async def stop(_turn: Turn) -> None:
         raise KeyboardInterrupt
 
@@ -492,7 +492,7 @@ async def test_what_is_no_exception_is_never_caught() -> None:
 # Reporting ----------------------------------------------------------------------------------------
 
 
-async def test_every_stage_is_reported_as_it_ends() -> None:
+async def test_every_stage_is_reported_as_it_ends():
     told: list[StageReport] = []
 
     async def reasoned(_turn: Turn) -> Skip:
@@ -513,7 +513,7 @@ async def test_every_stage_is_reported_as_it_ends() -> None:
 
 async def test_an_observer_that_fails_never_breaks_the_turn(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     def fail(report: StageReport) -> None:
         raise ZeroDivisionError
 
@@ -528,7 +528,7 @@ async def test_an_observer_that_fails_never_breaks_the_turn(
     )
 
 
-async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.DEBUG, "ctxpipe"):
         await run(nothing, proposing(shortened), proposing(lambda messages: messages[1:]), failing)
 
@@ -542,7 +542,7 @@ async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFi
 
 async def test_no_text_of_the_conversation_is_ever_logged(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+):
     history = conversation(user("a secret"), step("a", say="a secret", result="a secret\n" * 200))
 
     with caplog.at_level(logging.DEBUG):
@@ -559,7 +559,7 @@ async def test_no_text_of_the_conversation_is_ever_logged(
 @given(histories(2), st.data())
 async def test_the_first_changed_index_is_where_input_and_output_part(
     history: list[Message], data: st.DataObject
-) -> None:
+):
     cuts = data.draw(st.lists(st.integers(0, len(history)), max_size=3))
 
     def cut_at(end: int, messages: list[Message]) -> list[Message]:
@@ -577,7 +577,7 @@ async def test_the_first_changed_index_is_where_input_and_output_part(
         assert result.messages[index : index + 1] != history[index : index + 1]
 
 
-def test_spans_tell_name_session_and_outcome() -> None:
+def test_spans_tell_name_session_and_outcome():
     script = """
 import anyio
 from opentelemetry import trace
@@ -632,7 +632,7 @@ anyio.run(main)
     ]
 
 
-def test_nothing_of_opentelemetry_is_loaded_as_long_as_no_sdk_is() -> None:
+def test_nothing_of_opentelemetry_is_loaded_as_long_as_no_sdk_is():
     script = """
 import sys, anyio
 from ctxpipe import ContextPipeline
@@ -646,7 +646,7 @@ anyio.run(main)
 
 def test_an_sdk_that_only_the_environment_names_gets_the_spans_too(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
     script = """
 import anyio
@@ -664,7 +664,7 @@ anyio.run(main)
 # Mending ------------------------------------------------------------------------------------------
 
 
-async def test_a_broken_history_is_mended_and_told() -> None:
+async def test_a_broken_history_is_mended_and_told():
     broken = conversation(user("go"), assistant(tool_use("a")), assistant("so"), user("and?"))
 
     result = await run(history=broken)  # the two replies become one
@@ -676,7 +676,7 @@ async def test_a_broken_history_is_mended_and_told() -> None:
     assert (result.changed, result.first_changed_index) == (True, 1)
 
 
-async def test_a_broken_history_is_mended_before_the_stages_see_it() -> None:
+async def test_a_broken_history_is_mended_before_the_stages_see_it():
     async def look(turn: Turn) -> Skip:
         return Skip(str(faults(turn.messages)))
 
@@ -685,7 +685,7 @@ async def test_a_broken_history_is_mended_before_the_stages_see_it() -> None:
     assert (await run(look, history=broken)).reports[0].reason == "[]"
 
 
-async def test_a_history_that_stays_broken_is_mended_at_every_turn() -> None:
+async def test_a_history_that_stays_broken_is_mended_at_every_turn():
     pipeline = ContextPipeline([nothing])
     history = conversation(system("be"), system("brief"), assistant("hi"), user("go"))
     for turn in range(3):
@@ -708,7 +708,7 @@ THOUGHTFUL = conversation(
 )
 
 
-async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so() -> None:
+async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so():
     asked = {"extra_headers": {"x": "y"}}
     pipeline = ContextPipeline([proposing(shortened)])
 
@@ -720,7 +720,7 @@ async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so() -> No
     assert later.request_options == {}
 
 
-async def test_every_later_request_says_so_too_also_in_another_process(tmp_path: Path) -> None:
+async def test_every_later_request_says_so_too_also_in_another_process(tmp_path: Path):
     stages = [BatchOffload(LocalStorage(tmp_path), min_chars=200)]
     pipeline = ContextPipeline(stages)
     first = await pipeline.run(THOUGHTFUL, session_id="s")
@@ -731,7 +731,7 @@ async def test_every_later_request_says_so_too_also_in_another_process(tmp_path:
         assert (await later.run(grown, session_id="s")).request_options == drop_block() != {}
 
 
-async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path: Path) -> None:
+async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path: Path):
     new = conversation(THOUGHTFUL[:4], [user(tool_result("b", "line of a log\n" * 200))])
 
     result = await run(DirectOffload(LocalStorage(tmp_path)), history=new)
@@ -739,7 +739,7 @@ async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path: Path) -
     assert (result.changed, result.request_options) == (True, {})
 
 
-async def test_stripped_of_what_lost_its_bond_the_request_needs_nothing() -> None:
+async def test_stripped_of_what_lost_its_bond_the_request_needs_nothing():
     result = await run(proposing(shortened), history=THOUGHTFUL, thinking="strip")
 
     assert blocks(result.messages[1])[0] == thinking("first")
@@ -747,14 +747,14 @@ async def test_stripped_of_what_lost_its_bond_the_request_needs_nothing() -> Non
     assert result.request_options == {}
 
 
-async def test_inside_an_open_tool_loop_thinking_is_never_stripped() -> None:
+async def test_inside_an_open_tool_loop_thinking_is_never_stripped():
     result = await run(proposing(shortened), history=THOUGHTFUL[:5], thinking="strip")
 
     assert blocks(result.messages[3])[0] == thinking("second")
     assert result.request_options == drop_block()
 
 
-async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too() -> None:
+async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too():
     """The thinking of an open loop stays, and goes once the loop is closed.
 
     What came behind had been bound to it.
@@ -771,7 +771,7 @@ async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_
     assert result.request_options == drop_block()
 
 
-async def test_protected_thinking_keeps_what_stands_before_it() -> None:
+async def test_protected_thinking_keeps_what_stands_before_it():
     def shorter_end(messages: list[Message]) -> list[Message]:
         return [*messages[:-1], user("?")]
 
@@ -786,7 +786,7 @@ async def test_protected_thinking_keeps_what_stands_before_it() -> None:
     assert accepted.changed
 
 
-async def test_a_protected_result_is_no_candidate_at_all(tmp_path: Path) -> None:
+async def test_a_protected_result_is_no_candidate_at_all(tmp_path: Path):
     stage = BatchOffload(LocalStorage(tmp_path / "root"), RatioGate(0))
 
     result = await run(stage, history=THOUGHTFUL, thinking="protect")
@@ -796,7 +796,7 @@ async def test_a_protected_result_is_no_candidate_at_all(tmp_path: Path) -> None
     assert not (tmp_path / "root").exists()
 
 
-async def test_where_prices_are_known_a_change_says_what_it_burns_and_saves() -> None:
+async def test_where_prices_are_known_a_change_says_what_it_burns_and_saves():
     history = conversation(user("x " * 3000), THOUGHTFUL[1:])
     result = await run(proposing(shortened), history=history, prices=Prices.relative())
 
@@ -819,7 +819,7 @@ class Counting:
         self.known = min(self.known, known)
 
 
-async def test_a_stage_has_a_memory_for_each_session_of_its_own() -> None:
+async def test_a_stage_has_a_memory_for_each_session_of_its_own():
     seen: list[tuple[str, str, int]] = []
 
     def remembering(name: str) -> Stage:
@@ -839,7 +839,7 @@ async def test_a_stage_has_a_memory_for_each_session_of_its_own() -> None:
     assert seen[4:] == [("one", "s", 4), ("two", "s", 4)]
 
 
-async def test_the_records_of_a_session_never_reach_behind_a_change() -> None:
+async def test_the_records_of_a_session_never_reach_behind_a_change():
     known: list[int] = []
 
     async def remember(turn: Turn) -> None:
@@ -856,7 +856,7 @@ async def test_the_records_of_a_session_never_reach_behind_a_change() -> None:
     assert known == [0, 2, 2, 0]
 
 
-async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_first() -> None:
+async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_first():
     known: list[tuple[str, int]] = []
 
     async def remember(turn: Turn) -> None:
@@ -871,7 +871,7 @@ async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_f
     assert known == [("a", 0), ("b", 0), ("a", 4), ("c", 0), ("a", 4), ("b", 0)]
 
 
-async def test_a_stage_added_later_begins_with_the_whole_history() -> None:
+async def test_a_stage_added_later_begins_with_the_whole_history():
     seen: list[int] = []
 
     async def remember(turn: Turn) -> None:
@@ -884,7 +884,7 @@ async def test_a_stage_added_later_begins_with_the_whole_history() -> None:
     assert seen == [0]
 
 
-async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size() -> None:
+async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
     sizes: list[tuple[int, int]] = []
 
     async def note(turn: Turn) -> None:
@@ -899,7 +899,7 @@ async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size() -
     assert sizes == [(1000, 1000), (1000, 1200)]
 
 
-async def test_many_sessions_at_once_do_not_mix(tmp_path: Path) -> None:
+async def test_many_sessions_at_once_do_not_mix(tmp_path: Path):
     pipeline = ContextPipeline(
         [DirectOffload(LocalStorage(tmp_path), min_chars=100), BatchOffload(LocalStorage(tmp_path))]
     )
@@ -924,7 +924,7 @@ async def test_many_sessions_at_once_do_not_mix(tmp_path: Path) -> None:
 
 async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(
     tmp_path: Path,
-) -> None:
+):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
     history = conversation(user("go"), step("a", result="line of a log\n" * 200))
     results: list[Result] = []
@@ -944,7 +944,7 @@ async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(
 # Planning -----------------------------------------------------------------------------------------
 
 
-async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked() -> None:
+async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked():
     asked: list[Turn] = []
 
     async def stage(turn: Turn) -> None:
@@ -970,7 +970,7 @@ class Planned:
         raise AssertionError("a plan never acts")
 
 
-async def test_a_plan_is_judged_as_a_run_is() -> None:
+async def test_a_plan_is_judged_as_a_run_is():
     breaking = proposing(lambda messages: messages[1:])
     stages = [Planned(breaking), Planned(failing), Planned(proposing(shortened))]
 
@@ -986,7 +986,7 @@ async def test_a_plan_is_judged_as_a_run_is() -> None:
         await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
 
 
-async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path: Path) -> None:
+async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path: Path):
     storage = LocalStorage(tmp_path / "root")
     history = conversation(
         user("go"), step("a", result="x y z " * 50), step("b", result="x y z " * 500), step("c")
@@ -1006,7 +1006,7 @@ async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_pa
 
 async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     known: list[int] = []
 
     async def remember(turn: Turn) -> None:
@@ -1101,7 +1101,7 @@ def file_text(root: str, where: str) -> str:
 
 
 @given(histories(2, repeat_ids=True))
-async def test_a_valid_history_stays_valid_and_untouched(history: list[Message]) -> None:
+async def test_a_valid_history_stays_valid_and_untouched(history: list[Message]):
     before = copy.deepcopy(history)
     with tempfile.TemporaryDirectory() as root:
         result = await offloading(root).run(history, session_id="s")
@@ -1112,7 +1112,7 @@ async def test_a_valid_history_stays_valid_and_untouched(history: list[Message])
 
 
 @given(broken_histories(2))
-async def test_a_broken_history_becomes_valid_and_is_untouched(history: list[Message]) -> None:
+async def test_a_broken_history_becomes_valid_and_is_untouched(history: list[Message]):
     before = copy.deepcopy(history)
     with tempfile.TemporaryDirectory() as root:
         result = await offloading(root).run(history, session_id="s")
@@ -1123,7 +1123,7 @@ async def test_a_broken_history_becomes_valid_and_is_untouched(history: list[Mes
 
 
 @given(histories(2, repeat_ids=True))
-async def test_behind_every_placeholder_lies_the_whole_text(history: list[Message]) -> None:
+async def test_behind_every_placeholder_lies_the_whole_text(history: list[Message]):
     with tempfile.TemporaryDirectory() as root:
         result = await offloading(root).run(history, session_id="s")
 
@@ -1134,7 +1134,7 @@ async def test_behind_every_placeholder_lies_the_whole_text(history: list[Messag
 @given(histories(2))
 async def test_a_second_run_gives_the_same_object_and_writes_nothing(
     history: list[Message],
-) -> None:
+):
     with tempfile.TemporaryDirectory() as root:
         first = await offloading(root).run(history, session_id="s")
         before = {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")}
@@ -1145,7 +1145,7 @@ async def test_a_second_run_gives_the_same_object_and_writes_nothing(
 
 
 @given(histories(2))
-async def test_a_plan_tells_what_a_run_will_do(history: list[Message]) -> None:
+async def test_a_plan_tells_what_a_run_will_do(history: list[Message]):
     with tempfile.TemporaryDirectory() as root:
         pipeline = offloading(root)
         planned = await pipeline.plan(history, session_id="s")
@@ -1161,7 +1161,7 @@ async def test_a_plan_tells_what_a_run_will_do(history: list[Message]) -> None:
 @given(histories(2, repeat_ids=True), histories(2, repeat_ids=True))
 async def test_what_a_placeholder_names_never_changes_whoever_shares_the_root(
     one: list[Message], two: list[Message]
-) -> None:
+):
     with tempfile.TemporaryDirectory() as root:
         named: dict[str, str] = {}
         # Two sessions, and the first one's name and ids once more for another conversation.
@@ -1224,7 +1224,7 @@ class Caller:
 @given(histories(3, repeat_ids=True), broken_histories(1), st.data())
 async def test_what_is_remembered_changes_nothing(
     source: list[Message], other: list[Message], data: st.DataObject
-) -> None:
+):
     """The same turns through a remembered session and fresh pipelines: equal results (R10c)."""
     caller, last = Caller(data, source, other), None
     with tempfile.TemporaryDirectory() as root:
@@ -1245,7 +1245,7 @@ async def test_what_is_remembered_changes_nothing(
 @given(histories(2), st.data())
 async def test_the_totals_kept_from_turn_to_turn_are_those_counted_afresh(
     source: list[Message], data: st.DataObject
-) -> None:
+):
     totals: list[list[int]] = []
 
     async def note(turn: Turn) -> None:
@@ -1265,7 +1265,7 @@ async def test_the_totals_kept_from_turn_to_turn_are_those_counted_afresh(
 
 
 @given(histories(3, repeat_ids=True), st.data())
-async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataObject) -> None:
+async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataObject):
     with tempfile.TemporaryDirectory() as root:
         pipeline, context, end = offloading(root), list[Message](), 0
         while end < len(history):
@@ -1284,9 +1284,7 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_sdk_objects_pass_through_every_stage_in_any_order(
-    tmp_path: Path, order: int
-) -> None:
+async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path, order: int):
     storage = LocalStorage(tmp_path)
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
@@ -1331,7 +1329,7 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(
     assert acted == {"DirectOffload", "BatchOffload", "SmartTruncate"} | summarized
 
 
-async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path) -> None:
+async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path):
     hostile = [
         *("../../x", "/etc/x", "a\\b", "a/b", "a\0", ".", "", "x" * 1500, "漢", "CON", "con"),
         *("{path}", "[x]\n"),
@@ -1360,7 +1358,7 @@ async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_pa
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]+", name) for name in names)
 
 
-async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path) -> None:
+async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path):
     pipeline = offloading(str(tmp_path))
     context: list[Message] = [user("go")]
     for number in range(6):
@@ -1402,7 +1400,7 @@ STORE = MemoryStorage()
 )
 def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
     stages: list[Any], warned: str, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     pipeline = ContextPipeline(stages)
     pipeline.use(stages[-1])
     pipeline.session("a")
@@ -1425,7 +1423,7 @@ def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
 )
 def test_an_order_that_is_meant_is_not_warned_of(
     stages: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     ContextPipeline(stages)
 
     assert caplog.records == []

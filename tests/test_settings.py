@@ -37,19 +37,19 @@ SETTINGS = [value for value in vars(declared).values() if isinstance(value, Sett
         ("MAX_RESTORE_TOKENS_TOTAL", 50_000),
     ],
 )
-def test_the_defaults_are_those_of_the_requirements(name: str, default: object) -> None:
+def test_the_defaults_are_those_of_the_requirements(name: str, default: object):
     setting: Setting[int] = getattr(declared, name)
 
     assert (setting.name, setting.default, setting()) == (name, default, default)
 
 
-def test_every_setting_is_offered_under_the_name_of_its_variable() -> None:
+def test_every_setting_is_offered_under_the_name_of_its_variable():
     assert {setting.name for setting in SETTINGS} <= set(declared.__all__)
 
 
 def test_the_environment_wins_over_the_default_and_an_argument_over_both(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", "250")
 
     assert OFFLOAD_CHAR_THRESHOLD() == 250
@@ -58,27 +58,27 @@ def test_the_environment_wins_over_the_default_and_an_argument_over_both(
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "\t"])
-def test_an_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch, empty: str) -> None:
+def test_an_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch, empty: str):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", empty)
 
     assert OFFLOAD_CHAR_THRESHOLD() == 100
 
 
-def test_a_variable_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch):
     before = OFFLOAD_CHAR_THRESHOLD()
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", " 250 ")
 
     assert (before, OFFLOAD_CHAR_THRESHOLD()) == (100, 250)
 
 
-def test_text_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SUMMARY_MODEL", "some-model")
 
     assert SUMMARY_MODEL() == "some-model"
     assert COMPACT_OUTPUT_DIR("elsewhere") == "elsewhere"
 
 
-def test_a_fraction_is_the_decimal_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fraction_is_the_decimal_that_was_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", "0.1")
 
     assert OFFLOAD_RATIO_THRESHOLD() == OFFLOAD_RATIO_THRESHOLD(0.1) == Decimal("0.1")
@@ -87,7 +87,7 @@ def test_a_fraction_is_the_decimal_that_was_written(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("ratio", ["-1", "2", "1e3"])
 def test_a_ratio_outside_of_0_to_1_is_the_callers_business(
     monkeypatch: pytest.MonkeyPatch, ratio: str
-) -> None:
+):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", ratio)
 
     assert Decimal(ratio) == OFFLOAD_RATIO_THRESHOLD()
@@ -96,7 +96,7 @@ def test_a_ratio_outside_of_0_to_1_is_the_callers_business(
 @pytest.mark.parametrize("nonsense", ["many", "1.5", "0x10", "-1", "1e3", "nan", "٣x"])
 def test_nonsense_in_the_environment_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, nonsense: str
-) -> None:
+):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_CHAR_THRESHOLD is"):
@@ -106,7 +106,7 @@ def test_nonsense_in_the_environment_is_refused_by_name(
 @pytest.mark.parametrize("nonsense", ["abc", "nan", "inf", "-inf", "0,2", "20%"])
 def test_a_ratio_that_is_no_finite_number_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, nonsense: str
-) -> None:
+):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_RATIO_THRESHOLD is"):
@@ -114,14 +114,14 @@ def test_a_ratio_that_is_no_finite_number_is_refused_by_name(
 
 
 @pytest.mark.parametrize("nonsense", [1.5, -1, float("nan"), True])
-def test_nonsense_as_an_argument_is_refused_by_name(nonsense: float) -> None:
+def test_nonsense_as_an_argument_is_refused_by_name(nonsense: float):
     with pytest.raises(SettingsError, match=r"^OFFLOAD_CHAR_THRESHOLD is"):
         OFFLOAD_CHAR_THRESHOLD(nonsense)
 
 
-def test_a_settings_error_is_a_value_error_too() -> None:
+def test_a_settings_error_is_a_value_error_too():
     assert issubclass(SettingsError, ValueError)
 
 
-def test_a_size_is_a_whole_number_from_0_on() -> None:
+def test_a_size_is_a_whole_number_from_0_on():
     assert [value for value in (0, 1, -1, 1.0, True, "1", None) if is_size(value)] == [0, 1]

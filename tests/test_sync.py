@@ -58,7 +58,7 @@ def ran(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path) -> None:
+def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path):
     history = conversation(user("go"), step("t1", result=LONG))
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
@@ -70,7 +70,7 @@ def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path) -> None:
 
 def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summary(
     tmp_path: Path,
-) -> None:
+):
     asked = 0
 
     async def summarize(_messages: Sequence[Message], /) -> Summary:
@@ -96,7 +96,7 @@ def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summar
     assert session.history() == history
 
 
-def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path: Path) -> None:
+def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path: Path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
     def played(number: int) -> list[Message]:
@@ -117,21 +117,21 @@ session_id journal diagnostics"""
 
 
 @pytest.mark.parametrize("kind", [Session, sync.Session])
-def test_a_session_has_these_members(kind: type) -> None:
+def test_a_session_has_these_members(kind: type):
     assert {name for name in dir(kind) if not name.startswith("_")} == set(MEMBERS.split())
 
 
-def test_an_error_reaches_the_caller() -> None:
+def test_an_error_reaches_the_caller():
     with pytest.raises(InvalidHistory, match="not a mapping"):
         sync.Session(ContextPipeline(), "s").run([3])  # type: ignore[list-item]
 
 
-def test_what_is_no_pipeline_is_refused() -> None:
+def test_what_is_no_pipeline_is_refused():
     with pytest.raises(SettingsError, match="give a ContextPipeline"):
         sync.Session(None, "s")  # type: ignore[arg-type]
 
 
-def test_a_stage_that_calls_a_synchronous_session_gets_an_error_and_no_deadlock() -> None:
+def test_a_stage_that_calls_a_synchronous_session_gets_an_error_and_no_deadlock():
     async def calls(_turn: Turn) -> None:
         inner.run(chat(1))
 
@@ -142,7 +142,7 @@ def test_a_stage_that_calls_a_synchronous_session_gets_an_error_and_no_deadlock(
         outer.run(chat(1))
 
 
-def test_whoever_waits_in_an_event_loop_of_his_own_is_served_too() -> None:
+def test_whoever_waits_in_an_event_loop_of_his_own_is_served_too():
     code = """
 import asyncio
 from ctxpipe import ContextPipeline, sync
@@ -155,7 +155,7 @@ print(asyncio.run(blocked()))
 
 def test_a_session_that_was_made_before_a_fork_raises_in_the_child_and_a_new_one_works(
     tmp_path: Path,
-) -> None:
+):
     code = """
 import os, sys
 from ctxpipe import ContextPipeline, LocalStorage, sync
@@ -186,7 +186,7 @@ print(session.run(history).covered)
 
 
 @pytest.mark.parametrize("where", ["atexit", "__del__", "thread"])
-def test_at_the_end_of_the_interpreter_nothing_hangs(where: str) -> None:
+def test_at_the_end_of_the_interpreter_nothing_hangs(where: str):
     code = f"""
 import atexit, threading, time
 from ctxpipe import ContextPipeline, sync
@@ -219,7 +219,7 @@ else:
     )
 
 
-def test_an_interrupt_ends_the_turn_and_the_session_goes_on() -> None:
+def test_an_interrupt_ends_the_turn_and_the_session_goes_on():
     code = """
 import asyncio, threading, os, signal, time
 from ctxpipe import ContextPipeline, sync
@@ -244,7 +244,7 @@ print(session.run(history).covered)
     assert time.monotonic() - begun < SECONDS / 2
 
 
-async def test_a_session_in_use_by_another_event_loop_raises_instead_of_waiting_for_ever() -> None:
+async def test_a_session_in_use_by_another_event_loop_raises_instead_of_waiting_for_ever():
     entered, left = threading.Event(), threading.Event()
 
     async def slow(_turn: Turn) -> None:
@@ -265,7 +265,7 @@ async def test_a_session_in_use_by_another_event_loop_raises_instead_of_waiting_
     assert (await session.run(chat(1))).covered == 1
 
 
-def test_one_event_loop_after_another_may_use_a_session() -> None:
+def test_one_event_loop_after_another_may_use_a_session():
     session = ContextPipeline().session("s")
 
     covered = [asyncio.run(session.run(chat(stop))).covered for stop in (1, 3, 5)]
@@ -297,7 +297,7 @@ def serve(*replies: str) -> Iterator[tuple[MessagesServer, anthropic.AsyncAnthro
             sync.wait_for(client.close())
 
 
-def test_the_model_is_called_and_streamed_without_await() -> None:
+def test_the_model_is_called_and_streamed_without_await():
     session = sync.Session(ContextPipeline(), "s")
     with serve("first", "second") as (_, client):
         reply = session.create(client, messages=chat(1), **ASKED)
@@ -309,7 +309,7 @@ def test_the_model_is_called_and_streamed_without_await() -> None:
     assert (block.text, streamed) == ("first", "second")
 
 
-def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path) -> None:
+def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path):
     history = conversation(user("go"), step("t1", result=LONG))
     with serve("Done.") as (server, client):
         session = run_row("sessions", offloading(tmp_path))["session"]
@@ -320,7 +320,7 @@ def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path) -> None:
     assert (tmp_path / "job-42" / "t1.md").read_text() == LONG
 
 
-def test_calls_without_results_are_named_here_too() -> None:
+def test_calls_without_results_are_named_here_too():
     client = anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="test", max_retries=0)
     history = [user("go"), assistant(tool_use("t1", "bash"))]
 

@@ -67,7 +67,7 @@ async def search(storage: LocalStorage, arguments: Mapping[str, object], **optio
 # Definitions --------------------------------------------------------------------------------------
 
 
-def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage) -> None:
+def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage):
     for tool, required in zip(tools(storage), (["path"], ["path", "pattern"]), strict=True):
         schema = cast("Any", tool.definition["input_schema"])
         assert set(tool.definition) == {"name", "description", "input_schema"}
@@ -76,20 +76,18 @@ def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage) -> Non
         assert set(required) < set(schema["properties"])
 
 
-def test_the_stages_exempt_tools_of_exactly_these_names(storage: LocalStorage) -> None:
+def test_the_stages_exempt_tools_of_exactly_these_names(storage: LocalStorage):
     assert {tool.name for tool in tools(storage)} == READ_BACK_TOOLS
 
 
-def test_the_definition_says_how_much_one_answer_holds(storage: LocalStorage) -> None:
+def test_the_definition_says_how_much_one_answer_holds(storage: LocalStorage):
     schema = cast("Any", tools(storage, max_chars=500)[0].definition["input_schema"])
 
     assert schema["properties"]["limit"]["default"] == 500
 
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1.5, None, "many"])
-def test_a_nonsensical_size_is_refused_at_construction(
-    storage: LocalStorage, nonsense: Any
-) -> None:
+def test_a_nonsensical_size_is_refused_at_construction(storage: LocalStorage, nonsense: Any):
     with pytest.raises(SettingsError, match="max_chars is"):
         offload_tools(storage, max_chars=nonsense)
 
@@ -97,11 +95,11 @@ def test_a_nonsensical_size_is_refused_at_construction(
 # Reading ------------------------------------------------------------------------------------------
 
 
-async def test_a_short_text_comes_whole(storage: LocalStorage) -> None:
+async def test_a_short_text_comes_whole(storage: LocalStorage):
     assert await read(storage, {"path": "./s/a.md"}) == TEXT
 
 
-async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage) -> None:
+async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage):
     pages, offset = [], 0
     while True:
         page = await read(storage, {"path": "s/a.md", "offset": offset}, max_chars=700)
@@ -119,13 +117,13 @@ async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage)
     assert "".join(pages) == TEXT
 
 
-async def test_offset_and_limit_count_characters(storage: LocalStorage) -> None:
+async def test_offset_and_limit_count_characters(storage: LocalStorage):
     page = await read(storage, {"path": "s/a.md", "offset": 10, "limit": 20})
 
     assert page.startswith(TEXT[10:30] + "\n[Characters 10 to 30 of")
 
 
-async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage) -> None:
+async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage):
     assert await read(storage, {"path": "s/empty.md"}) == "[The file is empty.]"
 
 
@@ -151,7 +149,7 @@ async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage) -> Non
 )
 async def test_what_makes_no_sense_is_told_in_words_that_help(
     storage: LocalStorage, arguments: dict[str, object], words: str
-) -> None:
+):
     with pytest.raises(ToolInputError, match=re.escape(words)):
         await read(storage, arguments)
 
@@ -175,7 +173,7 @@ async def test_what_makes_no_sense_is_told_in_words_that_help(
 )
 async def test_nothing_outside_of_the_storage_is_read(
     storage: LocalStorage, tmp_path: Path, path: str
-) -> None:
+):
     (tmp_path / "outside.md").write_text("secret")
 
     for attempt in (read(storage, {"path": path}), search(storage, {"path": path, "pattern": "s"})):
@@ -183,14 +181,14 @@ async def test_nothing_outside_of_the_storage_is_read(
             await attempt
 
 
-async def test_no_folder_of_this_machine_is_named(storage: LocalStorage, tmp_path: Path) -> None:
+async def test_no_folder_of_this_machine_is_named(storage: LocalStorage, tmp_path: Path):
     with pytest.raises(ToolInputError) as failed:
         await read(storage, {"path": "s/gone.md"})
 
     assert str(tmp_path) not in str(failed.value)
 
 
-async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage) -> None:
+async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage):
     assert await read(storage, {"path": "s/a.md"}, session_id="s") == TEXT
     assert await read(storage, {"path": "t/b.md"}) == "of another session"
 
@@ -216,7 +214,7 @@ async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage
 )
 async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
     tmp_path: Path, victim: str, attacker: str
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     keys = [f"{session_folder(victim)}/a.md", "tool-result-a.md"]
     await storage.write([(key, "a secret") for key in keys])
@@ -227,7 +225,7 @@ async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
     assert await read(storage, {"path": keys[0]}, session_id=victim) == "a secret"
 
 
-async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalStorage) -> None:
+async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalStorage):
     found = (await search(storage, {"path": "s/a.md", "pattern": "FAILED"})).split("\n")
 
     assert len(found) == 10
@@ -238,7 +236,7 @@ async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalSto
         assert TEXT[int(told[2]) :].startswith(told[3])
 
 
-async def test_a_pattern_is_taken_literally(storage: LocalStorage) -> None:
+async def test_a_pattern_is_taken_literally(storage: LocalStorage):
     await storage.write([("s/c.md", "a+b\naab\n[x]")])
 
     assert await search(storage, {"path": "s/c.md", "pattern": "a+b"}) == "line 1, offset 0: a+b"
@@ -248,7 +246,7 @@ async def test_a_pattern_is_taken_literally(storage: LocalStorage) -> None:
     )
 
 
-async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage) -> None:
+async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage):
     found = await search(
         storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3}
     )
@@ -257,14 +255,14 @@ async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage) -> 
     assert seen == [f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)]
 
 
-async def test_more_matches_than_asked_for_are_mentioned(storage: LocalStorage) -> None:
+async def test_more_matches_than_asked_for_are_mentioned(storage: LocalStorage):
     found = await search(storage, {"path": "s/a.md", "pattern": "FAILED", "limit": 2})
 
     assert len(found.split("\n")) == 3
     assert found.endswith("\n[Only the first 2 matches are shown.]")
 
 
-async def test_all_matches_of_a_file_of_one_line_are_found(storage: LocalStorage) -> None:
+async def test_all_matches_of_a_file_of_one_line_are_found(storage: LocalStorage):
     line = "".join(f"{n:06d} {'needle' if n % 1000 in (5, 6) else 'straw'} " for n in range(5000))
     await storage.write([("s/one.md", line)])
 
@@ -278,7 +276,7 @@ async def test_all_matches_of_a_file_of_one_line_are_found(storage: LocalStorage
         assert len(shown) <= 400
 
 
-async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage) -> None:
+async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage):
     line = "x" * 390 + " needle"
     await storage.write([("s/one.md", line)])
 
@@ -288,14 +286,14 @@ async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage) -> None:
     )
 
 
-async def test_no_match_is_said(storage: LocalStorage) -> None:
+async def test_no_match_is_said(storage: LocalStorage):
     assert (
         await search(storage, {"path": "s/a.md", "pattern": "nowhere"})
         == "[No line matches 'nowhere'.]"
     )
 
 
-async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage) -> None:
+async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage):
     found = await search(
         storage, {"path": "s/a.md", "pattern": "line", "limit": 100}, max_chars=300
     )
@@ -305,21 +303,19 @@ async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage) -> N
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<x", "(" * 1000])
-async def test_a_pattern_that_is_no_regular_expression_is_told(
-    storage: LocalStorage, pattern: str
-) -> None:
+async def test_a_pattern_that_is_no_regular_expression_is_told(storage: LocalStorage, pattern: str):
     with pytest.raises(ToolInputError, match="pattern is no regular expression"):
         await search(storage, {"path": "s/a.md", "pattern": pattern, "regex": True})
 
 
-async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage) -> None:
+async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage):
     with pytest.raises(ToolInputError, match="pattern has 1001 characters"):
         await search(storage, {"path": "s/a.md", "pattern": "x" * 1001})
 
 
 async def test_a_pattern_that_would_run_for_ever_is_stopped(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     await storage.write([("s/evil.md", "a" * 60 + "!")])
 
@@ -329,7 +325,7 @@ async def test_a_pattern_that_would_run_for_ever_is_stopped(
 
 async def test_many_lines_that_each_take_a_while_are_stopped_too(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     await storage.write([("s/long.md", ("a" * 18 + "!\n") * 20_000)])
 
@@ -366,7 +362,7 @@ HOSTILE_PATTERNS = [
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
 async def test_no_pattern_of_the_model_raises(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2)
     await storage.write([("s/evil.md", "hello world\n" + "a" * 60 + "!\n" + "ab" * 40)])
     call = tool_use(
@@ -386,7 +382,7 @@ def compile_nothing(*_: object, **__: object) -> None:
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS[:6])
 async def test_no_pattern_of_the_model_is_compiled_in_this_process(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     monkeypatch.setattr("regex.compile", compile_nothing)
     call = tool_use("t1", "search_offloaded", {"path": "s/a.md", "pattern": pattern, "regex": True})
@@ -399,7 +395,7 @@ async def test_no_pattern_of_the_model_is_compiled_in_this_process(
 
 async def test_a_pattern_that_takes_all_memory_is_stopped(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 20.0)
     monkeypatch.setattr(module, "_SEARCH_MEMORY_BYTES", 128 * 2**20)
 
@@ -409,7 +405,7 @@ async def test_a_pattern_that_takes_all_memory_is_stopped(
 
 async def test_where_no_process_can_be_started_the_model_is_told_to_search_literally(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
     with pytest.raises(ToolInputError, match="search for a literal text"):
@@ -425,7 +421,7 @@ async def test_where_no_process_can_be_started_the_model_is_told_to_search_liter
 )
 def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
     text: str, pattern: str, limit: int, step: int
-) -> None:
+):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(edits, "_STEP_CHARS", step)
         patched.setattr(edits, "LINE_CHARS", 6)
@@ -437,7 +433,7 @@ def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
 
 async def test_a_text_above_the_size_that_is_searched_says_so(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_CHARS", 200)
 
     found = await search(storage, {"path": "s/a.md", "pattern": "line 1:"})
@@ -448,7 +444,7 @@ async def test_a_text_above_the_size_that_is_searched_says_so(
 
 async def test_a_cancelled_search_does_not_wait_for_its_end(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 1.0)
     await storage.write([("s/evil.md", "a" * 60 + "!")])
 
@@ -461,7 +457,7 @@ async def test_a_cancelled_search_does_not_wait_for_its_end(
 # Answering ----------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage) -> None:
+async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage):
     for call in (
         tool_use("t1", "read_offloaded", {"path": "s/a.md"}),
         ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "s/a.md"}),
@@ -476,7 +472,7 @@ async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage)
 @pytest.mark.parametrize("name", ["read_offload", "READ_OFFLOADED", "", "a\ud800\n" * 500, None, 7])
 async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are(
     storage: LocalStorage, name: Any
-) -> None:
+):
     call = {**tool_use("t1", "bash"), "name": name}
 
     result = await answer(call, tools(storage), others=["bash"])
@@ -489,7 +485,7 @@ async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are
     assert text.isprintable()
 
 
-async def test_no_name_ends_the_loop_of_an_agent_without_tools() -> None:
+async def test_no_name_ends_the_loop_of_an_agent_without_tools():
     result = await answer(tool_use("t1", "bash"), [])
 
     assert result is not None
@@ -508,18 +504,18 @@ async def test_no_name_ends_the_loop_of_an_agent_without_tools() -> None:
 )
 async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(
     storage: LocalStorage, block: Any
-) -> None:
+):
     for others in (["bash"], ("edit", "bash"), {"bash": 1}, iter(["bash"])):
         assert await answer(block, tools(storage), others=others) is None
 
 
-async def test_names_given_as_one_text_are_refused(storage: LocalStorage) -> None:
+async def test_names_given_as_one_text_are_refused(storage: LocalStorage):
     with pytest.raises(SettingsError, match="others is 'bash'; give a list of names"):
         await answer(tool_use("t1", "bash"), tools(storage), others="bash")
 
 
 @pytest.mark.parametrize("given", [{}, {"path": "gone.md"}, None, ["s/a.md"], "s/a.md"])
-async def test_what_fails_is_answered_with_an_error(storage: LocalStorage, given: Any) -> None:
+async def test_what_fails_is_answered_with_an_error(storage: LocalStorage, given: Any):
     result = await answer({**tool_use("t1", "search_offloaded"), "input": given}, tools(storage))
 
     assert result is not None
@@ -527,7 +523,7 @@ async def test_what_fails_is_answered_with_an_error(storage: LocalStorage, given
     assert result["content"]
 
 
-async def test_a_tool_of_ones_own_is_a_tool_like_any_other() -> None:
+async def test_a_tool_of_ones_own_is_a_tool_like_any_other():
     async def echo(arguments: Mapping[str, object]) -> str:
         return str(arguments["text"])
 
@@ -563,7 +559,7 @@ async def test_a_tool_of_ones_own_is_a_tool_like_any_other() -> None:
 )
 async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
     storage: LocalStorage, block: Any
-) -> None:
+):
     result = await tools(storage)[0].result(block)
 
     assert (result["type"], result["tool_use_id"], result["is_error"]) == (
@@ -586,7 +582,7 @@ async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
 )
 async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
     error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     async def fail(_: Mapping[str, object]) -> str:
         raise error
 
@@ -601,7 +597,7 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
-async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: str) -> None:
+async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: str):
     async def refuse(_: Mapping[str, object]) -> str:
         raise ToolInputError(words)
 
@@ -615,7 +611,7 @@ async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: st
 
 
 @pytest.mark.parametrize("said", [None, b"row", {"row": 1}, 5, ["row"]])
-async def test_an_answer_that_is_no_text_is_an_error_which_the_api_takes(said: Any) -> None:
+async def test_an_answer_that_is_no_text_is_an_error_which_the_api_takes(said: Any):
     async def say(_: Mapping[str, object]) -> str:
         return cast("str", said)
 
@@ -629,7 +625,7 @@ async def test_an_answer_that_is_no_text_is_an_error_which_the_api_takes(said: A
     )
 
 
-async def test_an_answer_that_cannot_be_encoded_can_be_sent() -> None:
+async def test_an_answer_that_cannot_be_encoded_can_be_sent():
     async def say(_: Mapping[str, object]) -> str:
         return "half of a pair: \ud83d"
 
@@ -640,7 +636,7 @@ async def test_an_answer_that_cannot_be_encoded_can_be_sent() -> None:
     assert result == tool_result("t1", "half of a pair: \ufffd")
 
 
-async def test_a_cancelled_call_is_no_result() -> None:
+async def test_a_cancelled_call_is_no_result():
     async def wait(_: Mapping[str, object]) -> str:
         await anyio.sleep_forever()
         return ""
@@ -671,7 +667,7 @@ class Rows:
         return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
 
 
-async def test_any_reader_serves() -> None:
+async def test_any_reader_serves():
     reading, searching = offload_tools(Rows(s__a=TEXT), max_chars=50)
 
     assert (await reading({"path": "./s/a.md"})).startswith(TEXT[:50] + "\n[Characters 0 to 50 of")
@@ -690,7 +686,7 @@ async def test_any_reader_serves() -> None:
         "ctxpipe://s/a.md",
     ],
 )
-async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> None:
+async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str):
     rows = Rows(s__a=TEXT, t__a="of another session")
 
     assert await offload_tools(rows, session_id="s")[0]({"path": path}) == TEXT
@@ -731,7 +727,7 @@ async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> N
         "x" * 100_000,
     ],
 )
-async def test_in_a_session_no_path_reaches_another(path: str) -> None:
+async def test_in_a_session_no_path_reaches_another(path: str):
     rows = Rows(t__b="of another session", b="of none")
     call = tool_use("t1", "read_offloaded", {"path": path})
 
@@ -741,7 +737,7 @@ async def test_in_a_session_no_path_reaches_another(path: str) -> None:
     assert all(location.startswith("s/") and "/" not in location[2:] for location in rows.asked)
 
 
-async def test_a_storage_that_knows_keys_is_asked_for_them() -> None:
+async def test_a_storage_that_knows_keys_is_asked_for_them():
     class Numbered(Rows):
         def key(self, location: str) -> str:
             return {"row:1": "s/a.md", "row:2": "t/b.md", "row:3": "s/../t/b.md"}[location]
@@ -756,7 +752,7 @@ async def test_a_storage_that_knows_keys_is_asked_for_them() -> None:
     assert rows.asked == ["s/a.md"]
 
 
-async def test_an_error_of_a_reader_of_ones_own_is_a_result() -> None:
+async def test_an_error_of_a_reader_of_ones_own_is_a_result():
     class Down(Rows):
         async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
             raise ConnectionError(f"db.internal:5432 {location} {offset} {limit}")
@@ -770,15 +766,13 @@ async def test_an_error_of_a_reader_of_ones_own_is_a_result() -> None:
 
 
 @pytest.mark.parametrize("wrong", [".ctxpipe", None, LocalStorage, object()])
-def test_what_cannot_be_read_from_is_refused_at_construction(wrong: Any) -> None:
+def test_what_cannot_be_read_from_is_refused_at_construction(wrong: Any):
     with pytest.raises(SettingsError, match="give a TextReader"):
         offload_tools(wrong)
 
 
 @pytest.mark.parametrize("wrong", ["", 5, b"s"])
-def test_a_session_without_a_name_is_refused_at_construction(
-    storage: LocalStorage, wrong: Any
-) -> None:
+def test_a_session_without_a_name_is_refused_at_construction(storage: LocalStorage, wrong: Any):
     with pytest.raises(SettingsError, match="session_id is"):
         offload_tools(storage, session_id=wrong)
 
@@ -786,7 +780,7 @@ def test_a_session_without_a_name_is_refused_at_construction(
 # The SDK's tool runner ----------------------------------------------------------------------------
 
 
-async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage) -> None:
+async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage):
     script = testing.answer(
         testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),
         testing.tool_use(

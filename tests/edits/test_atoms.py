@@ -26,22 +26,22 @@ from ctxpipe.messages import Message
         ("12: \treturn  the sum of   both values", "Lreturn the sum of both values"),
     ],
 )
-def test_a_text_refers_by_paths_names_numbers_hashes_and_lines(said: str, atom: str) -> None:
+def test_a_text_refers_by_paths_names_numbers_hashes_and_lines(said: str, atom: str):
     assert atom in atoms(said)
 
 
 @pytest.mark.parametrize("said", ["", "ok", "in 2024 I saw 5000", "word " * 3, "plain words only"])
-def test_small_talk_round_numbers_and_years_refer_to_nothing(said: str) -> None:
+def test_small_talk_round_numbers_and_years_refer_to_nothing(said: str):
     assert not atoms(said)
 
 
-def test_a_long_line_is_known_by_its_beginning() -> None:
+def test_a_long_line_is_known_by_its_beginning():
     line = "many words in one line " * 20
 
     assert atoms(line + "and an end") == atoms(line + "or another")
 
 
-def test_a_path_is_known_by_its_last_two_segments_however_it_is_spelled() -> None:
+def test_a_path_is_known_by_its_last_two_segments_however_it_is_spelled():
     assert (
         path_atom("/a/b/src/x.py")
         == path_atom("./src/x.py")
@@ -52,12 +52,12 @@ def test_a_path_is_known_by_its_last_two_segments_however_it_is_spelled() -> Non
     assert path_atom("a/b") is None
 
 
-def test_endless_runs_of_one_character_take_linear_time() -> None:
+def test_endless_runs_of_one_character_take_linear_time():
     for character in "/.-~a":
         assert "Psrc/main.py" in atoms(f"{character * 200_000} src/main.py")
 
 
-def test_lines_and_hashes_weigh_more_than_names_and_numbers() -> None:
+def test_lines_and_hashes_weigh_more_than_names_and_numbers():
     assert (
         weight("Lsome line")
         == weight("Habcdef1")
@@ -67,7 +67,7 @@ def test_lines_and_hashes_weigh_more_than_names_and_numbers() -> None:
     )
 
 
-def test_a_call_says_the_leaves_of_its_input_with_their_lines() -> None:
+def test_a_call_says_the_leaves_of_its_input_with_their_lines():
     call = tool_use(
         "t",
         "edit",
@@ -77,7 +77,7 @@ def test_a_call_says_the_leaves_of_its_input_with_their_lines() -> None:
     assert block_text(call) == "src/a.py\nfirst line\nsecond line\n17"
 
 
-def test_a_call_with_an_input_nested_very_deep_still_says_its_leaves() -> None:
+def test_a_call_with_an_input_nested_very_deep_still_says_its_leaves():
     nested: object = "src/main.py"
     for _ in range(100_000):
         nested = [nested]
@@ -85,7 +85,7 @@ def test_a_call_with_an_input_nested_very_deep_still_says_its_leaves() -> None:
     assert block_text(tool_use("t", "edit", {"path": nested})) == "src/main.py"
 
 
-def test_a_result_says_its_texts_and_thinking_says_nothing_to_others() -> None:
+def test_a_result_says_its_texts_and_thinking_says_nothing_to_others():
     picture = {"type": "image", "source": {"type": "base64", "data": "QUJD"}}
 
     assert block_text(tool_result("t", [text("one"), picture, text("two")])) == "one\n\ntwo"
@@ -93,7 +93,7 @@ def test_a_result_says_its_texts_and_thinking_says_nothing_to_others() -> None:
     assert block_text(thinking("read_file")) == ""
 
 
-def test_a_message_refers_by_all_its_blocks() -> None:
+def test_a_message_refers_by_all_its_blocks():
     index = AtomIndex()
     message = assistant("see read_file", tool_use("t", "bash", {"command": "cat src/main.py"}))
 
@@ -103,7 +103,7 @@ def test_a_message_refers_by_all_its_blocks() -> None:
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(2))
-def test_an_index_says_what_the_texts_say(history: list[Message]) -> None:
+def test_an_index_says_what_the_texts_say(history: list[Message]):
     index = AtomIndex()
 
     for message in history:
@@ -111,10 +111,10 @@ def test_an_index_says_what_the_texts_say(history: list[Message]) -> None:
 
 
 @given(st.text())
-def test_no_text_makes_it_fail_and_every_atom_has_a_weight(said: str) -> None:
+def test_no_text_makes_it_fail_and_every_atom_has_a_weight(said: str):
     assert all(atom[0] in WEIGHTS and atom[1:] for atom in atoms(said))
 
 
 @given(st.text(), st.text())
-def test_a_text_of_two_parts_says_what_its_parts_say(one: str, two: str) -> None:
+def test_a_text_of_two_parts_says_what_its_parts_say(one: str, two: str):
     assert {a for a in atoms(one) if a[0] == "L"} <= atoms(f"{one}\n{two}")

@@ -35,7 +35,7 @@ def marked_messages(body: dict[str, Any]) -> list[int]:
     return [index for index, message in enumerate(body["messages"]) if any(cache_marks(message))]
 
 
-def test_the_ends_of_this_prompt_and_the_one_before_are_marked_first() -> None:
+def test_the_ends_of_this_prompt_and_the_one_before_are_marked_first():
     body = request(user("go"), step("t1"), step("t2"), system="Be brief.")
 
     changed = with_breakpoints(body, 2)
@@ -44,7 +44,7 @@ def test_the_ends_of_this_prompt_and_the_one_before_are_marked_first() -> None:
     assert changed["system"] == "Be brief."
 
 
-def test_around_rewritten_messages_a_mark_stands_in_front_and_one_behind() -> None:
+def test_around_rewritten_messages_a_mark_stands_in_front_and_one_behind():
     body = request(user("go"), *(step(f"t{n}") for n in range(9)), system="Be brief.")
 
     changed = with_breakpoints(body, 4, rewritten=(4, 9))
@@ -53,31 +53,31 @@ def test_around_rewritten_messages_a_mark_stands_in_front_and_one_behind() -> No
     assert changed["system"] == [{**text("Be brief."), **MARK}]
 
 
-def test_in_front_of_what_was_rewritten_pays_more_than_behind_it() -> None:
+def test_in_front_of_what_was_rewritten_pays_more_than_behind_it():
     body = request(user("go"), *(step(f"t{n}") for n in range(9)))
 
     assert marked_messages(with_breakpoints(body, 2, rewritten=(4, 9))) == [3, 18]
 
 
-def test_a_new_result_that_was_offloaded_leaves_the_prompt_before_as_it_was() -> None:
+def test_a_new_result_that_was_offloaded_leaves_the_prompt_before_as_it_was():
     body = request(user("go"), step("t1"), step("t2"))
 
     assert with_breakpoints(body, 2, rewritten=(4, 5)) == with_breakpoints(body, 2)
 
 
-def test_a_context_rewritten_from_its_first_message_on_has_nothing_in_front() -> None:
+def test_a_context_rewritten_from_its_first_message_on_has_nothing_in_front():
     body = request(user("go"), step("t1"), step("t2"))
 
     assert marked_messages(with_breakpoints(body, 4, rewritten=(0, 3))) == [2, 4]
 
 
-def test_a_third_mark_goes_behind_the_system_prompt() -> None:
+def test_a_third_mark_goes_behind_the_system_prompt():
     changed = with_breakpoints(request(user("go"), step("t1"), system="Be brief."), 3)
 
     assert changed["system"] == [{**text("Be brief."), **MARK}]
 
 
-def test_without_a_system_prompt_it_goes_behind_the_tools() -> None:
+def test_without_a_system_prompt_it_goes_behind_the_tools():
     tools = [{"name": "a", "input_schema": {}}, {"name": "b", "input_schema": {}}]
 
     changed = with_breakpoints(request(user("go"), tools=tools), 4)
@@ -85,13 +85,13 @@ def test_without_a_system_prompt_it_goes_behind_the_tools() -> None:
     assert changed["tools"] == [tools[0], {**tools[1], **MARK}]
 
 
-def test_a_request_with_marks_of_its_own_decides_for_itself() -> None:
+def test_a_request_with_marks_of_its_own_decides_for_itself():
     body = request(user("go"), assistant("yes"), user({**text("and"), **MARK}))
 
     assert with_breakpoints(body, 4) == body
 
 
-def test_a_mark_inside_a_tool_result_counts_as_one() -> None:
+def test_a_mark_inside_a_tool_result_counts_as_one():
     body = request(
         user("go"), assistant(tool_use("t")), user(tool_result("t", [{**text("a"), **MARK}]))
     )
@@ -99,7 +99,7 @@ def test_a_mark_inside_a_tool_result_counts_as_one() -> None:
     assert with_breakpoints(body, 4) == body
 
 
-def test_automatic_caching_decides_for_itself() -> None:
+def test_automatic_caching_decides_for_itself():
     body = request(user("go"), system="Be brief.", **MARK)
 
     assert with_breakpoints(body, 4)["messages"] == body["messages"]
@@ -127,7 +127,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_around_a_rewriting_marks_join_those_of_the_request_that_come_after(place: Any) -> None:
+def test_around_a_rewriting_marks_join_those_of_the_request_that_come_after(place: Any):
     assert marked_messages(place(with_mark(nine_steps(), 18), (4, 9))) == [3, 8, 18]
     assert marked_messages(place(nine_steps(**MARK), (4, 9))) == [3, 8]
 
@@ -135,12 +135,12 @@ def test_around_a_rewriting_marks_join_those_of_the_request_that_come_after(plac
 @pytest.mark.parametrize("place", PLACES)
 def test_after_the_last_mark_of_a_request_none_is_added_since_it_would_have_to_be_paid(
     place: Any,
-) -> None:
+):
     assert marked_messages(place(with_mark(nine_steps(), 6), (4, 9))) == [3, 6]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_request_with_four_marks_gets_no_other(place: Any) -> None:
+def test_a_request_with_four_marks_gets_no_other(place: Any):
     system = [{**text(str(n)), **MARK} for n in range(3)]
     body = with_mark(nine_steps(system=system), 18)
 
@@ -150,33 +150,33 @@ def test_a_request_with_four_marks_gets_no_other(place: Any) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_of_two_marks_the_one_before_a_rewriting_is_placed_where_only_one_is_left(
     place: Any,
-) -> None:
+):
     system = [{**text(str(n)), **MARK} for n in range(2)]
 
     assert marked_messages(place(with_mark(nine_steps(system=system), 18), (4, 9))) == [3, 18]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_new_message_that_was_rewritten_has_left_no_entry_to_find(place: Any) -> None:
+def test_a_new_message_that_was_rewritten_has_left_no_entry_to_find(place: Any):
     body = with_mark(nine_steps(), 18)
 
     assert place(body, (18, 19)) == body
 
 
-def test_no_mark_is_free_in_a_request_that_is_not_cached() -> None:
+def test_no_mark_is_free_in_a_request_that_is_not_cached():
     body = nine_steps(system=[{**text("Be brief."), **MARK}])
 
     assert with_free_breakpoints(body, (4, 9)) == body
 
 
-def test_no_mark_is_free_in_a_turn_that_rewrites_nothing() -> None:
+def test_no_mark_is_free_in_a_turn_that_rewrites_nothing():
     body = with_mark(nine_steps(), 18)
 
     assert with_free_breakpoints(body, None) == body
 
 
 @pytest.mark.parametrize(("last", "own"), [(18, "1h"), (6, None)])
-def test_each_mark_lives_as_long_as_the_ones_after_it(last: int, own: str | None) -> None:
+def test_each_mark_lives_as_long_as_the_ones_after_it(last: int, own: str | None):
     body = with_mark(with_mark(nine_steps(), 2, {"cache_control": HOUR}), 18)
     body = with_mark(body, last, {"cache_control": HOUR})
 
@@ -186,7 +186,7 @@ def test_each_mark_lives_as_long_as_the_ones_after_it(last: int, own: str | None
     assert mark.get("ttl") == own
 
 
-def test_a_system_prompt_with_a_mark_keeps_its_own() -> None:
+def test_a_system_prompt_with_a_mark_keeps_its_own():
     system = [{**text("a"), **MARK}, text("b")]
 
     assert with_breakpoints(request(user("go"), system=system), 4)["system"] == system
@@ -206,18 +206,18 @@ def test_a_system_prompt_with_a_mark_keeps_its_own() -> None:
         {"messages": [user("go")], "cache_control": HOUR},
     ],
 )
-def test_in_front_of_a_mark_for_an_hour_ours_is_for_an_hour_too(own: dict[str, Any]) -> None:
+def test_in_front_of_a_mark_for_an_hour_ours_is_for_an_hour_too(own: dict[str, Any]):
     marked = with_breakpoints({"system": "Be brief.", **own}, 4)
 
     assert marked["system"][-1]["cache_control"] == HOUR
 
 
 @pytest.mark.parametrize("last", [user("  "), user(), assistant(thinking())])
-def test_what_cannot_carry_a_mark_gets_none(last: Message) -> None:
+def test_what_cannot_carry_a_mark_gets_none(last: Message):
     assert marked_messages(with_breakpoints(request(user("go"), assistant("hm"), last), 1)) == [0]
 
 
-def test_with_a_limit_of_none_nothing_is_marked() -> None:
+def test_with_a_limit_of_none_nothing_is_marked():
     body = request(user("go"), system="Be brief.")
 
     assert with_breakpoints(body, 0) == body
@@ -228,7 +228,7 @@ def test_with_a_limit_of_none_nothing_is_marked() -> None:
 )
 def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
     history: list[Message], limit: int, own: int, system: bool, automatic: bool
-) -> None:
+):
     body = request(
         *history,
         **({"system": [{**text("s"), **MARK}] * own} if system else {}),
@@ -249,13 +249,13 @@ def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
 @pytest.mark.parametrize(
     "last", [{"type": "hologram", "of": [1]}, {"type": "fallback", "to": {}, "from": {}}]
 )
-def test_a_block_of_a_kind_that_may_not_be_marked_is_left_alone(last: dict[str, Any]) -> None:
+def test_a_block_of_a_kind_that_may_not_be_marked_is_left_alone(last: dict[str, Any]):
     body = request(user(text("go"), last))
 
     assert with_breakpoints(body, 4) == body
 
 
-def test_what_is_shown_for_one_turn_is_not_marked() -> None:
+def test_what_is_shown_for_one_turn_is_not_marked():
     reminder: Any = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
     body = request(user("go"), reminder, assistant("so"), user("on"))
 
@@ -273,7 +273,7 @@ def test_what_is_shown_for_one_turn_is_not_marked() -> None:
 )
 def test_whatever_is_marked_the_api_accepts_it(
     history: list[Message], limit: int, rewritten: tuple[int, int] | None, mark: dict[str, Any]
-) -> None:
+):
     tools = [{"name": "ls", "input_schema": {"type": "object"}}]
     body = {**body_of(history), "system": "Be brief.", "tools": tools, **mark}
     assume(not problems(body, MODEL))
@@ -295,7 +295,7 @@ def test_whatever_is_marked_the_api_accepts_it(
 )
 def test_marks_among_those_of_the_caller_are_accepted_and_change_nothing_else(
     history: list[Message], own: set[int], hours: int, limit: int, rewritten: tuple[int, int]
-) -> None:
+):
     body = body_of(history)
     for count, index in enumerate(sorted(own)):
         if index < len(history):

@@ -85,14 +85,14 @@ def replacement_of(
 @pytest.mark.parametrize(
     ("roles", "head"), [([], 0), ("s", 1), ("ss", 2), ("ua", 0), ("ssua", 2), ("sus", 1)], ids=repr
 )
-def test_the_head_is_the_leading_run_of_system_messages(roles: str, head: int) -> None:
+def test_the_head_is_the_leading_run_of_system_messages(roles: str, head: int):
     makers: dict[str, Callable[[str], Message]] = {"s": system, "u": user, "a": assistant}
     messages = [makers[role]("x") for role in roles]
 
     assert partition(messages) == (messages[:head], messages[head:])
 
 
-def test_the_parts_stand_in_the_required_order_with_the_required_words() -> None:
+def test_the_parts_stand_in_the_required_order_with_the_required_words():
     head, files = (
         [system("sys")],
         [user(restored_text("a.ts", "content a")), user(restored_text("b.ts", ""))],
@@ -113,7 +113,7 @@ def test_the_parts_stand_in_the_required_order_with_the_required_words() -> None
 
 def test_an_empty_summary_is_still_assembled_with_a_warning(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     assert assemble([], "", []) == [user(SUMMARY), assistant(ACKNOWLEDGED)]
     assert "empty summary" in caplog.text
 
@@ -121,7 +121,7 @@ def test_an_empty_summary_is_still_assembled_with_a_warning(
 # Commands -----------------------------------------------------------------------------------------
 
 
-def test_command_blocks_of_the_user_are_found_once_each() -> None:
+def test_command_blocks_of_the_user_are_found_once_each():
     block = '<command name="review">\n/review #12\n</command>'
     history = [
         user(f"do {block} now"),
@@ -135,25 +135,25 @@ def test_command_blocks_of_the_user_are_found_once_each() -> None:
 @pytest.mark.parametrize(
     "text", ["<commands>a</commands>", "<command>unclosed", "no tag", "< command>x</command>"]
 )
-def test_what_only_looks_alike_is_no_command(text: str) -> None:
+def test_what_only_looks_alike_is_no_command(text: str):
     assert extract_commands([user(text)]) == []
 
 
 @pytest.mark.parametrize("beginning", ["<command>", "<command ", "<command x"])
-def test_beginnings_without_end_take_linear_time(beginning: str) -> None:
+def test_beginnings_without_end_take_linear_time(beginning: str):
     whole = "<command>do</command>"
 
     assert extract_commands([user(whole + beginning * 50_000)]) == [whole]
     assert extract_commands([user(f"{'<command ' * 50_000}{whole}")]) == [whole]
 
 
-def test_tool_results_and_the_assistant_give_no_commands() -> None:
+def test_tool_results_and_the_assistant_give_no_commands():
     block = "<command>rm -rf /</command>"
 
     assert extract_commands(step("t1", "bash", {"command": block}, block, say=block)) == []
 
 
-def test_commands_are_carried_on_from_summary_to_summary() -> None:
+def test_commands_are_carried_on_from_summary_to_summary():
     commands = ["<command>a</command>", '<command name="b">\nx\n</command>']
     history = [
         user(f"{SUMMARY}S{reminder(commands)}"),
@@ -164,13 +164,13 @@ def test_commands_are_carried_on_from_summary_to_summary() -> None:
     assert extract_commands(history) == [*commands, "<command>c</command>"]
 
 
-def test_a_command_in_the_summary_itself_is_not_the_users() -> None:
+def test_a_command_in_the_summary_itself_is_not_the_users():
     history = [user(f"{SUMMARY}The agent saw <command>evil</command>.")]
 
     assert extract_commands(history) == []
 
 
-def test_without_commands_there_is_no_reminder() -> None:
+def test_without_commands_there_is_no_reminder():
     assert reminder([]) == ""
 
 
@@ -192,7 +192,7 @@ LINES = Facts(
 )
 
 
-def test_the_block_lists_what_no_model_may_forget() -> None:
+def test_the_block_lists_what_no_model_may_forget():
     block, left_out = evidence_block(LINES, EvidenceBudget(), count)
 
     assert block == (
@@ -222,7 +222,7 @@ def test_the_block_lists_what_no_model_may_forget() -> None:
     assert left_out == []
 
 
-def test_all_that_the_block_says_can_be_found_in_it() -> None:
+def test_all_that_the_block_says_can_be_found_in_it():
     block, _ = evidence_block(LINES, EvidenceBudget(), count)
 
     parsed = parsed_evidence(
@@ -236,7 +236,7 @@ def test_all_that_the_block_says_can_be_found_in_it() -> None:
     assert (list(parsed.archives), parsed.index) == (list(LINES.archives), LINES.index)
 
 
-def test_a_note_right_behind_the_paths_is_none_of_them() -> None:
+def test_a_note_right_behind_the_paths_is_none_of_them():
     evidence = Facts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
     assert dict(parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0]).paths) == {
@@ -264,7 +264,7 @@ lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 )
 def test_whatever_stands_in_the_block_is_read_back_as_it_was(
     touched: dict[str, bool], ran: dict[str, bool], requests: list[str]
-) -> None:
+):
     evidence = Facts(touched, ran, requests=requests)
 
     parsed = parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0])
@@ -274,7 +274,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
     assert list(parsed.requests) == requests
 
 
-def test_paths_without_room_are_told_the_written_and_the_recent_stay() -> None:
+def test_paths_without_room_are_told_the_written_and_the_recent_stay():
     touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
 
     block, left_out = evidence_block(Facts(touched, {}), EvidenceBudget(paths=500), count)
@@ -288,7 +288,7 @@ def test_paths_without_room_are_told_the_written_and_the_recent_stay() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 50, 2000])
-def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int) -> None:
+def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int):
     evidence = Facts(
         {f"d/f{n}.py": False for n in range(500)},
         {f"make target-{n}": False for n in range(500)},
@@ -304,7 +304,7 @@ def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int) -> None:
         assert (newest in block) is (tokens > 0)
 
 
-def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole() -> None:
+def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole():
     evidence = Facts(
         {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
     )
@@ -316,7 +316,7 @@ def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole() -> Non
     assert "5012 characters left out; the whole text is in /a/compact-1.json" in block
 
 
-def test_evidence_is_gathered_from_the_messages_alone() -> None:
+def test_evidence_is_gathered_from_the_messages_alone():
     history = conversation(
         user("First."),
         view("t1", "both.py", "x"),
@@ -348,7 +348,7 @@ LATER = conversation(
 )
 
 
-def test_facts_of_what_came_before_are_as_good_as_its_messages() -> None:
+def test_facts_of_what_came_before_are_as_good_as_its_messages():
     earlier = gather_facts(Source(EARLIER, is_raw=True))
 
     found = gather_facts(Source(LATER, is_raw=True, earlier=earlier))
@@ -360,7 +360,7 @@ def test_facts_of_what_came_before_are_as_good_as_its_messages() -> None:
 
 
 @given(histories(), histories())
-def test_so_they_are_for_every_history(before: list[Message], after: list[Message]) -> None:
+def test_so_they_are_for_every_history(before: list[Message], after: list[Message]):
     earlier = gather_facts(Source(before, is_raw=True))
 
     found = gather_facts(Source(after, is_raw=True, earlier=earlier))
@@ -372,7 +372,7 @@ def test_so_they_are_for_every_history(before: list[Message], after: list[Messag
     assert list(found.commands) == list(whole.commands)
 
 
-def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_every_order() -> None:
+def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_every_order():
     facts = Facts(
         {f"{number}.py": False for number in range(9_000)},
         {f"make {number}": False for number in range(900)},
@@ -390,7 +390,7 @@ def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_ev
     assert kept.orders == facts.orders
 
 
-def test_few_facts_are_all_kept() -> None:
+def test_few_facts_are_all_kept():
     facts = gather_facts(Source([*EARLIER, *LATER], is_raw=True))
 
     assert facts_to_keep(facts) == facts
@@ -405,7 +405,7 @@ LOOK_ALIKES = [
 
 
 @pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else(text: str) -> None:
+def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else(text: str):
     source = Source([user(text), assistant("What?")], is_raw=True)
 
     orders = ["<command>x</command>"] if "<command>" in text else []
@@ -414,14 +414,14 @@ def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else
 
 
 @pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_elsewhere_it_is_nobodys_words(text: str) -> None:
+def test_elsewhere_it_is_nobodys_words(text: str):
     source = Source([user(text), assistant("What?")])
 
     assert gather_facts(source) == Facts({}, {}, [], [], orders=[])
     assert user_commands(source) == []
 
 
-def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() -> None:
+def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again():
     evidence = Facts(
         {},
         {},
@@ -442,7 +442,7 @@ def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() ->
 )
 def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
     touched: list[str], ran: list[str], notes: list[str]
-) -> None:
+):
     broken = [f"{path}{mark}x" for path in touched for mark in "\n\r\x00\x85\u2028\x1b"]
     history = conversation(
         *(view(str(n), path, "x") for n, path in enumerate(broken)),
@@ -463,7 +463,7 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
     assert len(told.split("\n")) <= 5 + len(set(broken)) + len(ran) + len(notes)
 
 
-def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice() -> None:
+def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
     rule, request, last = user("Rule."), user("Fix it."), step("t1")
     archived = [rule, assistant("ok"), request, *last]
     context = [
@@ -508,20 +508,20 @@ def cut(*parts: Any, **settings: Any) -> str:
 )
 def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(
     request_: Message,
-) -> None:
+):
     [whole, *_] = closings(user("old"), assistant("a"), request_)
 
     assert whole == [request_]
     assert whole[0] is request_
 
 
-def test_several_unanswered_messages_stand_as_they_came() -> None:
+def test_several_unanswered_messages_stand_as_they_came():
     last = [user("First this."), user("Then that."), system("Plan mode.")]
 
     assert closings(user("old"), assistant("a"), last) == [last]
 
 
-def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way() -> None:
+def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way():
     shot = step("t1", "computer", {"action": "screenshot"}, [PICTURE])
 
     whole, shorter = closings(user("Fix it."), step("t0"), shot)
@@ -537,7 +537,7 @@ def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way
     assert closings(user("old"), assistant("ok"), step("t1"))[0][0] == user(f"{IN_PROGRESS}old")
 
 
-def test_words_behind_results_are_not_told_twice() -> None:
+def test_words_behind_results_are_not_told_twice():
     results = user(tool_result("t", "x"), "And hurry.")
     history = conversation(
         user("Fix it."), assistant("Well."), assistant(tool_use("t", "bash", {})), results
@@ -549,18 +549,18 @@ def test_words_behind_results_are_not_told_twice() -> None:
     assert replacement.evidence.requests == []
 
 
-def test_without_any_words_of_the_user_the_task_goes_on() -> None:
+def test_without_any_words_of_the_user_the_task_goes_on():
     whole, shorter = closings(step("t1"))
 
     assert whole[0] == user(CONTINUE)
     assert shorter == [user(CONTINUE)]
 
 
-def test_after_the_assistants_last_word_nothing_is_appended() -> None:
+def test_after_the_assistants_last_word_nothing_is_appended():
     assert closings(user("Fix it."), assistant("Fixed.")) == [[]]
 
 
-def test_long_words_are_cut_head_and_tail_with_the_archives_path() -> None:
+def test_long_words_are_cut_head_and_tail_with_the_archives_path():
     text = cut(user("A" * 600 + "B" * 600))
 
     assert text.startswith("A" * 600)
@@ -568,13 +568,13 @@ def test_long_words_are_cut_head_and_tail_with_the_archives_path() -> None:
     assert "/a.json" in text
 
 
-def test_a_picture_that_cannot_stand_here_is_named() -> None:
+def test_a_picture_that_cannot_stand_here_is_named():
     assert cut(user("What is this?", PICTURE)) == (
         "What is this?\n\n[The image of this message is not shown here. It is in /a.json.]"
     )
 
 
-def test_what_was_cut_is_told() -> None:
+def test_what_was_cut_is_told():
     found = conversation(
         user("Go."),
         assistant(tool_use("t", "bash", {})),
@@ -628,9 +628,7 @@ BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"
         ([assistant("done")], 0),
     ],
 )
-def test_the_unanswered_part_never_splits_what_belongs_together(
-    tail: list[Message], length: int
-) -> None:
+def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Message], length: int):
     history = [user("old"), assistant("ok"), user("new"), *tail]
 
     assert open_tail(history) == len(history) - length
@@ -674,7 +672,7 @@ def test_the_unanswered_part_never_splits_what_belongs_together(
         ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),
     ],
 )
-def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str) -> None:
+def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str):
     assert obstacle(history).startswith(why)
     assert bool(obstacle(history)) == bool(why)
 
@@ -682,7 +680,7 @@ def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], 
 # System messages from the middle ------------------------------------------------------------------
 
 
-def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_once() -> None:
+def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_once():
     plan, brief = system("Plan mode."), system("Be brief.")
     history = conversation(
         user("a"),
@@ -706,13 +704,13 @@ def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_
     assert replacement_of([], [*context[1:], user("g")]).systems == [brief, plan]
 
 
-def test_one_that_held_for_a_single_turn_is_not() -> None:
+def test_one_that_held_for_a_single_turn_is_not():
     passing: Any = {"role": "system", "content": "x", "clear_at": "next_user_message"}
 
     assert replacement_of([], [user("a"), passing, assistant("b")]).systems == []
 
 
-def test_too_many_of_them_are_told_to_be_missing() -> None:
+def test_too_many_of_them_are_told_to_be_missing():
     found = conversation(*([user("a"), system(f"{n}" * 300), assistant("b")] for n in range(5)))
 
     replacement = replacement_of([], found, max_request_chars=700)
@@ -724,7 +722,7 @@ def test_too_many_of_them_are_told_to_be_missing() -> None:
 # Pinned -------------------------------------------------------------------------------------------
 
 
-def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
+def test_pinned_messages_are_kept_by_reference_a_call_with_its_result():
     history = conversation(
         user("rules"), step("t1", "todo", {"list": [1]}), assistant("ok"), user("go"), user("on")
     )
@@ -738,11 +736,11 @@ def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
     assert check(kept) == []
 
 
-def test_nothing_pinned_is_nothing() -> None:
+def test_nothing_pinned_is_nothing():
     assert pinned_messages([user("a"), assistant("b")], lambda _message: False) == []
 
 
-def test_what_a_compaction_made_is_never_pinned() -> None:
+def test_what_a_compaction_made_is_never_pinned():
     first = replacement_of(
         [], conversation(user("a"), step("t1"), user("b")), "S", pin=lambda _message: True
     )
@@ -757,7 +755,7 @@ def test_what_a_compaction_made_is_never_pinned() -> None:
 @given(histories(), st.sets(st.integers(0, 30)))
 def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
     history: list[Message], pins: set[int]
-) -> None:
+):
     _, rest = partition(history)
     assume(not pending_calls(rest))  # the stage puts compaction off
     chosen = [message for index, message in enumerate(rest) if index in pins]
@@ -773,7 +771,7 @@ def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
 # The whole ----------------------------------------------------------------------------------------
 
 
-def test_the_last_request_stands_once_at_the_end() -> None:
+def test_the_last_request_stands_once_at_the_end():
     replacement = replacement_of(
         [system("s")],
         conversation(user("First."), assistant("ok"), user("Last.")),
@@ -790,14 +788,14 @@ def test_the_last_request_stands_once_at_the_end() -> None:
     assert "Raw messages: /a.json" in block
 
 
-def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_request() -> None:
+def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_request():
     replacement = replacement_of([], [user("Only."), assistant("Done.")], "S")
 
     assert replacement.closing == ()
     assert replacement.evidence.requests == ["Only."]
 
 
-def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_stand() -> None:
+def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_stand():
     history = [
         user("First."),
         assistant("a"),
@@ -818,7 +816,7 @@ def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_sta
     assert parsed_evidence(shorter).requests == ["First."]
 
 
-def test_folded_files_stand_behind_the_evidence() -> None:
+def test_folded_files_stand_behind_the_evidence():
     replacement = replacement_of([], [user("a"), assistant("b")], "S")
 
     text = said(
@@ -837,7 +835,7 @@ def test_folded_files_stand_behind_the_evidence() -> None:
 @given(histories(), st.booleans(), st.booleans())
 def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_did(
     history: list[Message], pinning: bool, whole: bool
-) -> None:
+):
     head, rest = partition(history)
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
@@ -860,7 +858,7 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
 
 
 @given(histories())
-def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[Message]) -> None:
+def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[Message]):
     _, rest = partition(history)
     evidence = replacement_of([], rest).evidence
 
@@ -869,5 +867,5 @@ def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[
     assert all(words in told for words in Source(rest, is_raw=True).words())
 
 
-def test_a_tool_use_in_a_users_hands_is_no_call() -> None:
+def test_a_tool_use_in_a_users_hands_is_no_call():
     assert gather_facts(Source([user(tool_use("t", "read_file", {"path": "a.py"}))])).paths == {}

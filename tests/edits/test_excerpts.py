@@ -35,50 +35,50 @@ def call(text: str, step: int = 1, message: int = 0) -> Passage:
     return Passage(text, "call", step, message)
 
 
-def test_lines_that_name_something_stay_and_small_talk_does_not() -> None:
+def test_lines_that_name_something_stay_and_small_talk_does_not():
     assert chosen(call(f"{PATH}\n{SMALL_TALK}\n{NAMES}")) == {1: [PATH, NAMES]}
 
 
-def test_each_line_stays_under_its_step_in_the_order_of_the_source() -> None:
+def test_each_line_stays_under_its_step_in_the_order_of_the_source():
     lines = [f"see src/part{number}.py" for number in range(6)]
     first, second = "\n".join(lines[:3]), "\n".join(lines[3:])
 
     assert chosen(call(first, 4), call(second, 5)) == {4: lines[:3], 5: lines[3:]}
 
 
-def test_what_other_messages_show_is_worth_nothing() -> None:
+def test_what_other_messages_show_is_worth_nothing():
     assert chosen(call(PATH), visible=atoms(PATH)) == {}
 
 
-def test_what_a_better_line_shows_already_is_worth_nothing() -> None:
+def test_what_a_better_line_shows_already_is_worth_nothing():
     assert chosen(call("src/server.py"), call("so src/server.py it", 2)) == {1: ["src/server.py"]}
 
 
-def test_a_line_that_occurs_twice_stays_where_it_came_first() -> None:
+def test_a_line_that_occurs_twice_stays_where_it_came_first():
     assert chosen(call(PATH, 1), call(PATH, 2)) == {1: [PATH]}
 
 
-def test_a_result_shows_less_that_is_used_again_than_a_call() -> None:
+def test_a_result_shows_less_that_is_used_again_than_a_call():
     text = "src/server.py and nothing else worth a word in this rather long line"
 
     assert chosen(call(text))
     assert not chosen(Passage(text, "result", 1, 0))
 
 
-def test_a_view_of_a_file_that_is_still_worked_on_shows_more() -> None:
+def test_a_view_of_a_file_that_is_still_worked_on_shows_more():
     seen, touched = (Passage("in tools/reader.py", "view", 1, 0, flag) for flag in (False, True))
 
     assert best(touched) == pytest.approx(2 * best(seen), rel=0.1)
 
 
-def test_what_the_assistant_has_used_twice_is_worth_more() -> None:
+def test_what_the_assistant_has_used_twice_is_worth_more():
     first = Passage("in tools/reader.py", "result", 1, 1)
     uses = [Passage("tools/reader.py", "text", 2, 2), Passage("tools/reader.py", "text", 3, 4)]
 
     assert best(first, *uses) == pytest.approx(1.4 * best(first, uses[0]), rel=0.1)
 
 
-def test_more_than_the_limit_never_stays() -> None:
+def test_more_than_the_limit_never_stays():
     lines = [f"see src/part{number}.py" for number in range(50)]
     tokens = 1 + COUNTER.text(lines[0])
 
@@ -88,7 +88,7 @@ def test_more_than_the_limit_never_stays() -> None:
     assert chosen(call("\n".join(lines)), max_tokens=0) == {}
 
 
-def test_a_higher_least_value_keeps_fewer_lines() -> None:
+def test_a_higher_least_value_keeps_fewer_lines():
     text = python_source(30, 8)
     passage = Passage(f"{text}\nsrc/server.py\n", "call", 1, 0)
 
@@ -100,31 +100,31 @@ def test_a_higher_least_value_keeps_fewer_lines() -> None:
 
 
 @pytest.mark.parametrize("line", ["a/b.py x"[:7], f"src/server.py {'x' * 300}"])
-def test_lines_too_short_or_too_long_do_not_stay(line: str) -> None:
+def test_lines_too_short_or_too_long_do_not_stay(line: str):
     assert chosen(call(line)) == {}
 
 
 @pytest.mark.parametrize("mark", ["\x1b[31m", "\x00", "\ud800", "\u202e"])
-def test_a_line_with_control_characters_or_half_a_character_does_not_stay(mark: str) -> None:
+def test_a_line_with_control_characters_or_half_a_character_does_not_stay(mark: str):
     assert chosen(call(f"see src/server.py {mark}")) == {}
 
 
-def test_a_line_with_tabs_stays_as_it_is() -> None:
+def test_a_line_with_tabs_stays_as_it_is():
     assert chosen(call("\tsee\tsrc/server.py ")) == {1: ["see\tsrc/server.py"]}
 
 
-def test_only_the_beginning_of_an_endless_text_is_searched() -> None:
+def test_only_the_beginning_of_an_endless_text_is_searched():
     assert chosen(call("x\n" * 30_000 + PATH)) == {}
 
 
-def test_there_is_a_chance_for_every_class_of_atom_in_every_kind_of_passage() -> None:
+def test_there_is_a_chance_for_every_class_of_atom_in_every_kind_of_passage():
     for chances in CHANCES.values():
         assert set(chances) == set("PFINLH")
 
 
 @pytest.mark.parametrize("encoding", ["cl100k_base", "o200k_base"])
 @given(text=st.one_of(st.text(), st.text("aB3_ .-/é漢ि'\t", max_size=60)))
-def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding: str, text: str) -> None:
+def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding: str, text: str):
     line = " ".join(text.split())
 
     assert _least_tokens(line) <= 1 + max(1, COUNTERS[encoding].text(line))
@@ -146,7 +146,7 @@ passages = st.lists(
 @given(passages, st.integers(0, 60), st.floats(0.1, 50))
 def test_the_choice_is_made_of_lines_of_its_steps_within_its_limit(
     given_passages: list[Passage], max_tokens: int, min_value: float
-) -> None:
+):
     found = choose_lines(
         given_passages, set(), COUNTER.text, min_value=min_value, max_tokens=max_tokens
     )

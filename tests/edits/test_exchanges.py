@@ -38,7 +38,7 @@ def columns(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int)
     return list(table.freed), list(table.reads), list(table.starts)
 
 
-def test_exchanges_are_old_once_they_were_answered_so_often() -> None:
+def test_exchanges_are_old_once_they_were_answered_so_often():
     messages = conversation(user("Go."), *(step(f"t{i}", result=LONG) for i in range(5)))
     totals = sums(messages)
 
@@ -49,7 +49,7 @@ def test_exchanges_are_old_once_they_were_answered_so_often() -> None:
     assert freed == [totals[3] - totals[1] - 25, totals[5] - totals[3] - 25]
 
 
-def test_what_would_stay_is_not_counted_as_freed() -> None:
+def test_what_would_stay_is_not_counted_as_freed():
     words = "some words of the assistant"
     plain = conversation(user("Go."), step("t1", result=LONG), assistant("a"))
     rich = conversation(
@@ -65,7 +65,7 @@ def test_what_would_stay_is_not_counted_as_freed() -> None:
     assert more == less  # the words are short enough to stay as they are
 
 
-def test_an_exchange_from_which_nothing_would_be_freed_is_left_out() -> None:
+def test_an_exchange_from_which_nothing_would_be_freed_is_left_out():
     messages = conversation(user("Go."), step("t1", result="ok"), assistant("a"))
 
     assert columns(index_of(messages, 1), messages, 1) == ([], [], [])
@@ -74,7 +74,7 @@ def test_an_exchange_from_which_nothing_would_be_freed_is_left_out() -> None:
 @given(histories(), st.integers(1, 4))
 def test_where_the_recent_messages_begin_is_where_results_are_protected(
     history: list[Message], keep_recent: int
-) -> None:
+):
     index = ExchangeIndex()
     index.count_replies(history)
 
@@ -84,7 +84,7 @@ def test_where_the_recent_messages_begin_is_where_results_are_protected(
 @given(histories(), histories(2), st.integers(1, 3), st.data())
 def test_an_index_that_was_rewound_is_the_one_of_the_new_messages(
     before: list[Message], after: list[Message], keep_recent: int, data: st.DataObject
-) -> None:
+):
     known = data.draw(st.integers(0, len(before)))
     messages = [*before[:known], *after]
     index = index_of(before, keep_recent)

@@ -129,9 +129,7 @@ histories_of_turns = st.builds(
 
 @few
 @given(histories_of_turns, st.sampled_from([300, 600, 1_200]))
-async def test_the_stage_keeps_both_halves_of_every_tool(
-    history: list[Message], limit: int
-) -> None:
+async def test_the_stage_keeps_both_halves_of_every_tool(history: list[Message], limit: int):
     before = copy.deepcopy(history)
     pipeline = ContextPipeline([SmartTruncate(max_tokens=limit)], budget=Budget(window=limit * 2))
 
@@ -148,7 +146,7 @@ async def test_the_stage_keeps_both_halves_of_every_tool(
 @given(histories_of_turns, st.sampled_from([100, 600]), st.sampled_from(["average", "covering"]))
 async def test_the_function_keeps_both_halves_of_every_tool(
     history: list[Message], limit: int, window: Any
-) -> None:
+):
     result = await smart_truncate(history, max_tokens=limit, window=window)
 
     assert [str(problem) for problem in check(result.messages)] == []
@@ -157,14 +155,14 @@ async def test_the_function_keeps_both_halves_of_every_tool(
 @given(histories_of_turns, st.sampled_from([0.1, 0.3, 0.5, 0.9, 1]))
 def test_a_cut_by_a_fraction_keeps_both_halves_of_every_tool(
     history: list[Message], fraction: float
-) -> None:
+):
     assert [str(problem) for problem in check(truncate_conversation(history, fraction))] == []
 
 
 @given(histories_of_turns)
 def test_groups_cover_all_messages_once_and_no_pair_goes_over_an_edge(
     history: list[Message],
-) -> None:
+):
     found_groups = list(groups(history))
 
     assert [index for span in found_groups for index in span] == list(range(len(history)))
@@ -177,13 +175,13 @@ def test_groups_cover_all_messages_once_and_no_pair_goes_over_an_edge(
         )
 
 
-def test_a_program_that_still_runs_is_one_group_up_to_the_end() -> None:
+def test_a_program_that_still_runs_is_one_group_up_to_the_end():
     history = program(Random(1), 1)[:-1]
 
     assert list(groups([user("go"), *history])) == [range(1), range(1, len(history) + 1)]
 
 
-async def test_a_program_that_still_runs_is_not_cut_into() -> None:
+async def test_a_program_that_still_runs_is_not_cut_into():
     running = [
         assistant(use(9, "code_execution"), by_program("p0", 9)),
         user(tool_result("p0", WORDS)),
@@ -208,7 +206,7 @@ def summed_up(content: str | None = "what was") -> Message:
 
 
 @pytest.mark.parametrize("turns", [3, 12])
-async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
+async def test_nothing_up_to_the_servers_summary_goes(turns: int):
     old, new = (
         history_of([plain] * turns, 1),
         history_of([paused, plain, program, plain, mixed, plain], 2),
@@ -241,9 +239,7 @@ async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_re
 
 @pytest.mark.parametrize("content", ["what was", None])
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.9])
-async def test_the_servers_summary_never_goes(
-    content: str | None, fraction: float, tmp_path: Path
-) -> None:
+async def test_the_servers_summary_never_goes(content: str | None, fraction: float, tmp_path: Path):
     history = [*history_of([plain] * 4, 1), summed_up(content), *history_of([plain] * 9, 2)]
     pipeline = ContextPipeline(
         [SmartTruncate(LocalStorage(tmp_path), max_tokens=300)], budget=Budget(window=600)
@@ -260,6 +256,6 @@ async def test_the_servers_summary_never_goes(
         )
 
 
-def test_only_a_summary_that_says_something_counts() -> None:
+def test_only_a_summary_that_says_something_counts():
     assert after_compaction([user("go"), summed_up(None), user("on")]) == 0
     assert after_compaction([user("go"), summed_up(), user("on"), summed_up(None), user("on")]) == 2

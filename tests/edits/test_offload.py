@@ -91,11 +91,11 @@ def result(
         (system("be"), 2),
     ],
 )
-def test_characters_are_counted_by_the_kind_of_block(message: Message, expected: int) -> None:
+def test_characters_are_counted_by_the_kind_of_block(message: Message, expected: int):
     assert characters(message) == expected
 
 
-def test_an_sdk_object_counts_as_its_dict_does() -> None:
+def test_an_sdk_object_counts_as_its_dict_does():
     objects = [
         TextBlock(type="text", text="abc"),
         ToolUseBlock(type="tool_use", id="a", name="bash", input={"command": "ls"}),
@@ -106,7 +106,7 @@ def test_an_sdk_object_counts_as_its_dict_does() -> None:
     )
 
 
-def test_the_size_of_a_block_list_is_that_of_its_json() -> None:
+def test_the_size_of_a_block_list_is_that_of_its_json():
     content = [text('"quoted"\n'), text("é")]
 
     assert result_characters(content) == len(compact_json(content))
@@ -115,7 +115,7 @@ def test_the_size_of_a_block_list_is_that_of_its_json() -> None:
 # Before and after ---------------------------------------------------------------------------------
 
 
-def test_text_is_stored_as_it_is_and_blocks_as_json() -> None:
+def test_text_is_stored_as_it_is_and_blocks_as_json():
     assert stored_text("a\n", indent=2) == "a\n"
     assert stored_text([text("é")], indent=None) == '[{"type":"text","text":"é"}]'
     assert (
@@ -123,21 +123,21 @@ def test_text_is_stored_as_it_is_and_blocks_as_json() -> None:
     )
 
 
-def test_what_is_no_text_is_not_stored() -> None:
+def test_what_is_no_text_is_not_stored():
     assert stored_text([text("a"), IMAGE, FOUND, text("b")], indent=None) == compact_json(
         [text("a"), text("b")]
     )
 
 
-def test_sdk_objects_are_stored_as_their_dicts() -> None:
+def test_sdk_objects_are_stored_as_their_dicts():
     assert '"text": "hi"' in stored_text([TextBlock(type="text", text="hi")], indent=2)
 
 
-def test_images_and_unknown_blocks_stay_behind_the_placeholder() -> None:
+def test_images_and_unknown_blocks_stay_behind_the_placeholder():
     assert with_placeholder([text("a"), IMAGE, text("b"), FOUND], "P") == [text("P"), IMAGE, FOUND]
 
 
-def test_text_alone_is_replaced_by_text_alone() -> None:
+def test_text_alone_is_replaced_by_text_alone():
     assert (
         with_placeholder("a", "P")
         == with_placeholder([text("a"), text("b")], "P")
@@ -146,7 +146,7 @@ def test_text_alone_is_replaced_by_text_alone() -> None:
     )
 
 
-def test_a_mark_for_the_cache_goes_with_the_text_it_stood_on() -> None:
+def test_a_mark_for_the_cache_goes_with_the_text_it_stood_on():
     marked = {**text("b"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
     assert with_placeholder([text("a"), marked], "P") == [
@@ -154,7 +154,7 @@ def test_a_mark_for_the_cache_goes_with_the_text_it_stood_on() -> None:
     ]
 
 
-def test_what_a_result_says_is_its_text() -> None:
+def test_what_a_result_says_is_its_text():
     assert text_of("a") == text_of([text("a")]) == text_of([IMAGE, text("a")]) == "a"
     assert text_of([text("a"), text("b"), {"type": "text"}]) == "ab"
     assert text_of(None) == text_of([]) == text_of([IMAGE]) == ""
@@ -164,14 +164,14 @@ def test_what_a_result_says_is_its_text() -> None:
     "content",
     [POINTER, [text(POINTER)], [text(POINTER), IMAGE], [TextBlock(type="text", text=POINTER)]],
 )
-def test_a_placeholder_is_recognised_alone_and_before_images(content: object) -> None:
+def test_a_placeholder_is_recognised_alone_and_before_images(content: object):
     assert is_placeholder(content)
 
 
 @pytest.mark.parametrize(
     "content", ["", POINTER + "!", None, [], [IMAGE, text(POINTER)], 5, [{"type": "text"}]]
 )
-def test_other_content_is_no_placeholder(content: object) -> None:
+def test_other_content_is_no_placeholder(content: object):
     assert not is_placeholder(content)
 
 
@@ -192,7 +192,7 @@ NUMBERED = "\n".join(f"line {n} of the file" for n in range(1000))
         NUMBERED[777:],
     ],
 )
-def test_what_a_reading_tool_shows_lies_in_the_file(shown: str) -> None:
+def test_what_a_reading_tool_shows_lies_in_the_file(shown: str):
     assert contains_excerpt(NUMBERED, shown, 300, len(shown) - 300)
 
 
@@ -208,11 +208,11 @@ def test_what_a_reading_tool_shows_lies_in_the_file(shown: str) -> None:
         " ".join(NUMBERED.split("\n")),
     ],
 )
-def test_what_a_filter_makes_of_the_file_lies_nowhere(shown: str) -> None:
+def test_what_a_filter_makes_of_the_file_lies_nowhere(shown: str):
     assert not contains_excerpt(NUMBERED, shown, 300, len(shown) - 100)
 
 
-def test_a_file_of_one_line_is_known_by_what_would_be_left_out() -> None:
+def test_a_file_of_one_line_is_known_by_what_would_be_left_out():
     line = "".join(chr(65 + n % 26) for n in range(9000))
 
     assert contains_excerpt(line, line, 300, 8000)
@@ -223,7 +223,7 @@ def test_a_file_of_one_line_is_known_by_what_would_be_left_out() -> None:
 # The functions' rules -----------------------------------------------------------------------------
 
 
-def test_textual_results_long_enough_are_offloadable_oldest_first() -> None:
+def test_textual_results_long_enough_are_offloadable_oldest_first():
     history = conversation(
         user("go"),
         step("long", result="x" * 100),
@@ -241,7 +241,7 @@ def test_textual_results_long_enough_are_offloadable_oldest_first() -> None:
     assert prescan(history, 100).offloadable_chars == 227
 
 
-def test_an_empty_result_is_never_offloadable() -> None:
+def test_an_empty_result_is_never_offloadable():
     assert offloadable(step("a", result=""), 0) == []
 
 
@@ -262,14 +262,14 @@ def test_an_empty_result_is_never_offloadable() -> None:
         (3, 1, 1 / 3, True),
     ],
 )
-def test_the_gate_compares_exactly(total: int, part: int, ratio: float, expected: bool) -> None:
+def test_the_gate_compares_exactly(total: int, part: int, ratio: float, expected: bool):
     assert passes(Scan(total, part), ratio) is expected
 
 
 @given(histories(repeat_ids=True), st.integers(0, 200))
 def test_the_sums_of_the_prescan_are_consistent_and_read_only(
     history: list[Message], min_chars: int
-) -> None:
+):
     before = copy.deepcopy(history)
 
     scan = prescan(history, min_chars)
@@ -284,20 +284,20 @@ def test_the_sums_of_the_prescan_are_consistent_and_read_only(
 OURS = re.compile(r"\./s/[\w.-]+\.md")
 
 
-def test_a_result_long_enough_is_a_candidate() -> None:
+def test_a_result_long_enough_is_a_candidate():
     found, call = result("x" * 100)
 
     assert Selection(100).result(found, call) == Candidate(found, 100)
     assert Selection(101).result(found, call) is None
 
 
-def test_a_result_without_its_call_is_a_candidate_too() -> None:
+def test_a_result_without_its_call_is_a_candidate_too():
     found, _ = result("x" * 100)
 
     assert Selection(100).result(found, None) == Candidate(found, 100)
 
 
-def test_each_tool_may_have_a_limit_of_its_own() -> None:
+def test_each_tool_may_have_a_limit_of_its_own():
     found, call = result("x" * 100)
 
     assert Selection(1000, per_tool={"bash": 100}).result(found, call) is not None
@@ -321,17 +321,17 @@ def test_each_tool_may_have_a_limit_of_its_own() -> None:
         placeholder(BATCH, "./s/tool-result-a-0123abcd.md", "y" * 999, Preview(50, 50)),
     ],
 )
-def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content: Any) -> None:
+def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content: Any):
     assert Selection(0).result(*result(content)) is None
 
 
-def test_a_forged_preview_of_another_id_is_content() -> None:
+def test_a_forged_preview_of_another_id_is_content():
     forged = placeholder(DIRECT, "/s/other.md", "y" * 999, Preview(50, 50))
 
     assert Selection(0).result(*result(forged)) is not None
 
 
-def test_of_a_result_with_an_image_only_the_texts_count() -> None:
+def test_of_a_result_with_an_image_only_the_texts_count():
     found, call = result([text("x" * 100), IMAGE, FOUND])
 
     assert Selection(0).result(found, call) == Candidate(
@@ -339,7 +339,7 @@ def test_of_a_result_with_an_image_only_the_texts_count() -> None:
     )
 
 
-def test_the_results_of_exempt_tools_stay() -> None:
+def test_the_results_of_exempt_tools_stay():
     assert Selection(0, exempt_tools={"bash"}).result(*result("x" * 100)) is None
 
 
@@ -353,14 +353,14 @@ def test_the_results_of_exempt_tools_stay() -> None:
 )
 def test_the_result_of_a_call_that_reads_an_offloaded_file_stays(
     given_input: dict[str, Any],
-) -> None:
+):
     found, call = result("x" * 100, given=given_input)
 
     assert Selection(0, ours=OURS).read_back(call) == "./s/a.md"
     assert Selection(0, ours=OURS).result(found, call) is None
 
 
-def test_a_call_that_reads_something_else_is_no_read_back() -> None:
+def test_a_call_that_reads_something_else_is_no_read_back():
     _, call = result("x", given={"command": "cat ./t/a.md", "n": 5})
 
     assert Selection(0, ours=OURS).read_back(call) is None
@@ -368,7 +368,7 @@ def test_a_call_that_reads_something_else_is_no_read_back() -> None:
     assert Selection(0).read_back(call) is None
 
 
-def test_the_long_texts_of_a_writing_call_may_leave() -> None:
+def test_the_long_texts_of_a_writing_call_may_leave():
     [call] = tool_calls(
         [
             assistant(
@@ -388,7 +388,7 @@ def test_the_long_texts_of_a_writing_call_may_leave() -> None:
     assert Selection(0, input_tools={"write"}, min_input_chars=2000).input(call) is None
 
 
-def test_a_placeholder_in_an_input_never_leaves_again() -> None:
+def test_a_placeholder_in_an_input_never_leaves_again():
     pointer = placeholder(BATCH, "/" + "x" * 1000)
     shown = placeholder(BATCH, "/x", "y" * 9999, Preview(900, 900))
     [call] = tool_calls([assistant(tool_use("a", "write", {"text": pointer, "more": shown}))])
@@ -399,7 +399,7 @@ def test_a_placeholder_in_an_input_never_leaves_again() -> None:
 # Which part of the history ------------------------------------------------------------------------
 
 
-def test_new_is_what_stands_behind_the_last_reply() -> None:
+def test_new_is_what_stands_behind_the_last_reply():
     history = conversation(user("go"), step("a"), step("b"), user("and"), system("note"))
 
     assert newest(history) == 4
@@ -408,7 +408,7 @@ def test_new_is_what_stands_behind_the_last_reply() -> None:
     assert newest([]) == 0
 
 
-def test_each_result_comes_with_the_call_it_answers() -> None:
+def test_each_result_comes_with_the_call_it_answers():
     history = conversation(
         user("go"),
         assistant(tool_use("a", "bash"), tool_use("b", "grep")),
@@ -427,7 +427,7 @@ def test_each_result_comes_with_the_call_it_answers() -> None:
     assert named(4) == [("a", "view"), ("orphan", "")]
 
 
-def test_results_are_protected_until_the_model_has_answered_often_enough() -> None:
+def test_results_are_protected_until_the_model_has_answered_often_enough():
     history = conversation(user("go"), step("a"), step("b"), step("c"))
 
     assert [protected_from(history, keep) for keep in range(5)] == [7, 5, 3, 1, 0]
@@ -456,7 +456,7 @@ def test_a_reply_that_nothing_follows_is_always_protected():
 )
 def test_the_first_block_that_batch_offloading_rewrote_is_found(
     message: Message, place: tuple[int, int] | None
-) -> None:
+):
     later = step("z", result=POINTER) if place else []
 
     assert first_batch_placeholder([*step("y"), message, *later]) == place
@@ -474,7 +474,7 @@ def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[Can
     return running.scan(start, end), running.candidates(start, end)
 
 
-def test_the_running_sums_are_those_of_the_prescan() -> None:
+def test_the_running_sums_are_those_of_the_prescan():
     history = conversation(
         user("go"), step("a", "grep", result="x" * 100), step("b", "grep", result="x" * 30)
     )
@@ -482,7 +482,7 @@ def test_the_running_sums_are_those_of_the_prescan() -> None:
     assert summed(history, 0, 5)[0] == prescan(history, 50)
 
 
-def test_only_candidates_in_the_asked_range_count() -> None:
+def test_only_candidates_in_the_asked_range_count():
     history = conversation(user("go"), *[step(name, "grep", result="x" * 100) for name in "abc"])
 
     total = prescan(history, 50).total_chars
@@ -495,7 +495,7 @@ def test_only_candidates_in_the_asked_range_count() -> None:
 @given(histories(4), histories(4), st.data())
 def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
     history: list[Message], other: list[Message], data: st.DataObject
-) -> None:
+):
     running = CandidateIndex()
     now: list[Message] = []
     for source in (history, other, history):
@@ -509,7 +509,7 @@ def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
         assert (running.scan(start, end), running.candidates(start, end)) == summed(now, start, end)
 
 
-def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was() -> None:
+def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was():
     running, history = (
         CandidateIndex(),
         conversation(user("go"), step("a", "grep", result="x" * 100)),

@@ -52,23 +52,23 @@ def thoughts(messages: list[Message]) -> Iterator[str]:
 
 
 @given(histories(repeat_ids=True))
-def test_a_sound_history_comes_back_as_the_same_object(history: list[Message]) -> None:
+def test_a_sound_history_comes_back_as_the_same_object(history: list[Message]):
     assert repair(history) is history
 
 
-def test_an_empty_history_comes_back_as_the_same_object() -> None:
+def test_an_empty_history_comes_back_as_the_same_object():
     empty: list[Message] = []
 
     assert repair(empty) is empty
 
 
-def test_calls_that_still_wait_for_their_results_are_left_alone() -> None:
+def test_calls_that_still_wait_for_their_results_are_left_alone():
     history = conversation(user("go"), assistant(tool_use("a"), tool_use("b")))
 
     assert repair(history) is history
 
 
-def test_neighbours_of_the_same_role_are_left_alone_where_nothing_is_broken() -> None:
+def test_neighbours_of_the_same_role_are_left_alone_where_nothing_is_broken():
     history = conversation(
         user("go"), user("please"), step("a"), assistant("one"), assistant("two")
     )
@@ -79,7 +79,7 @@ def test_neighbours_of_the_same_role_are_left_alone_where_nothing_is_broken() ->
 # Calls and results --------------------------------------------------------------------------------
 
 
-def test_an_orphan_result_goes() -> None:
+def test_an_orphan_result_goes():
     history = conversation(user("go"), assistant("ok"), user(tool_result("a"), text("and?")))
 
     assert repair(history) == conversation(user("go"), assistant("ok"), user(text("and?")))
@@ -91,7 +91,7 @@ def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_sti
     assert repair(history) == conversation(user("go"), assistant("ok"), user(DROPPED))
 
 
-def test_a_call_without_a_result_gets_an_honest_error() -> None:
+def test_a_call_without_a_result_gets_an_honest_error():
     history = conversation(
         user("go"), assistant(tool_use("a")), user("never mind"), assistant("ok"), user("so?")
     )
@@ -103,7 +103,7 @@ def test_a_call_without_a_result_gets_an_honest_error() -> None:
     assert [mended[i] is history[i] for i in (0, 1, 3, 4)] == [True] * 4
 
 
-def test_only_the_unanswered_call_of_a_batch_gets_an_error() -> None:
+def test_only_the_unanswered_call_of_a_batch_gets_an_error():
     history = conversation(
         user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("b", "found"))
     )
@@ -111,7 +111,7 @@ def test_only_the_unanswered_call_of_a_batch_gets_an_error() -> None:
     assert content(repair(history), 2) == [INTERRUPTION, tool_result("b", "found")]
 
 
-def test_a_call_cut_off_by_the_next_assistant_message_is_answered_in_between() -> None:
+def test_a_call_cut_off_by_the_next_assistant_message_is_answered_in_between():
     history = conversation(
         user("go"), assistant(thinking(), tool_use("a")), assistant(thinking("so"), text("done"))
     )
@@ -119,13 +119,13 @@ def test_a_call_cut_off_by_the_next_assistant_message_is_answered_in_between() -
     assert repair(history) == conversation(history[0], history[1], user(INTERRUPTION), history[2])
 
 
-def test_the_last_calls_still_wait_even_where_an_earlier_message_is_broken() -> None:
+def test_the_last_calls_still_wait_even_where_an_earlier_message_is_broken():
     history = conversation(user("go"), assistant(""), assistant(tool_use("a")))
 
     assert repair(history) == conversation(user("go"), assistant(tool_use("a")))
 
 
-def test_a_result_that_came_a_message_late_moves_behind_its_call() -> None:
+def test_a_result_that_came_a_message_late_moves_behind_its_call():
     history = conversation(
         user("go"), assistant(tool_use("a")), user("wait"), user(tool_result("a", "found"))
     )
@@ -135,7 +135,7 @@ def test_a_result_that_came_a_message_late_moves_behind_its_call() -> None:
     )
 
 
-def test_results_move_before_what_the_user_says_beside_them() -> None:
+def test_results_move_before_what_the_user_says_beside_them():
     history = conversation(
         user("go"), assistant(tool_use("a")), user(text("here"), tool_result("a"))
     )
@@ -143,7 +143,7 @@ def test_results_move_before_what_the_user_says_beside_them() -> None:
     assert content(repair(history), 2) == [tool_result("a"), text("here")]
 
 
-def test_a_second_result_for_one_call_goes() -> None:
+def test_a_second_result_for_one_call_goes():
     history = conversation(
         user("go"),
         assistant(tool_use("a")),
@@ -153,7 +153,7 @@ def test_a_second_result_for_one_call_goes() -> None:
     assert content(repair(history), 2) == [tool_result("a", "first")]
 
 
-def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order() -> None:
+def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order():
     history = conversation(
         user("go"),
         assistant(tool_use("a"), tool_use("a")),
@@ -168,7 +168,7 @@ def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order() -> No
     ]
 
 
-def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses() -> None:
+def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses():
     ids = ("a", "a-2", "a", "a")
     history = conversation(user("go"), assistant(*map(tool_use, ids)), user(*map(tool_result, ids)))
 
@@ -178,7 +178,7 @@ def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses() -> None:
     assert faults(mended) == []
 
 
-def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupted() -> None:
+def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupted():
     history = conversation(
         user("go"), assistant(tool_use("a")), assistant(tool_use("a")), user(tool_result("a", "x"))
     )
@@ -189,7 +189,7 @@ def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupte
     assert faults(mended) == []
 
 
-def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go() -> None:
+def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go():
     history = conversation(
         user(text("go"), tool_use("a")), assistant(text("ok"), tool_result("a")), user("so?")
     )
@@ -197,7 +197,7 @@ def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go() -> N
     assert repair(history) == conversation(user(text("go")), assistant(text("ok")), user("so?"))
 
 
-def test_calls_and_results_are_mended_in_sdk_objects_too() -> None:
+def test_calls_and_results_are_mended_in_sdk_objects_too():
     made = ToolUseBlock(type="tool_use", id="a", name="bash", input={})
     reply = cast(
         "Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), made]}
@@ -213,13 +213,13 @@ def test_calls_and_results_are_mended_in_sdk_objects_too() -> None:
 
 
 @pytest.mark.parametrize("nothing", [user(), user(text("")), user(text(" \n")), user("")])
-def test_an_empty_message_goes(nothing: Message) -> None:
+def test_an_empty_message_goes(nothing: Message):
     history = conversation(user("go"), nothing, assistant("ok"))
 
     assert repair(history) == conversation(user("go"), assistant("ok"))
 
 
-def test_an_empty_block_goes_and_its_neighbours_stay() -> None:
+def test_an_empty_block_goes_and_its_neighbours_stay():
     history = conversation(
         user("go"), assistant(text("look"), text(""), tool_use("a")), user(tool_result("a"))
     )
@@ -227,13 +227,13 @@ def test_an_empty_block_goes_and_its_neighbours_stay() -> None:
     assert repair(history)[1] == assistant(text("look"), tool_use("a"))
 
 
-def test_an_empty_text_inside_a_tool_result_is_the_tools_business() -> None:
+def test_an_empty_text_inside_a_tool_result_is_the_tools_business():
     history = conversation(user("go"), assistant(tool_use("a")), user(tool_result("a", [text("")])))
 
     assert repair(history) is history
 
 
-def test_neighbours_that_had_to_be_mended_are_merged() -> None:
+def test_neighbours_that_had_to_be_mended_are_merged():
     history = conversation(
         user("go"), assistant("one"), assistant(text("two"), tool_use("a")), user("so?")
     )
@@ -245,13 +245,13 @@ def test_neighbours_that_had_to_be_mended_are_merged() -> None:
     )
 
 
-def test_a_history_that_begins_with_the_assistant_gets_an_opening() -> None:
+def test_a_history_that_begins_with_the_assistant_gets_an_opening():
     history = conversation(system("be"), assistant("hi"), user("go"))
 
     assert repair(history) == conversation(system("be"), user(OPENING), assistant("hi"), user("go"))
 
 
-def test_a_history_of_nothing_but_rubble_does_not_become_invalid() -> None:
+def test_a_history_of_nothing_but_rubble_does_not_become_invalid():
     assert repair([assistant("")]) == []
     assert repair([system("be"), user(text(" "))]) == [system("be"), user(DROPPED)]
 
@@ -259,7 +259,7 @@ def test_a_history_of_nothing_but_rubble_does_not_become_invalid() -> None:
 # Thinking -----------------------------------------------------------------------------------------
 
 
-def test_thinking_at_the_end_of_a_message_goes() -> None:
+def test_thinking_at_the_end_of_a_message_goes():
     history = conversation(
         user("go"), assistant(thinking("a"), text("ok"), thinking("b")), user("so?")
     )
@@ -267,7 +267,7 @@ def test_thinking_at_the_end_of_a_message_goes() -> None:
     assert repair(history)[1] == assistant(thinking("a"), text("ok"))
 
 
-def test_assistant_messages_that_think_are_never_joined() -> None:
+def test_assistant_messages_that_think_are_never_joined():
     history = conversation(
         user("go"),
         assistant(text("one"), text("")),
@@ -280,12 +280,12 @@ def test_assistant_messages_that_think_are_never_joined() -> None:
     )
 
 
-def test_thinking_in_a_message_that_is_not_the_assistants_goes() -> None:
+def test_thinking_in_a_message_that_is_not_the_assistants_goes():
     assert repair([user(thinking(), text("go"))]) == [user(text("go"))]
 
 
 @given(broken_histories())
-def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Message]) -> None:
+def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Message]):
     before = list(thoughts(history))
 
     for mended in repair(history):
@@ -299,7 +299,7 @@ def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Messa
 # Encoding -----------------------------------------------------------------------------------------
 
 
-def test_lone_surrogates_are_replaced_wherever_they_stand() -> None:
+def test_lone_surrogates_are_replaced_wherever_they_stand():
     history = conversation(
         system("x\ud83d"),
         user("go \udc00 on 🙂"),
@@ -317,7 +317,7 @@ def test_lone_surrogates_are_replaced_wherever_they_stand() -> None:
     )
 
 
-def test_a_key_that_cannot_be_encoded_is_mended_although_it_holds_nothing() -> None:
+def test_a_key_that_cannot_be_encoded_is_mended_although_it_holds_nothing():
     history = conversation(user("go"), assistant(tool_use("a", "bash", {"\ud83d": None})))
 
     assert repair(history) == conversation(
@@ -325,7 +325,7 @@ def test_a_key_that_cannot_be_encoded_is_mended_although_it_holds_nothing() -> N
     )
 
 
-def test_lone_surrogates_in_sdk_objects_are_replaced() -> None:
+def test_lone_surrogates_in_sdk_objects_are_replaced():
     reply = cast(
         "Message",
         {"role": "assistant", "content": [TextBlock(type="text", text="\ud83d", citations=None)]},
@@ -336,7 +336,7 @@ def test_lone_surrogates_in_sdk_objects_are_replaced() -> None:
     ]
 
 
-def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended() -> None:
+def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended():
     history = conversation(user("\ud83d"), assistant(text(""), text("ok")), user("\udc00"))
 
     assert repair(history, encoding=False) == conversation(
@@ -356,13 +356,11 @@ def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended() -
         ("\ufeffBOM\r\n\0", "\ufeffBOM\r\n\0"),
     ],
 )
-def test_a_text_without_surrogates_keeps_all_other_characters(
-    given_text: str, expected: str
-) -> None:
+def test_a_text_without_surrogates_keeps_all_other_characters(given_text: str, expected: str):
     assert without_surrogates(given_text) == expected
 
 
-def test_a_text_that_can_be_sent_is_the_same_object() -> None:
+def test_a_text_that_can_be_sent_is_the_same_object():
     words = "漢🙂" * 3
 
     assert without_surrogates(words) is words
@@ -371,7 +369,7 @@ def test_a_text_that_can_be_sent_is_the_same_object() -> None:
 # Marks for the cache ------------------------------------------------------------------------------
 
 
-def test_of_too_many_marks_the_last_four_stay() -> None:
+def test_of_too_many_marks_the_last_four_stay():
     history = conversation(
         user(marked("a"), marked("b")), assistant("ok"), user(*[marked() for _ in range(3)])
     )
@@ -382,7 +380,7 @@ def test_of_too_many_marks_the_last_four_stay() -> None:
     assert mended[2] is history[2]
 
 
-def test_marks_inside_a_tool_result_are_counted_and_taken_away_too() -> None:
+def test_marks_inside_a_tool_result_are_counted_and_taken_away_too():
     history = conversation(
         user("go"),
         assistant(tool_use("a")),
@@ -406,19 +404,19 @@ def test_marks_inside_a_tool_result_are_counted_and_taken_away_too() -> None:
 
 
 @given(broken_histories())
-def test_what_was_mended_breaks_no_rule(history: list[Message]) -> None:
+def test_what_was_mended_breaks_no_rule(history: list[Message]):
     assert check(repair(history)) == []
 
 
 @given(broken_histories())
-def test_mending_twice_changes_nothing_more(history: list[Message]) -> None:
+def test_mending_twice_changes_nothing_more(history: list[Message]):
     mended = repair(history)
 
     assert repair(mended) is mended
 
 
 @given(broken_histories())
-def test_mending_never_modifies_its_input(history: list[Message]) -> None:
+def test_mending_never_modifies_its_input(history: list[Message]):
     before = copy.deepcopy(history)
 
     repair(history)
@@ -429,7 +427,7 @@ def test_mending_never_modifies_its_input(history: list[Message]) -> None:
 @given(broken_histories())
 def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(
     history: list[Message],
-) -> None:
+):
     mended = repair(history, encoding=False)
     heads = [m for m in history if m["role"] == "system"]
 
@@ -440,7 +438,7 @@ def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(
 
 
 @given(broken_histories())
-def test_mending_loses_no_words_and_no_result_that_answers_a_call(history: list[Message]) -> None:
+def test_mending_loses_no_words_and_no_result_that_answers_a_call(history: list[Message]):
     def words(messages: list[Message]) -> set[str]:
         return {
             said["text"].strip()

@@ -23,7 +23,7 @@ def paths(messages: list[Message], **settings: object) -> list[str]:
     return [file.path for file in trusting_working_set(messages, **settings)]  # type: ignore[arg-type]
 
 
-def test_the_most_recent_read_comes_first() -> None:
+def test_the_most_recent_read_comes_first():
     assert paths(conversation(*(view(name, name, "x") for name in ("a", "b", "c")))) == [
         "c",
         "b",
@@ -31,7 +31,7 @@ def test_the_most_recent_read_comes_first() -> None:
     ]
 
 
-def test_a_file_read_several_times_stands_once_at_its_last_place() -> None:
+def test_a_file_read_several_times_stands_once_at_its_last_place():
     assert paths(conversation(*(view(str(n), name, "x") for n, name in enumerate("abac")))) == [
         "c",
         "a",
@@ -39,13 +39,13 @@ def test_a_file_read_several_times_stands_once_at_its_last_place() -> None:
     ]
 
 
-def test_reads_of_one_message_keep_their_order() -> None:
+def test_reads_of_one_message_keep_their_order():
     calls = assistant(*(tool_use(name, "read_file", {"path": name}) for name in ("a", "b")))
 
     assert paths([calls]) == ["b", "a"]
 
 
-def test_spellings_that_mean_the_same_are_one_file_shown_as_it_was_spelled_last() -> None:
+def test_spellings_that_mean_the_same_are_one_file_shown_as_it_was_spelled_last():
     history = conversation(
         *(view(str(n), path, "x") for n, path in enumerate(("a.py", "./a.py", "/w/sub/../a.py")))
     )
@@ -64,11 +64,11 @@ def test_spellings_that_mean_the_same_are_one_file_shown_as_it_was_spelled_last(
         assistant(tool_use("t", "cat", {"path": "a"})),
     ],
 )
-def test_only_calls_of_a_reading_tool_with_a_path_count(message: Message) -> None:
+def test_only_calls_of_a_reading_tool_with_a_path_count(message: Message):
     assert paths([message]) == []
 
 
-def test_other_agents_tools_are_a_matter_of_the_registry() -> None:
+def test_other_agents_tools_are_a_matter_of_the_registry():
     history = conversation(
         step("1", "Read", {"file_path": "claude.py"}),
         step("2", "str_replace_based_edit_tool", {"command": "view", "path": "viewed.py"}),
@@ -86,7 +86,7 @@ def test_other_agents_tools_are_a_matter_of_the_registry() -> None:
     assert paths(history, tools={"Read": "file_path"}) == ["claude.py"]
 
 
-def test_the_tools_of_codex_opencode_and_deepagents_are_known() -> None:
+def test_the_tools_of_codex_opencode_and_deepagents_are_known():
     history = conversation(
         step("1", "read_file", {"file_path": "/deep.py"}),
         step("2", "read", {"filePath": "/open.py"}),
@@ -100,7 +100,7 @@ def test_the_tools_of_codex_opencode_and_deepagents_are_known() -> None:
     assert known == ["/one.py", "/shell.py", "/project/codex.py", "/open.py", "/deep.py"]
 
 
-def test_a_folder_that_a_reading_tool_shows_is_no_file() -> None:
+def test_a_folder_that_a_reading_tool_shows_is_no_file():
     shown = "<path>/project</path>\n<type>directory</type>\n<entries>\na.py\n</entries>"
     history = step("1", "read", {"filePath": "/project"}, shown)
 
@@ -108,7 +108,7 @@ def test_a_folder_that_a_reading_tool_shows_is_no_file() -> None:
     assert trusting_working_set(history, tools=COMMON_READING_TOOLS) == []
 
 
-def test_files_brought_back_count_as_read_before_everything_else_in_their_order() -> None:
+def test_files_brought_back_count_as_read_before_everything_else_in_their_order():
     history = conversation(
         user(f"{SUMMARY}S"),
         assistant(ACKNOWLEDGED),
@@ -127,7 +127,7 @@ def test_files_brought_back_count_as_read_before_everything_else_in_their_order(
     ]
 
 
-def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded() -> None:
+def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded():
     long = "x" * 5000
     preview = placeholder(DIRECT, "/f.md", long, Preview())
     history = conversation(
@@ -159,30 +159,30 @@ def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded() -> None:
         None,
     ],
 )
-def test_a_file_that_is_as_it_was_shown_is_not_changed(shown: str | None) -> None:
+def test_a_file_that_is_as_it_was_shown_is_not_changed(shown: str | None):
     assert not was_changed(WorkingFile("x", shown), "a = 1\nb = 2\n")
 
 
 @pytest.mark.parametrize("shown", ["a = 1\nb = 3\n", "     1→a = 0", "something else"])
-def test_a_file_with_other_content_is_changed(shown: str) -> None:
+def test_a_file_with_other_content_is_changed(shown: str):
     assert was_changed(WorkingFile("x", shown), "a = 1\nb = 2\n")
 
 
-def test_a_view_full_of_empty_lines_is_compared_without_delay() -> None:
+def test_a_view_full_of_empty_lines_is_compared_without_delay():
     # in quadratic time, as it once was read, this took minutes
     shown = "a" + "\n" * 1_000_000 + "b"
 
     assert not was_changed(WorkingFile("x", shown), shown)
 
 
-def test_a_restored_file_has_the_required_form() -> None:
+def test_a_restored_file_has_the_required_form():
     assert restored_message("src/a.ts", "content\n") == user(
         "[Restored after compact] src/a.ts:\ncontent\n"
     )
 
 
 @given(histories())
-def test_no_file_is_named_twice(history: list[Message]) -> None:
+def test_no_file_is_named_twice(history: list[Message]):
     found = paths(history, tools=COMMON_READING_TOOLS, shell=True)
 
     assert len(found) == len(set(found))

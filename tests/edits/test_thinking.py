@@ -139,7 +139,7 @@ def test_after_any_edits_the_same_messages_are_stale(data: st.DataObject):
 # Finding ------------------------------------------------------------------------------------------
 
 
-def test_a_loop_is_open_from_the_users_last_words_as_long_as_results_or_calls_are_last() -> None:
+def test_a_loop_is_open_from_the_users_last_words_as_long_as_results_or_calls_are_last():
     first = [user("go"), *step("t1"), assistant("done")]
     history = [*first, user("more"), *step("t2"), *step("t3")]
 
@@ -153,7 +153,7 @@ def test_a_loop_is_open_from_the_users_last_words_as_long_as_results_or_calls_ar
 # Stripping ----------------------------------------------------------------------------------------
 
 
-def test_exactly_the_thinking_from_the_place_on_is_stripped() -> None:
+def test_exactly_the_thinking_from_the_place_on_is_stripped():
     history = conversation(
         user("go"),
         step("t1", think="first", say="look"),
@@ -176,34 +176,34 @@ def test_exactly_the_thinking_from_the_place_on_is_stripped() -> None:
     assert all(new is old for new, old in zip(stripped, history, strict=True) if new == old)
 
 
-def test_thinking_before_the_changed_block_of_the_same_message_stays() -> None:
+def test_thinking_before_the_changed_block_of_the_same_message_stays():
     answer_in_two = assistant(thinking("kept"), "a", thinking("gone"), "b")
     history = [user("go"), answer_in_two, user("next")]
 
     assert thoughts(strip(history, {1: 1})) == [(1, 0)]
 
 
-def test_the_thinking_of_an_open_tool_loop_is_never_stripped() -> None:
+def test_the_thinking_of_an_open_tool_loop_is_never_stripped():
     done = [user("go"), assistant(thinking(), "done"), user("more")]
     history = [*done, *step("t1", think="a"), *step("t2", think="b")]
 
     assert thoughts(strip(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
 
 
-def test_nothing_to_strip_is_the_very_same_list() -> None:
+def test_nothing_to_strip_is_the_very_same_list():
     history = conversation(user("go"), assistant(thinking(), "done"), user("more"))
 
     assert strip(history, {}) is history
     assert strip(history, {1: 1}) is history
 
 
-def test_only_what_is_stale_is_stripped_even_before_thinking_that_is_not() -> None:
+def test_only_what_is_stale_is_stripped_even_before_thinking_that_is_not():
     history = [*talk_of(3), user("thanks")]
 
     assert thoughts(strip(history, {1: 0})) == [(3, 0), (5, 0)]
 
 
-def test_a_message_of_nothing_but_thinking_is_not_emptied() -> None:
+def test_a_message_of_nothing_but_thinking_is_not_emptied():
     history = conversation(user("go"), assistant(thinking()), user("more"))
 
     assert strip(history, {1: 0}) is history
@@ -212,7 +212,7 @@ def test_a_message_of_nothing_but_thinking_is_not_emptied() -> None:
 @given(histories(), st.data())
 def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
     history: list[Message], data: st.DataObject
-) -> None:
+):
     place = (data.draw(st.integers(0, len(history))), data.draw(st.integers(0, 3)))
     before = copy.deepcopy(history)
     stale = stale_from(history, *place)
@@ -234,14 +234,14 @@ def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
 CONTROL = {"prefix_mismatch_behavior": "drop_block"}
 
 
-def test_without_any_configuration_the_control_names_adaptive_thinking() -> None:
+def test_without_any_configuration_the_control_names_adaptive_thinking():
     assert drop_block() == {
         "extra_body": {"thinking": {"type": "adaptive", "block_binding": CONTROL}},
         "extra_headers": {"anthropic-beta": BINDING_BETA},
     }
 
 
-def test_the_callers_own_configuration_is_carried_on() -> None:
+def test_the_callers_own_configuration_is_carried_on():
     options = drop_block(
         {
             "thinking": {"type": "enabled", "budget_tokens": 2048},
@@ -259,21 +259,21 @@ def test_the_callers_own_configuration_is_carried_on() -> None:
     }
 
 
-def test_betas_of_the_beta_method_stay_betas() -> None:
+def test_betas_of_the_beta_method_stay_betas():
     options = drop_block({"betas": ["a-2025"]})
 
     assert options["betas"] == ["a-2025", BINDING_BETA]
     assert "extra_headers" not in options
 
 
-def test_asking_twice_asks_for_nothing_more() -> None:
+def test_asking_twice_asks_for_nothing_more():
     once = drop_block({"extra_headers": {"anthropic-beta": "a-2025"}})
 
     assert drop_block(once) == once
 
 
 @pytest.mark.parametrize("kind", ["disabled", "between_tools"])
-def test_thinking_that_cannot_carry_the_control_gets_none(kind: str) -> None:
+def test_thinking_that_cannot_carry_the_control_gets_none(kind: str):
     assert drop_block({"thinking": {"type": kind}}) == {}
 
 
@@ -294,7 +294,7 @@ async def rewritten_conversation(client: anthropic.AsyncAnthropic) -> list[Messa
     return [user("another request"), {"role": "assistant", "content": reply.content}, user("go on")]
 
 
-async def test_the_api_refuses_thinking_behind_a_rewritten_message() -> None:
+async def test_the_api_refuses_thinking_behind_a_rewritten_message():
     async with talk() as (_, client):
         history = await rewritten_conversation(client)
 
@@ -310,7 +310,7 @@ async def test_the_api_refuses_thinking_behind_a_rewritten_message() -> None:
         {"thinking": {"type": "adaptive"}},
     ],
 )
-async def test_with_the_control_the_plain_method_goes_through(own: dict[str, Any]) -> None:
+async def test_with_the_control_the_plain_method_goes_through(own: dict[str, Any]):
     async with talk() as (server, client):
         history = await rewritten_conversation(client)
 
@@ -324,7 +324,7 @@ async def test_with_the_control_the_plain_method_goes_through(own: dict[str, Any
         }
 
 
-async def test_with_the_control_the_beta_method_goes_through_with_its_own_betas() -> None:
+async def test_with_the_control_the_beta_method_goes_through_with_its_own_betas():
     async with talk() as (server, client):
         history: Any = await rewritten_conversation(client)
         own: dict[str, Any] = {"betas": ["a-2025"], "thinking": {"type": "adaptive"}}
@@ -336,7 +336,7 @@ async def test_with_the_control_the_beta_method_goes_through_with_its_own_betas(
         assert server.requests[-1].dropped == ("messages.1.content.0",)
 
 
-async def test_stripped_thinking_needs_no_control() -> None:
+async def test_stripped_thinking_needs_no_control():
     async with talk() as (server, client):
         history = await rewritten_conversation(client)
         history = strip(history, stale_from(history, 0, 0))

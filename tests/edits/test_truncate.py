@@ -111,18 +111,18 @@ def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>")
 )
 def test_the_middle_is_what_lies_wholly_between_a_sixth_and_five_sixths(
     tokens: list[int], found: range
-) -> None:
+):
     assert truncate.middle_range(tokens) == found
 
 
-def test_the_bounds_of_the_middle_may_be_given_as_any_fraction() -> None:
+def test_the_bounds_of_the_middle_may_be_given_as_any_fraction():
     assert truncate.middle_range([100] * 10, 0.25, 0.75) == range(3, 7)
     assert truncate.middle_range([100] * 6, 1 / 6, 5 / 6) == range(1, 5)
     assert truncate.middle_range([100] * 7, Fraction(1, 7), Fraction(6, 7)) == range(1, 6)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30))
-def test_no_middle_reaches_into_the_outer_sixths(tokens: list[int]) -> None:
+def test_no_middle_reaches_into_the_outer_sixths(tokens: list[int]):
     found = truncate.middle_range(tokens)
 
     assert sum(tokens[: found.start]) * 6 >= sum(tokens) or not found
@@ -134,7 +134,7 @@ def test_no_middle_reaches_into_the_outer_sixths(tokens: list[int]) -> None:
             assert min(outside) * 6 < sum(tokens)
 
 
-def test_the_head_is_no_part_of_what_the_middle_is_taken_from() -> None:
+def test_the_head_is_no_part_of_what_the_middle_is_taken_from():
     history = conversation(system("s" * 1000), chat(12))
 
     assert truncate.middle(history, [0, 1000, *(1000 + 10 * n for n in range(1, 13))]) == range(
@@ -142,7 +142,7 @@ def test_the_head_is_no_part_of_what_the_middle_is_taken_from() -> None:
     )
 
 
-def test_the_first_request_and_the_last_turn_are_never_in_the_middle() -> None:
+def test_the_first_request_and_the_last_turn_are_never_in_the_middle():
     history = conversation(user("go"), step("t1"), step("t2"), step("t3"))
     sums = [0, *(10 * n for n in range(1, 8))]
 
@@ -155,7 +155,7 @@ def test_the_first_request_and_the_last_turn_are_never_in_the_middle() -> None:
     assert truncate.middle([], [0]) == range(0)
 
 
-def test_the_last_turn_is_what_the_model_has_not_answered_with_the_calls_answered_in_it() -> None:
+def test_the_last_turn_is_what_the_model_has_not_answered_with_the_calls_answered_in_it():
     history = conversation(user("go"), step("t1"), assistant("done"), user("more"), step("t2"))
 
     assert truncate.last_turn(history) == 5
@@ -171,7 +171,7 @@ def test_the_last_turn_is_what_the_model_has_not_answered_with_the_calls_answere
 # File views ---------------------------------------------------------------------------------------
 
 
-def test_a_view_is_an_answered_call_of_a_reading_tool() -> None:
+def test_a_view_is_an_answered_call_of_a_reading_tool():
     history = conversation(
         user("go"), view("v1", "a.py", "x = 1"), step("b1"), assistant(tool_use("v2", "read_file"))
     )
@@ -179,13 +179,13 @@ def test_a_view_is_an_answered_call_of_a_reading_tool() -> None:
     assert truncate.file_views(history) == [truncate.FileView((2, 0), "a.py", "x = 1")]
 
 
-def test_a_repeated_id_is_a_view_only_where_its_own_call_is_one() -> None:
+def test_a_repeated_id_is_a_view_only_where_its_own_call_is_one():
     history = conversation(user("go"), view("t1", "a.py", "x"), step("t1"), view("t1", "b.py", "y"))
 
     assert [found.path for found in truncate.file_views(history)] == ["a.py", "b.py"]
 
 
-def test_text_blocks_are_the_text_of_a_view_and_a_picture_has_none() -> None:
+def test_text_blocks_are_the_text_of_a_view_and_a_picture_has_none():
     picture = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     history = conversation(
         user("go"),
@@ -196,7 +196,7 @@ def test_text_blocks_are_the_text_of_a_view_and_a_picture_has_none() -> None:
     assert [found.text for found in truncate.file_views(history)] == ["x\ny", ""]
 
 
-def test_shell_views_and_other_tools_are_asked_for() -> None:
+def test_shell_views_and_other_tools_are_asked_for():
     history = conversation(
         user("go"),
         step("b1", "bash", {"command": "cat a.py"}, "x"),
@@ -219,7 +219,7 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
         "",
     ],
 )
-def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) -> None:
+def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str):
     history = conversation(user("go"), view("v1", "a.py", content))
     assert not truncate.file_views(history)[0].foldable
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
@@ -234,14 +234,14 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) 
         + Preview(50_000, 5).of("def f():\n    return 1\n" * 9_000),
     ],
 )
-def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content: str) -> None:
+def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content: str):
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].foldable
 
 
 # Filtering ----------------------------------------------------------------------------------------
 
 
-def test_calls_of_the_middle_go_with_their_results_and_all_text_stays() -> None:
+def test_calls_of_the_middle_go_with_their_results_and_all_text_stays():
     history = conversation(
         user("go"),
         step("t1", say="one"),
@@ -258,7 +258,7 @@ def test_calls_of_the_middle_go_with_their_results_and_all_text_stays() -> None:
     ]
 
 
-def test_without_a_call_in_the_middle_nothing_changes() -> None:
+def test_without_a_call_in_the_middle_nothing_changes():
     history = conversation(user("go"), step("t1"), chat(5), step("t2"))
     ground = truncate.editable_region(history, range(3, 8))
 
@@ -268,13 +268,13 @@ def test_without_a_call_in_the_middle_nothing_changes() -> None:
     assert [part.message for part in result.parts] == history
 
 
-def test_a_pair_across_either_edge_is_kept_whole() -> None:
+def test_a_pair_across_either_edge_is_kept_whole():
     history = conversation(user("go"), step("t1"), step("t2"), step("t3"), user("next"))
 
     assert filtered(history, range(2, 6)) == [*history[:3], *history[5:]]
 
 
-def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch() -> None:
+def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch():
     calls = assistant(
         "look", tool_use("b1"), tool_use("v1", "read_file", {"path": "a.py"}), tool_use("b2")
     )
@@ -291,7 +291,7 @@ def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch() -> N
     )
 
 
-def test_failed_calls_go_as_well() -> None:
+def test_failed_calls_go_as_well():
     history = conversation(
         user("go"), assistant(tool_use("t1")), user(tool_result("t1", "boom", is_error=True))
     )
@@ -299,7 +299,7 @@ def test_failed_calls_go_as_well() -> None:
     assert filtered([*history, assistant("sorry")], range(1, 3)) == [user("go"), assistant("sorry")]
 
 
-def test_what_a_user_wrote_beside_a_result_joins_the_message_before() -> None:
+def test_what_a_user_wrote_beside_a_result_joins_the_message_before():
     history = conversation(
         user("go"),
         view("v1", "a.py", "x"),
@@ -316,7 +316,7 @@ def test_what_a_user_wrote_beside_a_result_joins_the_message_before() -> None:
     )
 
 
-def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touched() -> None:
+def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touched():
     mixed = conversation(assistant(tool_use("t1")), user(tool_result("t1"), "hm"))
     history = conversation(
         chat(3), mixed, step("t2"), step("t3", say="x"), assistant("so"), user("next")
@@ -334,14 +334,14 @@ def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touc
     assert all(any(message is other for other in history) for message in strict)
 
 
-def test_the_first_request_and_the_last_turn_are_never_merged_with() -> None:
+def test_the_first_request_and_the_last_turn_are_never_merged_with():
     mixed = conversation(assistant(tool_use("t1")), user(tool_result("t1"), "hm"))
     history = conversation(user("go"), mixed, step("t2", say="x"), assistant("done"))
 
     assert filtered(history, range(1, 5)) == history
 
 
-def test_thinking_goes_with_its_call_when_nothing_else_is_left() -> None:
+def test_thinking_goes_with_its_call_when_nothing_else_is_left():
     history = conversation(
         user("go"), step("t1", think="a"), step("t2", think="b", say="look"), user("and?")
     )
@@ -353,7 +353,7 @@ def test_thinking_goes_with_its_call_when_nothing_else_is_left() -> None:
     ]
 
 
-def test_a_message_never_ends_in_the_thinking_that_led_to_a_call() -> None:
+def test_a_message_never_ends_in_the_thinking_that_led_to_a_call():
     history = conversation(
         user("go"), assistant("a", thinking("b"), tool_use("t1")), user(tool_result("t1"), "hm")
     )
@@ -363,7 +363,7 @@ def test_a_message_never_ends_in_the_thinking_that_led_to_a_call() -> None:
     ]
 
 
-def test_thinking_that_a_merge_would_move_goes_in_a_closed_turn() -> None:
+def test_thinking_that_a_merge_would_move_goes_in_a_closed_turn():
     history = conversation(
         user("go"),
         step("t1", think="a", say="one"),
@@ -379,7 +379,7 @@ def test_thinking_that_a_merge_would_move_goes_in_a_closed_turn() -> None:
     ]
 
 
-def test_in_an_open_loop_a_call_is_spared_rather_than_thinking_moved() -> None:
+def test_in_an_open_loop_a_call_is_spared_rather_than_thinking_moved():
     history = conversation(
         user("go"),
         step("t1", think="a", say="one"),
@@ -390,7 +390,7 @@ def test_in_an_open_loop_a_call_is_spared_rather_than_thinking_moved() -> None:
     assert filtered(history, range(1, 5)) == history
 
 
-def test_thinking_outside_the_middle_never_moves() -> None:
+def test_thinking_outside_the_middle_never_moves():
     history = conversation(
         user("go"), step("t1", say="one"), assistant(thinking(), "two"), user("next")
     )
@@ -398,7 +398,7 @@ def test_thinking_outside_the_middle_never_moves() -> None:
     assert filtered(history, range(1, 3)) == history
 
 
-def test_a_system_message_never_comes_to_stand_behind_the_assistants() -> None:
+def test_a_system_message_never_comes_to_stand_behind_the_assistants():
     history = conversation(
         user("go"), step("t1", say="one"), system("be brief"), assistant("done"), user("next")
     )
@@ -409,14 +409,14 @@ def test_a_system_message_never_comes_to_stand_behind_the_assistants() -> None:
 # Deleting -----------------------------------------------------------------------------------------
 
 
-def test_the_block_has_excess_by_average_messages_around_the_centre() -> None:
+def test_the_block_has_excess_by_average_messages_around_the_centre():
     history = chat(30)
     average = sum(sizes(history[5:25])) / 20
 
     assert deleted(history, range(5, 25), int(17.5 * average)) == [*history[:6], *history[24:]]
 
 
-def test_no_excess_deletes_nothing() -> None:
+def test_no_excess_deletes_nothing():
     history = chat(8)
 
     assert deleted(history, range(2, 6), 0) == history
@@ -424,7 +424,7 @@ def test_no_excess_deletes_nothing() -> None:
     assert deleted(history, range(0), 10) == history
 
 
-def test_the_block_is_widened_until_roles_alternate() -> None:
+def test_the_block_is_widened_until_roles_alternate():
     history = chat(10)
 
     assert deleted(history, range(2, 8), 1) in (
@@ -433,13 +433,13 @@ def test_the_block_is_widened_until_roles_alternate() -> None:
     )
 
 
-def test_the_block_never_leaves_the_middle() -> None:
+def test_the_block_never_leaves_the_middle():
     history = chat(10)
 
     assert deleted(history, range(2, 8), 10**9) == [*history[:2], *history[8:]]
 
 
-def test_average_may_fall_short_and_covering_does_not() -> None:
+def test_average_may_fall_short_and_covering_does_not():
     history = conversation(
         user("go"), *[(assistant("a" * 9), user("b")) for _ in range(8)], assistant("c" * 300)
     )
@@ -458,7 +458,7 @@ def test_average_may_fall_short_and_covering_does_not() -> None:
     )
 
 
-def test_a_call_goes_with_its_results_or_stays() -> None:
+def test_a_call_goes_with_its_results_or_stays():
     history = conversation(
         user("go"), *[view(f"v{n}", "a.py", "x" * 50) for n in range(9)], assistant("done")
     )
@@ -470,7 +470,7 @@ def test_a_call_goes_with_its_results_or_stays() -> None:
         assert left[-4:] == history[-4:]
 
 
-def test_a_users_command_stays_as_a_hole_in_the_block() -> None:
+def test_a_users_command_stays_as_a_hole_in_the_block():
     history = conversation(
         chat(14), user("m14 <command>keep</command>"), chat(17)[15:], chat(30)[17:]
     )
@@ -482,7 +482,7 @@ def test_a_users_command_stays_as_a_hole_in_the_block() -> None:
     assert alternates(left)
 
 
-def test_a_command_in_a_result_or_in_the_assistants_words_protects_nothing() -> None:
+def test_a_command_in_a_result_or_in_the_assistants_words_protects_nothing():
     assert truncate.has_command(user("do <command name='x'>it</command> now"))
     assert truncate.has_command(user(tool_result("t1"), "<command>it</command>"))
     assert not truncate.has_command(assistant("<command>it</command>"))
@@ -490,7 +490,7 @@ def test_a_command_in_a_result_or_in_the_assistants_words_protects_nothing() -> 
     assert not truncate.has_command(user("<commands>it</commands>"))
 
 
-def test_a_marker_stands_behind_the_users_words_before_the_block() -> None:
+def test_a_marker_stands_behind_the_users_words_before_the_block():
     history = chat(10)
 
     marked = deleted(history, range(2, 8), 1, marker="[cut]")
@@ -501,7 +501,7 @@ def test_a_marker_stands_behind_the_users_words_before_the_block() -> None:
     assert said(marked[: place + 1])[:-1] == said(history[: place + 1])
 
 
-def test_a_system_message_goes_with_the_users_message_before_it() -> None:
+def test_a_system_message_goes_with_the_users_message_before_it():
     history = conversation(chat(5), system("be brief"), chat(10)[5:])
 
     for excess in range(1, 200, 5):
@@ -538,7 +538,7 @@ def cut(
 @given(histories(), st.data(), st.booleans())
 def test_every_cut_of_every_history_is_valid_and_alternates(
     history: list[Message], data: st.DataObject, strict: bool
-) -> None:
+):
     before = copy.deepcopy(history)
 
     left, middle = cut(history, data, strict=strict)
@@ -561,9 +561,7 @@ def test_every_cut_of_every_history_is_valid_and_alternates(
 
 
 @given(histories(thoughts=True), st.data())
-def test_thinking_that_is_kept_stands_where_it_stood(
-    history: list[Message], data: st.DataObject
-) -> None:
+def test_thinking_that_is_kept_stands_where_it_stood(history: list[Message], data: st.DataObject):
     left, _ = cut(history, data, strict=True)
 
     stood = [
@@ -602,7 +600,7 @@ def _thoughts(messages: Sequence[Message]) -> list[object]:
 @given(broken_histories(), st.data(), st.booleans())
 def test_a_broken_history_that_was_mended_is_cut_like_any_other(
     history: list[Message], data: st.DataObject, strict: bool
-) -> None:
+):
     mended = repair(history)
 
     left, _ = cut(mended, data, strict=strict)
@@ -611,7 +609,7 @@ def test_a_broken_history_that_was_mended_is_cut_like_any_other(
 
 
 @given(histories(repeat_ids=True), st.data())
-def test_repeated_ids_mix_up_no_pairs(history: list[Message], data: st.DataObject) -> None:
+def test_repeated_ids_mix_up_no_pairs(history: list[Message], data: st.DataObject):
     left, _ = cut(history, data, strict=True)
 
     assert check(left) == []
@@ -636,9 +634,7 @@ def test_repeated_ids_mix_up_no_pairs(history: list[Message], data: st.DataObjec
         (21, 0.3, 6),
     ],
 )
-def test_an_even_number_of_the_oldest_messages_goes(
-    messages: int, fraction: float, removed: int
-) -> None:
+def test_an_even_number_of_the_oldest_messages_goes(messages: int, fraction: float, removed: int):
     history = chat(messages)
 
     assert truncate.truncate_conversation(history, fraction) == [
@@ -647,13 +643,13 @@ def test_an_even_number_of_the_oldest_messages_goes(
     ]
 
 
-def test_head_and_first_request_stay() -> None:
+def test_head_and_first_request_stay():
     history = conversation(system("s"), chat(9))
 
     assert truncate.truncate_conversation(history, 0.5) == [*history[:2], *history[6:]]
 
 
-def test_nothing_to_remove_is_the_very_same_list() -> None:
+def test_nothing_to_remove_is_the_very_same_list():
     history = chat(3)
 
     assert truncate.truncate_conversation(history, 0.5) is history
@@ -661,14 +657,14 @@ def test_nothing_to_remove_is_the_very_same_list() -> None:
     assert truncate.truncate_conversation([], 0.5) == []
 
 
-def test_a_cut_between_call_and_result_moves_back() -> None:
+def test_a_cut_between_call_and_result_moves_back():
     history = conversation(user("go"), user("now"), step("t1"), step("t2"), step("t3"))
 
     assert truncate.truncate_conversation(history, 0.3) == [history[0], *history[2:]]
 
 
 @given(histories(), st.fractions(0, 1))
-def test_no_fraction_breaks_a_history(history: list[Message], fraction: Fraction) -> None:
+def test_no_fraction_breaks_a_history(history: list[Message], fraction: Fraction):
     left = truncate.truncate_conversation(history, fraction)
 
     first = len(split_system(history)[0]) + 1

@@ -23,14 +23,14 @@ def shell(line: object) -> str | None:
     return viewed_path(call("bash", {"command": line}), READING_TOOLS, True)
 
 
-def test_the_literal_registry_holds_read_file_and_nothing_else() -> None:
+def test_the_literal_registry_holds_read_file_and_nothing_else():
     assert READING_TOOLS == {"read_file": "path"}
     assert viewed_path(call("read_file", {"path": "a.py"})) == "a.py"
     assert viewed_path(call("Read", {"file_path": "a.py"})) is None
 
 
 @pytest.mark.parametrize("path", [None, "", 7, ["a.py"], b"a.py"])
-def test_a_reading_call_without_a_path_in_words_is_no_view(path: object) -> None:
+def test_a_reading_call_without_a_path_in_words_is_no_view(path: object):
     assert viewed_path(call("read_file", {"path": path})) is None
     assert viewed_path(call("read_file", {})) is None
 
@@ -45,30 +45,28 @@ def test_a_reading_call_without_a_path_in_words_is_no_view(path: object) -> None
         ("str_replace_based_edit_tool", {"command": "view", "path": "src/a.ts"}),
     ],
 )
-def test_the_reading_tools_of_common_agents_are_known(
-    name: str, given: Mapping[str, object]
-) -> None:
+def test_the_reading_tools_of_common_agents_are_known(name: str, given: Mapping[str, object]):
     assert viewed_path(call(name, given), COMMON_READING_TOOLS) == "src/a.ts"
 
 
-def test_an_editors_tool_views_only_when_its_command_says_so() -> None:
+def test_an_editors_tool_views_only_when_its_command_says_so():
     for command in ("create", "str_replace", "insert"):
         editing = call("str_replace_based_edit_tool", {"command": command, "path": "a.py"})
         assert viewed_path(editing, COMMON_READING_TOOLS) is None
 
 
-def test_a_registry_of_ones_own_replaces_the_known_tools() -> None:
+def test_a_registry_of_ones_own_replaces_the_known_tools():
     assert viewed_path(call("slurp", {"where": "a.py"}), {"slurp": "where"}) == "a.py"
     assert viewed_path(call("read_file", {"path": "a.py"}), {"slurp": "where"}) is None
 
 
-def test_shell_views_are_recognised_only_when_asked_for() -> None:
+def test_shell_views_are_recognised_only_when_asked_for():
     assert viewed_path(call("bash", {"command": "cat a.py"})) is None
     assert viewed_path(call("bash", {"command": "cat a.py"}), READING_TOOLS, True) == "a.py"
 
 
 @pytest.mark.parametrize("name", ["bash", "Bash", "shell_command", "run_shell_command"])
-def test_a_tool_is_a_shell_by_its_name(name: str) -> None:
+def test_a_tool_is_a_shell_by_its_name(name: str):
     assert viewed_path(call(name, {"command": "cat a.py"}), READING_TOOLS, True) == "a.py"
     assert viewed_path(call("note", {"command": "cat a.py"}), READING_TOOLS, True) is None
 
@@ -108,7 +106,7 @@ def test_a_tool_is_a_shell_by_its_name(name: str) -> None:
         "bash -lc 'cat a.py'",
     ],
 )
-def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str) -> None:
+def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str):
     assert shell(line) == "a.py"
 
 
@@ -161,41 +159,41 @@ def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str) -> None:
         "cat a.py | sudo",
     ],
 )
-def test_a_line_that_does_anything_else_is_no_view(line: str) -> None:
+def test_a_line_that_does_anything_else_is_no_view(line: str):
     assert shell(line) is None
 
 
-def test_a_leading_change_of_directory_is_part_of_the_path() -> None:
+def test_a_leading_change_of_directory_is_part_of_the_path():
     assert shell("cd /srv/app && cat src/a.py") == "/srv/app/src/a.py"
     assert shell("cd /srv && cd app && cat /etc/hosts") == "/etc/hosts"
     assert shell("cd app") is None
     assert shell("cd a.py b.py && cat c.py") is None
 
 
-def test_quoted_and_escaped_names_are_plain_names() -> None:
+def test_quoted_and_escaped_names_are_plain_names():
     assert shell("cat 'my file.py'") == "my file.py"
     assert shell(r"cat my\ file.py") == "my file.py"
     assert shell("cat 'app/[id]/page.tsx'") == "app/[id]/page.tsx"
 
 
-def test_the_words_of_a_command_are_a_command_too() -> None:
+def test_the_words_of_a_command_are_a_command_too():
     assert shell(["bash", "-lc", "sed -n '1,5p' a.py"]) == "a.py"
     assert shell(["cat", "my file.py"]) == "my file.py"
     assert shell(["cat", 7]) is None
     assert shell({"line": "cat a.py"}) is None
 
 
-def test_a_very_long_line_is_a_script_and_not_read() -> None:
+def test_a_very_long_line_is_a_script_and_not_read():
     assert shell("cat a.py " + " " * 3000) is None
 
 
 @given(st.text())
-def test_no_text_in_a_command_line_breaks_the_reader(line: str) -> None:
+def test_no_text_in_a_command_line_breaks_the_reader(line: str):
     assert shell(line) is None or isinstance(shell(line), str)
 
 
 @given(st.text(alphabet=" \t\n'\"\\;&|<>()`$-catsednheil1,p.py", max_size=40))
-def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str) -> None:
+def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str):
     path = shell("cat " + line)
     assert path is None or (path and path != "-")
 
@@ -207,13 +205,13 @@ WORDS = [
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join))
-def test_no_order_of_words_in_a_command_line_breaks_the_reader(line: str) -> None:
+def test_no_order_of_words_in_a_command_line_breaks_the_reader(line: str):
     path = shell(line)
     assert path is None or (path and path != "-")
 
 
 @pytest.mark.shared
-def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path) -> None:
+def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path):
     """The index of the transcripts counts the calls of reading tools, found by other means."""
     for listed in json.loads((shared / "transcripts" / "INDEX.json").read_text()):
         lines = (shared / "transcripts" / f"{listed['id']}.jsonl").read_text().splitlines()[1:]

@@ -49,7 +49,7 @@ def session() -> list[dict[str, Any]]:
     ]
 
 
-def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> None:
+def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next():
     found = parse_transcript(lines(*session()))
 
     assert found.format == "Claude Code session"
@@ -62,7 +62,7 @@ def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> No
     assert (found.model, found.usages) == ("some-model", {1: {"input_tokens": 3}})
 
 
-def test_times_are_kept_by_message() -> None:
+def test_times_are_kept_by_message():
     found = parse_transcript(lines(*session()))
 
     assert [found.seconds[i] - found.seconds[0] for i in sorted(found.seconds)] == [0, 9, 11]
@@ -83,7 +83,7 @@ def test_times_are_kept_by_message() -> None:
 )
 def test_what_the_main_conversation_never_saw_is_left_out_and_counted(
     line: dict[str, Any], why: str
-) -> None:
+):
     plain = parse_transcript(lines(*session()))
     found = parse_transcript(lines(*session(), line))
 

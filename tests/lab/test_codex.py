@@ -83,7 +83,7 @@ def rollout() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_rollout_becomes_messages_with_its_calls_and_results_in_pairs() -> None:
+def test_a_rollout_becomes_messages_with_its_calls_and_results_in_pairs():
     found = parse_transcript(lines(*rollout()))
 
     assert found.format == "codex rollout"
@@ -97,7 +97,7 @@ def test_a_rollout_becomes_messages_with_its_calls_and_results_in_pairs() -> Non
     assert [result.content for result in tool_results(found.messages)] == ["one", "two"]
 
 
-def test_the_instructions_and_what_the_developer_says_first_are_the_system_prompt() -> None:
+def test_the_instructions_and_what_the_developer_says_first_are_the_system_prompt():
     found = parse_transcript(lines(*rollout()))
 
     assert found.system == [
@@ -106,7 +106,7 @@ def test_the_instructions_and_what_the_developer_says_first_are_the_system_promp
     ]
 
 
-def test_each_reply_has_its_time_its_model_and_its_bill() -> None:
+def test_each_reply_has_its_time_its_model_and_its_bill():
     found = parse_transcript(lines(*rollout()))
 
     assert found.model == "gpt-5.2"
@@ -115,7 +115,7 @@ def test_each_reply_has_its_time_its_model_and_its_bill() -> None:
     assert [usage["input_tokens"] for usage in found.usages.values()] == [300, 600]
 
 
-def test_cached_tokens_are_part_of_the_input_and_are_counted_apart() -> None:
+def test_cached_tokens_are_part_of_the_input_and_are_counted_apart():
     found = parse_transcript(lines(*rollout()))
 
     assert found.usages[2] == {
@@ -126,21 +126,21 @@ def test_cached_tokens_are_part_of_the_input_and_are_counted_apart() -> None:
     }
 
 
-def test_a_bill_that_is_told_again_is_no_bill_of_the_next_reply() -> None:
+def test_a_bill_that_is_told_again_is_no_bill_of_the_next_reply():
     *before, last, bill = rollout()
     found = parse_transcript(lines(*before, counted(), last, bill, counted(input_tokens=9)))
 
     assert [usage["input_tokens"] for usage in found.usages.values()] == [300, 600]
 
 
-def test_the_records_of_bills_that_newer_rollouts_have_are_read() -> None:
+def test_the_records_of_bills_that_newer_rollouts_have_are_read():
     record = line("token_usage_record", {"usage": USAGE})
     found = parse_transcript(lines(START, *asked("Go."), said("assistant", "Gone."), record))
 
     assert found.usages[1]["cache_read_input_tokens"] == 600
 
 
-def test_a_compaction_is_left_out_and_what_it_summarizes_stays() -> None:
+def test_a_compaction_is_left_out_and_what_it_summarizes_stays():
     summary = "All is well."
     found = parse_transcript(
         lines(
@@ -160,7 +160,7 @@ def test_a_compaction_is_left_out_and_what_it_summarizes_stays() -> None:
     assert len(found.usages) == 2
 
 
-def test_the_last_reply_before_a_compaction_by_the_provider_stays() -> None:
+def test_the_last_reply_before_a_compaction_by_the_provider_stays():
     found = parse_transcript(
         lines(*rollout(), line("compacted", {"message": "", "replacement_history": []}))
     )
@@ -168,7 +168,7 @@ def test_the_last_reply_before_a_compaction_by_the_provider_stays() -> None:
     assert found.calls == 2
 
 
-def test_what_the_provider_has_compacted_is_left_out() -> None:
+def test_what_the_provider_has_compacted_is_left_out():
     found = parse_transcript(
         lines(*rollout(), item("compaction", encrypted_content="x"), *asked("Go on."))
     )
@@ -177,7 +177,7 @@ def test_what_the_provider_has_compacted_is_left_out() -> None:
     assert found.dropped["summary of a compaction"] == 1
 
 
-def test_turns_that_the_user_took_back_are_left_out() -> None:
+def test_turns_that_the_user_took_back_are_left_out():
     found = parse_transcript(
         lines(
             *rollout(),
@@ -197,7 +197,7 @@ def test_turns_that_the_user_took_back_are_left_out() -> None:
     assert [usage["input_tokens"] for usage in found.usages.values()] == [300, 600, 800]
 
 
-def test_in_newer_rollouts_turns_begin_with_an_item_that_is_completed() -> None:
+def test_in_newer_rollouts_turns_begin_with_an_item_that_is_completed():
     told = event("item_completed", item={"type": "UserMessage", "id": "1"})
     found = parse_transcript(
         lines(
@@ -211,7 +211,7 @@ def test_in_newer_rollouts_turns_begin_with_an_item_that_is_completed() -> None:
     assert "Delete it." not in compact_json(found.messages)
 
 
-def test_snapshots_of_the_folder_and_events_are_no_messages() -> None:
+def test_snapshots_of_the_folder_and_events_are_no_messages():
     snapshot = item("ghost_snapshot", ghost_commit={"id": "a"})
     found = parse_transcript(lines(*rollout(), snapshot))
 
@@ -219,7 +219,7 @@ def test_snapshots_of_the_folder_and_events_are_no_messages() -> None:
     assert found.dropped["not a message"] == 6
 
 
-def test_an_edit_by_a_custom_tool_is_a_call_with_its_text() -> None:
+def test_an_edit_by_a_custom_tool_is_a_call_with_its_text():
     patch = "*** Begin Patch\n*** End Patch"
     found = parse_transcript(
         lines(
@@ -241,8 +241,6 @@ def test_an_edit_by_a_custom_tool_is_a_call_with_its_text() -> None:
         ({"type": "reasoning", "summary": "x"}, "line 2: str as summary, not a list"),
     ],
 )
-def test_an_item_of_another_shape_is_refused_with_its_line(
-    payload: dict[str, Any], told: str
-) -> None:
+def test_an_item_of_another_shape_is_refused_with_its_line(payload: dict[str, Any], told: str):
     with pytest.raises(TranscriptError, match=f"^transcript, {told}"):
         parse_transcript(lines(START, line("response_item", payload)))

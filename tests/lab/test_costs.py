@@ -30,11 +30,11 @@ def sent(
     return cache.request(messages, sums(messages, overhead), seconds)
 
 
-def test_the_first_request_is_written_to_the_cache() -> None:
+def test_the_first_request_is_written_to_the_cache():
     assert sent(PromptCache(), work(1)) == CacheUse(read=0, written=3000)
 
 
-def test_what_was_sent_before_is_read_and_what_is_new_is_written() -> None:
+def test_what_was_sent_before_is_read_and_what_is_new_is_written():
     cache = PromptCache()
     sent(cache, work(1))
 
@@ -42,14 +42,14 @@ def test_what_was_sent_before_is_read_and_what_is_new_is_written() -> None:
     assert sent(cache, work(2)) == CacheUse(read=5000, written=0)
 
 
-def test_an_equal_message_is_as_good_as_the_same() -> None:
+def test_an_equal_message_is_as_good_as_the_same():
     cache = PromptCache()
     sent(cache, work(1))
 
     assert sent(cache, [dict(message) for message in work(2)]).read == 3000  # type: ignore[misc]
 
 
-def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew() -> None:
+def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew():
     cache = PromptCache()
     sent(cache, work(2), overhead=1500)
 
@@ -58,14 +58,14 @@ def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew()
     )
 
 
-def test_a_system_prompt_below_the_minimum_is_in_no_entry() -> None:
+def test_a_system_prompt_below_the_minimum_is_in_no_entry():
     cache = PromptCache()
     sent(cache, work(2), overhead=20)
 
     assert sent(cache, [user("Other."), *work(2)[1:]], overhead=20).read == 0
 
 
-def test_a_rewrite_costs_what_stands_behind_it() -> None:
+def test_a_rewrite_costs_what_stands_behind_it():
     cache = PromptCache()
     history = work(3)
     for calls in range(4):
@@ -76,7 +76,7 @@ def test_a_rewrite_costs_what_stands_behind_it() -> None:
     assert sent(cache, changed) == CacheUse(read=3000, written=4000)
 
 
-def test_a_prefix_that_no_request_ended_with_is_in_no_entry() -> None:
+def test_a_prefix_that_no_request_ended_with_is_in_no_entry():
     cache = PromptCache()
     history = work(3)
     sent(cache, history)
@@ -84,7 +84,7 @@ def test_a_prefix_that_no_request_ended_with_is_in_no_entry() -> None:
     assert sent(cache, [*history[:4], user("changed")]) == CacheUse(read=0, written=5000)
 
 
-def test_a_mark_at_the_change_finds_the_entry_before_it() -> None:
+def test_a_mark_at_the_change_finds_the_entry_before_it():
     history, cache = work(20), PromptCache()
     for calls in range(21):
         sent(cache, history[: 1 + 2 * calls])
@@ -93,9 +93,7 @@ def test_a_mark_at_the_change_finds_the_entry_before_it() -> None:
 
 
 @pytest.mark.parametrize(("mark_behind", "read"), [(True, 6000), (False, 4000)])
-def test_the_next_change_finds_what_was_written_behind_the_last_one(
-    mark_behind: bool, read: int
-) -> None:
+def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind: bool, read: int):
     cache, history = PromptCache(CacheRules(mark_behind=mark_behind)), work(9)
     for calls in range(9):
         sent(cache, history[: 1 + 2 * calls])
@@ -109,14 +107,14 @@ def test_the_next_change_finds_what_was_written_behind_the_last_one(
 
 
 @pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 0)])
-def test_an_entry_is_looked_for_in_twenty_blocks(calls: int, read: int) -> None:
+def test_an_entry_is_looked_for_in_twenty_blocks(calls: int, read: int):
     cache = PromptCache()
     sent(cache, work(1))
 
     assert sent(cache, work(1 + calls)).read == read
 
 
-def test_an_entry_lives_five_minutes_after_its_last_use() -> None:
+def test_an_entry_lives_five_minutes_after_its_last_use():
     cache = PromptCache()
     sent(cache, work(1), 0)
     sent(cache, work(2), 299)
@@ -125,7 +123,7 @@ def test_an_entry_lives_five_minutes_after_its_last_use() -> None:
     assert sent(cache, work(4), 898) == CacheUse(read=0, written=9000)
 
 
-def test_a_prompt_below_the_minimum_is_neither_read_nor_written() -> None:
+def test_a_prompt_below_the_minimum_is_neither_read_nor_written():
     cache = PromptCache(CacheRules(min_tokens=4000))
 
     assert sent(cache, work(1)) == CacheUse(0, 0, fresh=3000)
@@ -135,7 +133,7 @@ def test_a_prompt_below_the_minimum_is_neither_read_nor_written() -> None:
 @pytest.mark.parametrize(("counts", "read"), [(True, 1500), (False, 4500)])
 def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only(
     counts: bool, read: int
-) -> None:
+):
     cache = PromptCache(CacheRules(by_settings=counts))
     cache.request(work(1), sums(work(1), 1500), settings="without images")
 
@@ -144,7 +142,7 @@ def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only
     assert use == CacheUse(read, 6500 - read)
 
 
-def test_to_peek_sends_nothing() -> None:
+def test_to_peek_sends_nothing():
     cache = PromptCache()
     sent(cache, work(1))
 
@@ -159,7 +157,7 @@ def test_to_peek_sends_nothing() -> None:
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3), st.integers(0, 400)), max_size=12))
 def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
     turns: list[tuple[int, int, int]],
-) -> None:
+):
     cache, before, now = PromptCache(), work(0), 0.0
     for calls, version, pause in turns:
         now += pause
@@ -177,7 +175,7 @@ def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
 # The bill -----------------------------------------------------------------------------------------
 
 
-def test_a_bill_adds_up_what_was_read_written_fresh_and_said() -> None:
+def test_a_bill_adds_up_what_was_read_written_fresh_and_said():
     requests = [
         Request(0, "reply", CacheUse(0, 1000, 200), 10),
         Request(1, "refetch", CacheUse(1000, 500), 20),
@@ -194,7 +192,7 @@ def test_a_bill_adds_up_what_was_read_written_fresh_and_said() -> None:
     assert found.hit_rate == pytest.approx(2500 / 4600)
 
 
-def test_above_a_cliff_the_whole_request_is_dearer() -> None:
+def test_above_a_cliff_the_whole_request_is_dearer():
     prices = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(1000, 2, 1.5),))
     below, above = (
         bill([Request(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001)
@@ -204,12 +202,12 @@ def test_above_a_cliff_the_whole_request_is_dearer() -> None:
     assert above.total == 2 * 1.25 * 1001 + 1.5 * 50
 
 
-def test_no_requests_cost_nothing() -> None:
+def test_no_requests_cost_nothing():
     assert bill([], Prices.relative()) == Bill()
     assert Bill().hit_rate == 0
 
 
-def test_bills_of_two_parts_are_the_bill_of_the_whole() -> None:
+def test_bills_of_two_parts_are_the_bill_of_the_whole():
     requests = [Request(i, "reply", CacheUse(i, 2 * i, i), i) for i in range(5)]
     prices = Prices.relative()
 

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(
     folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     assert demo.main([str(folder)]) == 0
 
     said = capsys.readouterr().out
@@ -38,7 +38,7 @@ def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(
 
 def test_its_requests_are_valid_and_its_history_is_whole(
     folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     demo.main([str(folder)])
 
     said = capsys.readouterr().out
@@ -48,7 +48,7 @@ def test_its_requests_are_valid_and_its_history_is_whole(
 
 def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(
     folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     demo.main([str(folder)])
 
     said = capsys.readouterr().out
@@ -57,18 +57,14 @@ def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(
     assert "line 2, offset 30: def handler_0_1(request): ..." in said
 
 
-def test_a_few_short_files_stay_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_few_short_files_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "a.md").write_text("short")
 
     assert demo.main([str(tmp_path)]) == 0
     assert "search_offloaded" not in capsys.readouterr().out
 
 
-def test_a_folder_without_text_is_a_misuse(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_text_is_a_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         demo.main([str(tmp_path)])
 

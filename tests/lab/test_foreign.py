@@ -22,7 +22,7 @@ def items(*values: dict[str, Any]) -> Items:
     return found
 
 
-def test_what_is_cut_is_forgotten_with_its_bill() -> None:
+def test_what_is_cut_is_forgotten_with_its_bill():
     found = items(ASKED, REPLY, ASKED, REPLY)
     for index in (1, 3):
         found.bill(index, USAGE, "m-1")
@@ -33,7 +33,7 @@ def test_what_is_cut_is_forgotten_with_its_bill() -> None:
     assert list(found.usages) == list(found.models) == [1]
 
 
-def test_bills_stay_when_the_whole_history_is_sent_again() -> None:
+def test_bills_stay_when_the_whole_history_is_sent_again():
     found = items()
     found.begin([ASKED], "line 1")
     found.add(ASKED)
@@ -51,7 +51,7 @@ def test_bills_stay_when_the_whole_history_is_sent_again() -> None:
     }
 
 
-def test_the_instructions_come_before_what_leading_items_say() -> None:
+def test_the_instructions_come_before_what_leading_items_say():
     found = items({"role": "system", "content": "Be brief."}, ASKED, REPLY)
 
     request = found.recording("OpenAI chat", {"instructions": "You code."}).request
@@ -61,7 +61,7 @@ def test_the_instructions_come_before_what_leading_items_say() -> None:
     ]
 
 
-def test_a_field_of_another_type_is_refused_with_its_place() -> None:
+def test_a_field_of_another_type_is_refused_with_its_place():
     assert valid_object({"id": None}, "line 1", id=str, name=str) == {"id": None}
     with pytest.raises(InvalidHistory, match="line 1: int as name, not text"):
         valid_object({"name": 7}, "line 1", id=str, name=str)

@@ -14,7 +14,7 @@ from ctxpipe.lab.records import Record
 LINES = '{"a": 1}\n\n{"b": "two"}\n'
 
 
-def test_an_object_over_several_lines_is_one_value() -> None:
+def test_an_object_over_several_lines_is_one_value():
     assert json_records(json.dumps({"a": [1, 2]}, indent=1), "x") == [
         Record("line 1", {"a": [1, 2]})
     ]
@@ -33,7 +33,7 @@ def test_an_object_over_several_lines_is_one_value() -> None:
         (b"PK\x03\x04\x14", " is a ZIP archive; unpack it first"),
     ],
 )
-def test_the_error_says_what_to_do_about_the_file(raw: bytes | str, advice: str) -> None:
+def test_the_error_says_what_to_do_about_the_file(raw: bytes | str, advice: str):
     content = raw if isinstance(raw, bytes) else raw.encode()
     with pytest.raises(TranscriptError) as caught:
         json_records(decode(content, "x.jsonl"), "x.jsonl")

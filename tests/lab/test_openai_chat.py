@@ -45,7 +45,7 @@ CHAT: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)]
 )
-def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str) -> None:
+def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str):
     found = parse_transcript(whole)
 
     assert found.format == "OpenAI chat"
@@ -71,7 +71,7 @@ def response(message: dict[str, Any], tokens: int) -> dict[str, Any]:
     }
 
 
-def test_requests_with_their_responses_are_one_conversation_with_all_bills() -> None:
+def test_requests_with_their_responses_are_one_conversation_with_all_bills():
     found = parse_transcript(
         lines(
             {"request": {"messages": CHAT[:2]}, "response": response(CHAT[2], 100)},
@@ -85,20 +85,20 @@ def test_requests_with_their_responses_are_one_conversation_with_all_bills() -> 
     assert {index: usage["input_tokens"] for index, usage in found.usages.items()} == {1: 40, 3: 90}
 
 
-def test_a_completion_without_its_request_is_refused_and_the_way_out_is_told() -> None:
+def test_a_completion_without_its_request_is_refused_and_the_way_out_is_told():
     with pytest.raises(
         TranscriptError, match=r"line 1: a completion without the request .* record"
     ):
         parse_transcript(json.dumps(response(CHAT[5], 150)))
 
 
-def test_a_second_conversation_in_a_file_is_refused_with_its_line() -> None:
+def test_a_second_conversation_in_a_file_is_refused_with_its_line():
     other = [{"role": "user", "content": "Hi."}, CHAT[5]]
     with pytest.raises(TranscriptError, match=r"line 2: .*; give each conversation a file of its"):
         parse_transcript(lines({"messages": CHAT}, {"messages": other}))
 
 
-def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
+def test_a_call_in_the_form_before_tools_finds_its_result():
     found = parse_transcript(
         lines(
             {"role": "user", "content": "Go."},
@@ -116,7 +116,7 @@ def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
     assert [result.content for result in tool_results(found.messages)] == ["7"]
 
 
-def test_a_picture_in_a_chat_stays_a_picture() -> None:
+def test_a_picture_in_a_chat_stays_a_picture():
     data = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
     link = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     asked = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, data, link]}
@@ -137,14 +137,12 @@ def test_a_picture_in_a_chat_stays_a_picture() -> None:
         ({"role": "user", "content": 7}, "line 2: int as content"),
     ],
 )
-def test_a_chat_of_another_shape_is_refused_with_its_line(
-    message: dict[str, Any], told: str
-) -> None:
+def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told: str):
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(lines(CHAT[3], message))
 
 
-def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text() -> None:
+def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text():
     sound = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
     found = parse_transcript(
         lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."})
@@ -153,6 +151,6 @@ def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text() -> None:
     assert "input_audio" in compact_json(found.messages[0])
 
 
-def test_a_role_that_no_chat_knows_is_refused_with_its_line() -> None:
+def test_a_role_that_no_chat_knows_is_refused_with_its_line():
     with pytest.raises(TranscriptError, match="line 2: the role 'judge'"):
         parse_transcript(lines(CHAT[2], {"role": "judge", "content": ""}))

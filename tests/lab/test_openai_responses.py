@@ -68,7 +68,7 @@ def pair(*values: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["a line each", "an array", "a request", "with its response", "in one object"],
 )
-def test_items_become_messages_with_calls_and_results_in_pairs(whole: str) -> None:
+def test_items_become_messages_with_calls_and_results_in_pairs(whole: str):
     found = parse_transcript(whole)
 
     assert found.format == "OpenAI responses"
@@ -78,34 +78,34 @@ def test_items_become_messages_with_calls_and_results_in_pairs(whole: str) -> No
     assert [result.content for result in tool_results(found.messages)] == ["21 degrees"]
 
 
-def test_messages_without_a_type_are_known_by_their_parts() -> None:
+def test_messages_without_a_type_are_known_by_their_parts():
     items = [{"role": item["role"], "content": item["content"]} for item in (QUESTION, ANSWER)]
 
     assert parse_transcript(json.dumps(items)).format == "OpenAI responses"
 
 
-def test_lines_between_the_items_that_are_none_are_left_out_and_counted() -> None:
+def test_lines_between_the_items_that_are_none_are_left_out_and_counted():
     found = parse_transcript(lines({"id": "1", "timestamp": "2025-05-01T00:00:00Z"}, *ITEMS))
 
     assert found.calls == 2
     assert found.dropped == {"not a message": 1}
 
 
-def test_the_request_tells_system_prompt_tools_and_model() -> None:
+def test_the_request_tells_system_prompt_tools_and_model():
     tool = {"type": "function", "name": "weather", "parameters": {}}
     found = parse_transcript(json.dumps(request(*ITEMS, tools=[tool])))
 
     assert (found.system, found.tools, found.model) == ("Be brief.", [tool], "gpt-5.2")
 
 
-def test_an_input_may_be_one_text() -> None:
+def test_an_input_may_be_one_text():
     asked = {"model": "gpt-5.2", "input": "How warm is it?"}
     found = parse_transcript(json.dumps(pair(asked, response(ANSWER))))
 
     assert found.messages[0] == {"role": "user", "content": "How warm is it?"}
 
 
-def test_a_response_tells_time_model_and_bill_of_its_reply() -> None:
+def test_a_response_tells_time_model_and_bill_of_its_reply():
     found = parse_transcript(json.dumps(pair(request(QUESTION), response(CALL))))
 
     assert found.seconds == {1: 1_767_261_600}
@@ -120,7 +120,7 @@ def test_a_response_tells_time_model_and_bill_of_its_reply() -> None:
     }
 
 
-def test_requests_that_send_the_whole_history_are_one_conversation_with_all_bills() -> None:
+def test_requests_that_send_the_whole_history_are_one_conversation_with_all_bills():
     found = parse_transcript(
         lines(
             pair(request(QUESTION), response(CALL)),
@@ -136,7 +136,7 @@ def test_requests_that_send_the_whole_history_are_one_conversation_with_all_bill
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_requests_that_send_only_what_is_new_follow_each_other(name: str) -> None:
+def test_requests_that_send_only_what_is_new_follow_each_other(name: str):
     found = parse_transcript(
         lines(
             pair(request(QUESTION), response(CALL)),
@@ -148,12 +148,12 @@ def test_requests_that_send_only_what_is_new_follow_each_other(name: str) -> Non
     assert list(found.usages) == [1, 3]
 
 
-def test_a_second_conversation_in_a_file_is_refused_with_its_line() -> None:
+def test_a_second_conversation_in_a_file_is_refused_with_its_line():
     with pytest.raises(TranscriptError, match=r"line 2: .*; give each conversation a file of its"):
         parse_transcript(lines(request(QUESTION, ANSWER), request(said("user", "Hi."), ANSWER)))
 
 
-def test_a_response_without_its_request_is_refused_and_the_way_out_is_told() -> None:
+def test_a_response_without_its_request_is_refused_and_the_way_out_is_told():
     with pytest.raises(TranscriptError, match=r"line 1: a response without the request .* record"):
         parse_transcript(json.dumps(response(ANSWER)))
 
@@ -166,8 +166,6 @@ def test_a_response_without_its_request_is_refused_and_the_way_out_is_told() -> 
         (pair(request(QUESTION), {"output": 7}), "line 1: int as output, not a list"),
     ],
 )
-def test_a_recording_of_another_shape_is_refused_with_its_line(
-    recorded: dict[str, Any], told: str
-) -> None:
+def test_a_recording_of_another_shape_is_refused_with_its_line(recorded: dict[str, Any], told: str):
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(json.dumps(recorded))

@@ -39,7 +39,7 @@ QUESTION = message("user", text("Look."))
 ANSWER = message("assistant", BEGIN, text("Done."), END)
 
 
-def test_each_reply_is_followed_by_the_results_of_its_calls() -> None:
+def test_each_reply_is_followed_by_the_results_of_its_calls():
     looking = message("assistant", BEGIN, call(1, output="one"), call(2, output="two"), END)
     found = parse_transcript(export(QUESTION, looking, ANSWER))
 
@@ -52,7 +52,7 @@ def test_each_reply_is_followed_by_the_results_of_its_calls() -> None:
     assert [result.content for result in tool_results(found.messages)] == ["one", "two"]
 
 
-def test_the_steps_of_one_reply_are_messages_of_their_own() -> None:
+def test_the_steps_of_one_reply_are_messages_of_their_own():
     both = message("assistant", BEGIN, call(1, output="one"), END, BEGIN, text("Done."), END)
     found = parse_transcript(export(QUESTION, both))
 
@@ -60,7 +60,7 @@ def test_the_steps_of_one_reply_are_messages_of_their_own() -> None:
     assert list(found.usages) == [1, 3]
 
 
-def test_a_step_tells_time_model_and_bill_of_its_reply() -> None:
+def test_a_step_tells_time_model_and_bill_of_its_reply():
     looking = message("assistant", BEGIN, call(1, output="one"), END)
     found = parse_transcript(export(QUESTION, looking, ANSWER))
 
@@ -74,7 +74,7 @@ def test_a_step_tells_time_model_and_bill_of_its_reply() -> None:
     }
 
 
-def test_a_call_that_failed_has_an_error_as_its_result() -> None:
+def test_a_call_that_failed_has_an_error_as_its_result():
     failed = call(1, status="error", error="no such file")
     found = parse_transcript(export(QUESTION, message("assistant", BEGIN, failed, END), ANSWER))
 
@@ -82,7 +82,7 @@ def test_a_call_that_failed_has_an_error_as_its_result() -> None:
     assert (result.content, result.is_error) == ("no such file", True)
 
 
-def test_a_call_that_was_cut_off_is_repaired_and_counted() -> None:
+def test_a_call_that_was_cut_off_is_repaired_and_counted():
     running = message("assistant", BEGIN, call(1, status="running"))
     found = parse_transcript(export(QUESTION, running, QUESTION, ANSWER))
 
@@ -90,7 +90,7 @@ def test_a_call_that_was_cut_off_is_repaired_and_counted() -> None:
     assert found.repaired
 
 
-def test_summaries_and_what_is_never_sent_are_left_out() -> None:
+def test_summaries_and_what_is_never_sent_are_left_out():
     summary = message("assistant", BEGIN, text("All is well."), END, summary=True)
     ignored = message("user", text("Look again."), text("a note", ignored=True))
     found = parse_transcript(export(QUESTION, ANSWER, summary, ignored, ANSWER))
@@ -100,7 +100,7 @@ def test_summaries_and_what_is_never_sent_are_left_out() -> None:
     assert found.dropped == {"summary of a compaction": 1, "not a message": 1}
 
 
-def test_pictures_and_thoughts_are_kept() -> None:
+def test_pictures_and_thoughts_are_kept():
     picture = {"type": "file", "mime": "image/png", "url": "data:image/png;base64,iVBO"}
     thinking = message("assistant", BEGIN, {"type": "reasoning", "text": "Hm."}, text("A cat."))
     found = parse_transcript(export(message("user", text("What?"), picture), thinking))
@@ -117,8 +117,6 @@ def test_pictures_and_thoughts_are_kept() -> None:
         ({"info": {}, "parts": [7]}, "message 1: a part is int, not an object"),
     ],
 )
-def test_a_message_of_another_shape_is_refused_with_its_place(
-    broken: dict[str, Any], told: str
-) -> None:
+def test_a_message_of_another_shape_is_refused_with_its_place(broken: dict[str, Any], told: str):
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(export(QUESTION, broken))

@@ -54,7 +54,7 @@ def pointing(key: str) -> list[Message]:
     )
 
 
-def test_a_reply_uses_what_was_said_before_it_and_nothing_else() -> None:
+def test_a_reply_uses_what_was_said_before_it_and_nothing_else():
     lab = Lab(HISTORY, HISTORY)
 
     assert lab.past.uses_of(assistant("I did read_this, start_here and never_seen.")) == [
@@ -63,18 +63,18 @@ def test_a_reply_uses_what_was_said_before_it_and_nothing_else() -> None:
     ]
 
 
-def test_what_stands_in_the_context_is_visible() -> None:
+def test_what_stands_in_the_context_is_visible():
     assert Lab(HISTORY, HISTORY).use("Iread_this") == Use(visible=0.5)
 
 
-def test_what_stands_in_a_file_whose_path_is_visible_is_one_hop_away() -> None:
+def test_what_stands_in_a_file_whose_path_is_visible_is_one_hop_away():
     files = {"s/t1.md": RESULT}
 
     assert Lab(HISTORY, pointing("s/t1.md"), files).use("Iread_this").pointer == 0.5
     assert Lab(HISTORY, HISTORY[:1], files).use("Iread_this").lost == 0.5
 
 
-def test_an_archive_is_a_file_of_messages() -> None:
+def test_an_archive_is_a_file_of_messages():
     lines = "a line of the result that somebody will want to quote"
     past = conversation(user("Go."), step("t1", result=f"first\n{lines}"))
 
@@ -85,14 +85,14 @@ def test_an_archive_is_a_file_of_messages() -> None:
     assert lab.use(f"L{lines}").pointer == 1
 
 
-def test_a_file_that_has_grown_since_holds_its_new_text_as_well() -> None:
+def test_a_file_that_has_grown_since_holds_its_new_text_as_well():
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
     lab.store.learn({"s/log.jsonl": "read_this\nmore_of_it\n"})
 
     assert lab.use("Iread_this", "Imore_of_it").pointer == 1
 
 
-def test_a_file_that_was_written_anew_no_longer_holds_what_it_held() -> None:
+def test_a_file_that_was_written_anew_no_longer_holds_what_it_held():
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
     lab.store.learn({"s/log.jsonl": "more_of_it\n"})
 
@@ -104,7 +104,7 @@ LINE = "def read_this(and_more): return 1"
 NOTE = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]\n1 bash look_there → 9 chars\n " + LINE
 
 
-def test_whatever_only_a_note_says_is_doubtful() -> None:
+def test_whatever_only_a_note_says_is_doubtful():
     past = conversation(user("Go."), step("t1", "bash", {"command": "look_there"}, LINE))
     lab = Lab(past, [user("Go."), user(NOTE)])
 
@@ -113,7 +113,7 @@ def test_whatever_only_a_note_says_is_doubtful() -> None:
     assert lab.use("Ilook_there").visible == 0.5
 
 
-def test_what_is_said_beside_a_chosen_line_is_beyond_doubt() -> None:
+def test_what_is_said_beside_a_chosen_line_is_beyond_doubt():
     past = conversation(user("Go."), step("t1", result=LINE))
     both = [user(NOTE), user("What is read_this?")]
     lab = Lab(past, both)
@@ -126,7 +126,7 @@ def test_what_is_said_beside_a_chosen_line_is_beyond_doubt() -> None:
     assert not lab.context.is_doubtful("Iand_more")
 
 
-def test_what_is_not_in_the_context_is_not_doubtful() -> None:
+def test_what_is_not_in_the_context_is_not_doubtful():
     past = conversation(user("Go."), step("t1", result=LINE))
     lab = Lab(past, [user(NOTE)])
     lab.context.update([user("Go on.")])
@@ -134,7 +134,7 @@ def test_what_is_not_in_the_context_is_not_doubtful() -> None:
     assert not lab.context.is_doubtful(f"L{LINE}")
 
 
-def test_what_is_doubtful_is_visible_all_the_same_and_strictly_missing() -> None:
+def test_what_is_doubtful_is_visible_all_the_same_and_strictly_missing():
     past = conversation(user("Go."), step("t1", result=LINE))
     lab = Lab(past, [user(NOTE)])
     places = lab.past, lab.context, lab.store
@@ -146,21 +146,21 @@ def test_what_is_doubtful_is_visible_all_the_same_and_strictly_missing() -> None
     assert (missing, missing_strictly) == ({}, {"Iread_this": 0.5})
 
 
-def test_what_a_visible_file_view_has_shown_can_be_looked_at_again() -> None:
+def test_what_a_visible_file_view_has_shown_can_be_looked_at_again():
     past = conversation(user("Go."), view("t1", "/src/app/main.py", RESULT))
 
     assert Lab(past, [user("We were in /src/app/main.py.")]).use("Iread_this") == Use(reread=0.5)
     assert Lab(past, [user("We were there.")]).use("Iread_this") == Use(lost=0.5)
 
 
-def test_what_is_missing_is_told_with_its_weight() -> None:
+def test_what_is_missing_is_told_with_its_weight():
     lab = Lab(HISTORY, HISTORY[:1])
     _, missing = use_of(["Iread_this", "Istart_here"], lab.past, lab.context, lab.store)
 
     assert missing == {"Iread_this": 0.5}
 
 
-def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote() -> None:
+def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote():
     past = conversation(
         user("Go."),
         step("t1", result="read_this here"),
@@ -174,7 +174,7 @@ def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote()
     ]
 
 
-def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once() -> None:
+def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once():
     past = [user("Go."), assistant("read_this then more_of_it"), user("Ok.")]
 
     roles = [
@@ -184,7 +184,7 @@ def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once() -> None
     assert roles == ["assistant"]
 
 
-def test_a_context_forgets_what_left_it_and_keeps_what_stays() -> None:
+def test_a_context_forgets_what_left_it_and_keeps_what_stays():
     lab = Lab(HISTORY, HISTORY)
     lab.context.update(HISTORY[:1])
 
@@ -192,14 +192,14 @@ def test_a_context_forgets_what_left_it_and_keeps_what_stays() -> None:
     assert "Istart_here" in lab.context
 
 
-def test_a_path_counts_as_long_as_one_placeholder_shows_it() -> None:
+def test_a_path_counts_as_long_as_one_placeholder_shows_it():
     lab = Lab([], pointing("s/t1.md") + pointing("s/t1.md"))
     assert lab.context.keys == {"s/t1.md"}
     lab.context.update([])
     assert lab.context.keys == set()
 
 
-def test_a_note_names_the_files_of_all_its_steps() -> None:
+def test_a_note_names_the_files_of_all_its_steps():
     note = user("[Earlier steps, shortened; whole in /x/s/s{1..3}.md]\n1 a\n2 b\n3 c")
     lab = Lab(HISTORY, [note], {"s/s2.md": RESULT})
 
@@ -207,11 +207,11 @@ def test_a_note_names_the_files_of_all_its_steps() -> None:
     assert lab.use("Iread_this") == Use(pointer=0.5)
 
 
-def test_paths_of_other_sessions_are_not_ours() -> None:
+def test_paths_of_other_sessions_are_not_ours():
     assert Lab([], pointing("other/t1.md")).context.keys == set()
 
 
-def test_blocks_of_one_message_are_sources_of_their_own() -> None:
+def test_blocks_of_one_message_are_sources_of_their_own():
     past = [
         user("Go."),
         assistant(tool_use("a"), tool_use("b")),
@@ -225,9 +225,7 @@ def test_blocks_of_one_message_are_sources_of_their_own() -> None:
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(2), histories(2))
-def test_a_context_kept_up_is_a_context_made_anew(
-    before: list[Message], after: list[Message]
-) -> None:
+def test_a_context_kept_up_is_a_context_made_anew(before: list[Message], after: list[Message]):
     kept, anew = Lab([], before), Lab([], [*before[:2], *after])
     kept.context.update([*before[:2], *after])
     index = AtomIndex()
@@ -237,7 +235,7 @@ def test_a_context_kept_up_is_a_context_made_anew(
             assert (atom in kept.context) == (atom in anew.context)
 
 
-def test_uses_add_up_and_nothing_used_is_full_recall() -> None:
+def test_uses_add_up_and_nothing_used_is_full_recall():
     both = Use(visible=3, pointer=1) + Use(reread=2, lost=2)
 
     assert both == Use(3, 1, 2, 2)
@@ -246,5 +244,5 @@ def test_uses_add_up_and_nothing_used_is_full_recall() -> None:
 
 
 @pytest.mark.parametrize("share", [Use(visible=1), Use(pointer=1), Use(reread=1), Use(lost=1)])
-def test_the_shares_stand_in_their_order(share: Use) -> None:
+def test_the_shares_stand_in_their_order(share: Use):
     assert 0 <= share.recall <= share.one_hop <= share.with_reread <= 1

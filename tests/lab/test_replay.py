@@ -92,7 +92,7 @@ class Seen:
 # As in life ---------------------------------------------------------------------------------------
 
 
-async def test_each_reply_is_one_call_with_all_that_was_said_before_it() -> None:
+async def test_each_reply_is_one_call_with_all_that_was_said_before_it():
     seen, history = Seen(), work(3)
 
     found = await replay(recorded(history), lambda _: ContextPipeline([seen]))
@@ -106,7 +106,7 @@ async def test_each_reply_is_one_call_with_all_that_was_said_before_it() -> None
 @given(histories(3, thoughts=False))
 async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_missed(
     history: list[Message],
-) -> None:
+):
     if not any(message["role"] == "assistant" for message in history):
         return
     transcript = recorded(history)
@@ -119,7 +119,7 @@ async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_miss
     assert found.use.recall == 1
 
 
-async def test_what_a_stage_replaced_stays_replaced() -> None:
+async def test_what_a_stage_replaced_stays_replaced():
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -131,7 +131,7 @@ async def test_what_a_stage_replaced_stays_replaced() -> None:
     assert found == [False, True, True, *[False] * 4]
 
 
-async def test_every_context_that_is_sent_is_valid() -> None:
+async def test_every_context_that_is_sent_is_valid():
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -142,7 +142,7 @@ async def test_every_context_that_is_sent_is_valid() -> None:
     assert all(not check(context) for context in seen.contexts)
 
 
-async def test_the_same_input_gives_the_same_replay() -> None:
+async def test_the_same_input_gives_the_same_replay():
     transcript = recorded(work(9, long=[0, 3, 5], last=f"Remember:\n{FACT}"))
     one, two = [await replay(transcript, Policy("coding")) for _ in range(2)]
 
@@ -150,7 +150,7 @@ async def test_the_same_input_gives_the_same_replay() -> None:
     assert one.use == two.use
 
 
-async def test_the_transcript_stays_as_it_was() -> None:
+async def test_the_transcript_stays_as_it_was():
     transcript = recorded(work(9, long=[0, 3]))
     before = compact_json(transcript.messages)
 
@@ -159,7 +159,7 @@ async def test_the_transcript_stays_as_it_was() -> None:
     assert compact_json(transcript.messages) == before
 
 
-async def test_only_what_stages_did_is_reported() -> None:
+async def test_only_what_stages_did_is_reported():
     found = await replay(recorded(work(6, long=[0])), offloading(), FREE)
     told = [(one.call, report.outcome) for one in found.steps for report in one.reports]
 
@@ -169,7 +169,7 @@ async def test_only_what_stages_did_is_reported() -> None:
 # Time ---------------------------------------------------------------------------------------------
 
 
-async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it_is_cold() -> None:
+async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it_is_cold():
     seen, history = Seen(), work(3, long=[0])
     times = {1: 0.0, 3: 10.0, 5: 311.0, 7: 320.0}
 
@@ -179,7 +179,7 @@ async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it
     assert [request.use.read > 0 for request in found.requests] == [False, False, False, True]
 
 
-async def test_without_times_the_cache_never_lapses_unless_the_agent_rests() -> None:
+async def test_without_times_the_cache_never_lapses_unless_the_agent_rests():
     transcript = recorded(work(6, long=[0]))
     awake, resting = [await replay(transcript, NONE, Settings(rest_every=n)) for n in (0, 3)]
 
@@ -188,7 +188,7 @@ async def test_without_times_the_cache_never_lapses_unless_the_agent_rests() -> 
     assert found == [True, False, True, True, False]
 
 
-async def test_the_rules_of_the_cache_are_the_replay_s() -> None:
+async def test_the_rules_of_the_cache_are_the_replay_s():
     transcript = recorded(work(3, long=[0]), seconds={1: 0.0, 3: 400.0})
 
     found = await replay(transcript, NONE, Settings(cache=CacheRules(ttl_seconds=3600)))
@@ -201,7 +201,7 @@ async def test_the_rules_of_the_cache_are_the_replay_s() -> None:
 )
 async def test_where_settings_count_the_first_image_makes_the_messages_new_to_the_cache(
     shown: list[Message],
-) -> None:
+):
     *before, _ = work(3, long=[0])
     history = conversation(*before, *shown, assistant("Ok."))
 
@@ -215,7 +215,7 @@ async def test_where_settings_count_the_first_image_makes_the_messages_new_to_th
 @pytest.mark.parametrize("counts", [True, False])
 async def test_where_settings_count_the_control_for_stale_thinking_does_so_too(
     counts: bool,
-) -> None:
+):
     _, *history = work(5, long=[0])
     history[4] = assistant(thinking(), tool_use("t2"))
 
@@ -241,7 +241,7 @@ async def refetching(
     return await replay(recorded(work(6, long=[0], last=last)), make, settings), seen
 
 
-async def test_what_a_reply_uses_and_the_context_does_not_show_is_read_back_first() -> None:
+async def test_what_a_reply_uses_and_the_context_does_not_show_is_read_back_first():
     found, seen = await refetching(f"Here it is:\n{FACT}")
     requests = [(request.call, request.purpose) for request in found.requests]
 
@@ -254,7 +254,7 @@ async def test_what_a_reply_uses_and_the_context_does_not_show_is_read_back_firs
     assert result.content == f"0 {LOG}"
 
 
-async def test_a_collapsed_step_is_read_back_from_its_file() -> None:
+async def test_a_collapsed_step_is_read_back_from_its_file():
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -276,7 +276,7 @@ async def test_a_collapsed_step_is_read_back_from_its_file() -> None:
     assert str(call.input["path"]).endswith("/s1.md")
 
 
-async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:
+async def test_where_nothing_points_to_it_the_call_is_made_again():
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -294,7 +294,7 @@ async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:
     assert (call.name, call.input) == ("grep", {"q": "x"})
 
 
-async def test_what_no_tool_has_said_is_asked_for_as_a_message() -> None:
+async def test_what_no_tool_has_said_is_asked_for_as_a_message():
     seen = Seen()
 
     def make(_: Workbench) -> ContextPipeline:
@@ -307,21 +307,21 @@ async def test_what_no_tool_has_said_is_asked_for_as_a_message() -> None:
     assert (call.name, call.input) == ("read_history", {"message": 2})
 
 
-async def test_without_refetching_the_reply_is_simply_made() -> None:
+async def test_without_refetching_the_reply_is_simply_made():
     found, _ = await refetching(f"Here it is:\n{FACT}", FREE)
 
     assert {request.purpose for request in found.requests} == {"reply"}
     assert found.use.pointer > 0
 
 
-async def test_a_mention_of_little_weight_is_not_worth_reading_back() -> None:
+async def test_a_mention_of_little_weight_is_not_worth_reading_back():
     found, _ = await refetching("It was vault_entry_4711.")
 
     assert {request.purpose for request in found.requests} == {"reply"}
     assert found.use.pointer == 0.5
 
 
-async def test_each_request_tells_what_it_would_use_with_all_four_marks() -> None:
+async def test_each_request_tells_what_it_would_use_with_all_four_marks():
     transcript = recorded(work(60, long=range(60)))
     two, four = [
         await replay(transcript, offloading(8), Settings(refetch=False, cache=rules))
@@ -332,7 +332,7 @@ async def test_each_request_tells_what_it_would_use_with_all_four_marks() -> Non
     assert sum(one.use.read for one in two.requests) < sum(one.use.read for one in four.requests)
 
 
-async def test_reading_back_costs() -> None:
+async def test_reading_back_costs():
     prices = Prices.relative()
     paid, _ = await refetching(f"Here it is:\n{FACT}")
     free, _ = await refetching(f"Here it is:\n{FACT}", FREE)
@@ -340,7 +340,7 @@ async def test_reading_back_costs() -> None:
     assert bill(paid.requests, prices).total > bill(free.requests, prices).total
 
 
-async def test_a_direct_offload_s_preview_counts_as_visible() -> None:
+async def test_a_direct_offload_s_preview_counts_as_visible():
     def make(bench: Workbench) -> ContextPipeline:
         return ContextPipeline([DirectOffload(bench.storage, preview=Preview(len(FACT) + 20, 0))])
 
@@ -352,7 +352,7 @@ async def test_a_direct_offload_s_preview_counts_as_visible() -> None:
 # Compaction ---------------------------------------------------------------------------------------
 
 
-async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
+async def test_a_summary_is_paid_for_as_if_a_model_had_written_it():
     def make(bench: Workbench) -> ContextPipeline:
         stage = Compact(
             ExtractiveSummarizer(),
@@ -371,7 +371,7 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
     assert summaries[0].use.read > 0
 
 
-async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one() -> None:
+async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one():
     class Billed:
         async def __call__(self, _messages: Sequence[Message], /) -> Summary:
             return Summary(
@@ -393,7 +393,7 @@ async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one() -> None:
     assert (summary.use, summary.output) == (CacheUse(600, 0, 300), 77)
 
 
-async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told() -> None:
+async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told():
     def make(bench: Workbench) -> ContextPipeline:
         stage = Compact(
             ExtractiveSummarizer(),
@@ -414,7 +414,7 @@ async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told
 # Odd conversations --------------------------------------------------------------------------------
 
 
-async def test_two_replies_in_a_row_are_two_calls() -> None:
+async def test_two_replies_in_a_row_are_two_calls():
     found = await replay(
         recorded([user("Go."), assistant("One."), assistant("Two."), user("Ok.")]), NONE
     )
@@ -422,7 +422,7 @@ async def test_two_replies_in_a_row_are_two_calls() -> None:
     assert [one.messages for one in found.steps] == [1, 2]
 
 
-async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_prompt() -> None:
+async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_prompt():
     bare = await replay(recorded(work(1)), NONE)
     full = await replay(recorded(work(1), system="Be brief. " * 50, tools=[{"name": "bash"}]), NONE)
     more = {
@@ -434,7 +434,7 @@ async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_promp
     assert more.pop() > 100
 
 
-async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm() -> None:
+async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm():
     history = conversation(
         user(PICTURE), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok.")
     )
@@ -451,7 +451,7 @@ def replayed(file: Path, make: PipelineMaker, settings: Settings | None = None) 
 @pytest.mark.shared
 def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_always_hits(
     shared: Path,
-) -> None:
+):
     file = shared / "transcripts" / "kimicli-fetchurl.jsonl"
     found, resting = replayed(file, NONE), replayed(file, NONE, Settings(rest_every=33))
 
@@ -465,7 +465,7 @@ def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_
 
 
 @pytest.mark.shared
-def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared: Path) -> None:
+def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared: Path):
     file = shared / "transcripts" / "kimicli-pr-checklist-sonnet46.jsonl"
     none, gated = replayed(file, NONE), replayed(file, Baseline("rent-or-buy"))
 

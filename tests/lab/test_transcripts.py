@@ -34,7 +34,7 @@ WORK: list[Message] = conversation(
 # The kinds ----------------------------------------------------------------------------------------
 
 
-def test_messages_may_stand_under_a_header_one_per_line() -> None:
+def test_messages_may_stand_under_a_header_one_per_line():
     found = parse_transcript(
         lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK)
     )
@@ -48,7 +48,7 @@ def test_messages_may_stand_under_a_header_one_per_line() -> None:
     assert found.tools is None
 
 
-def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request() -> None:
+def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request():
     request = {"model": "m-1", "system": "Be brief.", "tools": [{"name": "bash"}], "messages": WORK}
 
     for whole in (lines(*WORK), json.dumps(WORK), json.dumps(WORK, indent=2)):
@@ -62,7 +62,7 @@ def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request() -> No
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(2))
-def test_any_history_comes_back_as_it_was_written(history: list[Message]) -> None:
+def test_any_history_comes_back_as_it_was_written(history: list[Message]):
     if not any(message["role"] == "assistant" for message in history):
         return
     found = parse_transcript(lines({"type": "header"}, *history))
@@ -71,27 +71,27 @@ def test_any_history_comes_back_as_it_was_written(history: list[Message]) -> Non
     assert not found.repaired
 
 
-def test_blank_lines_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+def test_blank_lines_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path):
     file = tmp_path / "t.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + lines(*WORK).replace("\n", "\r\n\r\n").encode())
 
     assert read_transcript(file).messages == WORK
 
 
-def test_a_file_in_utf_16_with_its_mark_is_read(tmp_path: Path) -> None:
+def test_a_file_in_utf_16_with_its_mark_is_read(tmp_path: Path):
     file = tmp_path / "t.json"
     file.write_text(json.dumps(WORK), encoding="utf-16")
 
     assert read_transcript(file).messages == WORK
 
 
-def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*WORK).encode())))
 
     assert read_transcript("-").messages == WORK
 
 
-def test_a_reply_as_the_api_gave_it_tells_its_bill() -> None:
+def test_a_reply_as_the_api_gave_it_tells_its_bill():
     reply = {
         "type": "message",
         "role": "assistant",
@@ -108,7 +108,7 @@ def test_a_reply_as_the_api_gave_it_tells_its_bill() -> None:
 # What is broken -----------------------------------------------------------------------------------
 
 
-def test_broken_pairs_are_mended_and_counted() -> None:
+def test_broken_pairs_are_mended_and_counted():
     broken = conversation(user("Go."), step("t1"), user(tool_result("gone")), step("t2"))
     found = parse_transcript(lines(*broken))
 
@@ -180,7 +180,7 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
 )
 def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
     raw: bytes | str, told: str, tmp_path: Path
-) -> None:
+):
     assert told in error(raw, tmp_path)
 
 
@@ -317,7 +317,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("sound", "name"), list(zip(SOUND, FORMATS, strict=True)), ids=FORMATS)
-def test_each_format_is_told_by_its_content(sound: list[dict[str, Any]], name: str) -> None:
+def test_each_format_is_told_by_its_content(sound: list[dict[str, Any]], name: str):
     assert parse_transcript(lines(*sound)).format == name
 
 
@@ -326,7 +326,7 @@ def test_each_format_is_told_by_its_content(sound: list[dict[str, Any]], name: s
 )
 def test_whatever_stands_in_its_fields_a_file_is_read_or_refused_by_name(
     sound: list[dict[str, Any]], changes: list[tuple[int, Any]]
-) -> None:
+):
     broken = deepcopy(sound)
     for number, value in changes:
         places = list(nodes(broken))
@@ -347,31 +347,31 @@ def read_or_refused(whole: str) -> tuple[Transcript | None, str]:
         return None, str(error)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_told(tmp_path: Path):
     with pytest.raises(TranscriptError, match=r"missing\.jsonl: No such file"):
         read_transcript(tmp_path / "missing.jsonl")
 
 
-def test_a_standard_input_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standard_input_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", None)  # as Python does it for a process without one
 
     with pytest.raises(TranscriptError, match="standard input is closed"):
         read_transcript("-")
 
 
-def test_a_folder_is_no_transcript(tmp_path: Path) -> None:
+def test_a_folder_is_no_transcript(tmp_path: Path):
     with pytest.raises(TranscriptError, match="Is a directory"):
         read_transcript(tmp_path)
 
 
-def test_a_very_long_line_is_read(tmp_path: Path) -> None:
+def test_a_very_long_line_is_read(tmp_path: Path):
     file = tmp_path / "long.jsonl"
     file.write_text(lines(user("Go."), *step("t1", result="x" * 50_000_000)))
 
     assert len(str(next(tool_results(read_transcript(file).messages)).content)) == 50_000_000
 
 
-def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript() -> None:
+def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript():
     picture = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"},
@@ -385,7 +385,7 @@ def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript() -> N
 
 
 @pytest.mark.shared
-def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
+def test_every_shared_transcript_is_read_as_it_is(shared: Path):
     index = {
         entry["id"]: entry
         for entry in json.loads((shared / "transcripts" / "INDEX.json").read_text())
@@ -403,7 +403,7 @@ def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
         assert not check(transcript.messages)
 
 
-def test_a_message_that_had_to_be_repaired_keeps_its_bill() -> None:
+def test_a_message_that_had_to_be_repaired_keeps_its_bill():
     call = {"type": "tool_use", "id": "no.valid.id", "name": "ls", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "no.valid.id", "content": "x"}
     lines = [
@@ -418,7 +418,7 @@ def test_a_message_that_had_to_be_repaired_keeps_its_bill() -> None:
     assert transcript.usages == {1: {"input_tokens": 7}}
 
 
-def test_a_message_that_repair_has_put_in_gets_no_bill_of_another() -> None:
+def test_a_message_that_repair_has_put_in_gets_no_bill_of_another():
     orphan = {"type": "tool_result", "tool_use_id": "nobody", "content": "x"}
     lines = [
         {"role": "assistant", "content": "first", "usage": {"input_tokens": 3}},

@@ -31,20 +31,20 @@ def is_harmless(name: str) -> bool:
     "name",
     ["toolu_01AbC", "a", "0", "_x", "-x", "a.b-c_d", "A" * 120, "call_0", "con-1", "console"],
 )
-def test_a_clean_id_is_its_own_file_name(name: str) -> None:
+def test_a_clean_id_is_its_own_file_name(name: str):
     assert safe_name(name) == name
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_id_becomes_a_harmless_name(name: str) -> None:
+def test_a_hostile_id_becomes_a_harmless_name(name: str):
     assert is_harmless(safe_name(name))
 
 
-def test_hostile_ids_stay_different() -> None:
+def test_hostile_ids_stay_different():
     assert len({safe_name(name) for name in HOSTILE}) == len(HOSTILE)
 
 
-def test_an_id_that_had_to_be_changed_is_still_to_be_recognised() -> None:
+def test_an_id_that_had_to_be_changed_is_still_to_be_recognised():
     assert re.fullmatch(r"functions\.Bash-0-[0-9a-f]{8}", safe_name("functions.Bash:0"))
     assert re.fullmatch(r"id-con\.txt-[0-9a-f]{8}", safe_name("con.txt"))
     assert re.fullmatch(r"id-[0-9a-f]{8}", safe_name(""))
@@ -54,16 +54,16 @@ def test_an_id_that_had_to_be_changed_is_still_to_be_recognised() -> None:
     st.text(st.characters(), max_size=300)
     | st.from_regex(r"[A-Za-z0-9._/\\-]{0,130}", fullmatch=True)
 )
-def test_any_id_becomes_a_harmless_name(name: str) -> None:
+def test_any_id_becomes_a_harmless_name(name: str):
     assert is_harmless(safe_name(name))
 
 
 @given(st.lists(st.text(max_size=20) | st.text("./\\ab", max_size=6), unique=True, max_size=20))
-def test_different_ids_stay_different(names: list[str]) -> None:
+def test_different_ids_stay_different(names: list[str]):
     assert len({safe_name(name) for name in names}) == len(names)
 
 
-def test_a_name_is_the_same_in_any_process() -> None:
+def test_a_name_is_the_same_in_any_process():
     assert safe_name("a/b") == "a-b-c14cddc0"
 
 
@@ -83,7 +83,7 @@ def test_a_name_is_the_same_in_any_process() -> None:
         "tenant-alice-9bdbb017",
     ],
 )
-def test_a_plain_lower_case_session_id_is_its_own_folder(name: str) -> None:
+def test_a_plain_lower_case_session_id_is_its_own_folder(name: str):
     assert session_folder(name) == name
 
 
@@ -102,7 +102,7 @@ def test_a_plain_lower_case_session_id_is_its_own_folder(name: str) -> None:
         "com1.x",
     ],
 )
-def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name: str) -> None:
+def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name: str):
     folder = session_folder(name)
 
     assert is_harmless(folder)
@@ -112,7 +112,7 @@ def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name: str) -
 @pytest.mark.parametrize(
     "victim", ["tenant/alice", "Tenant-Alice", "con", "", "\ud83d", "x" * 500, "é"]
 )
-def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim: str) -> None:
+def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim: str):
     folders = [session_folder(victim)]
     for _ in range(3):
         folders.append(session_folder(folders[-1]))
@@ -135,7 +135,7 @@ def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim: str) 
         ("x" * 200, "x" * 201),
     ],
 )
-def test_session_ids_that_a_disk_may_take_for_one_have_two_folders(one: str, other: str) -> None:
+def test_session_ids_that_a_disk_may_take_for_one_have_two_folders(one: str, other: str):
     assert session_folder(one) != session_folder(other)
 
 
@@ -153,7 +153,7 @@ def session_ids(draw: st.DrawFn) -> str:
 @given(st.lists(session_ids(), unique=True, max_size=20))
 def test_different_sessions_have_different_folders_also_where_case_is_ignored(
     names: list[str],
-) -> None:
+):
     folders = [session_folder(name) for name in names]
 
     assert len({folder.casefold() for folder in folders}) == len(names)
@@ -163,12 +163,12 @@ def test_different_sessions_have_different_folders_also_where_case_is_ignored(
 # Suffixes -----------------------------------------------------------------------------------------
 
 
-def test_a_suffix_goes_before_the_extension() -> None:
+def test_a_suffix_goes_before_the_extension():
     assert with_suffix("a/b.md", "1") == "a/b-1.md"
     assert with_suffix("b.c.md", "x") == "b.c-x.md"
     assert with_suffix("b", "1") == "b-1"
 
 
-def test_a_text_that_cannot_be_encoded_has_a_hash_of_its_own() -> None:
+def test_a_text_that_cannot_be_encoded_has_a_hash_of_its_own():
     assert content_hash("\ud83d") != content_hash("\ud83e")
     assert re.fullmatch(r"[0-9a-f]{8}", content_hash("\ud83d"))

@@ -25,7 +25,7 @@ def written(note: Note, *lines: str) -> Message:
     return user("\n".join([note.heading, *(lines or (step_line(n, "ls", 3) for n in steps))]))
 
 
-def test_the_heading_says_where_the_steps_are_whole() -> None:
+def test_the_heading_says_where_the_steps_are_whole():
     assert NOTE.heading == (
         "[Earlier steps, shortened; whole in /home/me/.ctxpipe/job-42/s{12..40}.md]"
     )
@@ -39,7 +39,7 @@ def test_the_heading_says_where_the_steps_are_whole() -> None:
     st.integers(0, 30),
     st.sampled_from(["", "-0a1b2c3d"]),
 )
-def test_what_was_written_is_recognized(folder: str, first: int, more: int, suffix: str) -> None:
+def test_what_was_written_is_recognized(folder: str, first: int, more: int, suffix: str):
     note = Note(folder, first, first + more, suffix)
 
     assert note_of(written(note)) == note
@@ -62,11 +62,11 @@ def test_what_was_written_is_recognized(folder: str, first: int, more: int, suff
     ],
     ids=str,
 )
-def test_any_other_message_is_no_note(message: Message) -> None:
+def test_any_other_message_is_no_note(message: Message):
     assert note_of(message) is None
 
 
-def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed() -> None:
+def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed():
     assert step_line(12, "bash ls", 30) == "12 bash ls → 30 chars"
     assert step_line(13, "bash make", 7, failed=True) == "13 bash make → 7 chars failed"
     assert words_line("I look.") == "» I look."
@@ -83,16 +83,16 @@ def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed() -> N
         ("x → 3 chars", 0),
     ],
 )
-def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply: str, lines: int) -> None:
+def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply: str, lines: int):
     assert find_imitations(reply) == lines
 
 
-def test_searching_a_reply_for_imitated_lines_takes_linear_time() -> None:
+def test_searching_a_reply_for_imitated_lines_takes_linear_time():
     assert find_imitations("1 a " + "→ " * 100_000) == 0
     assert find_imitations("1 " * 100_000) == 0
 
 
-def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading() -> None:
+def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading():
     quoted = f"It said {Note('/f/', 3, 4, '-0a1b2c3d').heading!r} and {Note('', 9, 9).heading}"
 
     assert step_names_in(quoted) == ["s3-0a1b2c3d.md", "s4-0a1b2c3d.md", "s9.md"]

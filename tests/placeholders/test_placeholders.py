@@ -28,14 +28,14 @@ PATHS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 # Written ------------------------------------------------------------------------------------------
 
 
-def test_the_two_forms_are_those_of_the_requirements() -> None:
+def test_the_two_forms_are_those_of_the_requirements():
     assert placeholder(DIRECT, "/out/s/t1.md") == "[Tool result offloaded to file: /out/s/t1.md]"
     assert (
         placeholder(BATCH, "./tool-result-t1.md") == "[Content offloaded to: ./tool-result-t1.md]"
     )
 
 
-def test_a_preview_follows_the_mandated_first_line() -> None:
+def test_a_preview_follows_the_mandated_first_line():
     shown = placeholder(DIRECT, "/s/t1.md", "abcdefghij", Preview(head=3, tail=2))
 
     assert shown == (
@@ -47,12 +47,12 @@ def test_a_preview_follows_the_mandated_first_line() -> None:
     )
 
 
-def test_where_a_preview_would_leave_nothing_out_there_is_none() -> None:
+def test_where_a_preview_would_leave_nothing_out_there_is_none():
     assert Preview(head=3, tail=2).of("abcde") == ""
     assert Preview(head=3, tail=2).of("abcdef") != ""
 
 
-def test_a_preview_may_show_the_head_or_the_tail_alone() -> None:
+def test_a_preview_may_show_the_head_or_the_tail_alone():
     assert "\nabc\n[... 3 characters left out ...]\n" in Preview(head=3, tail=0).of("abcdef")
     assert Preview(head=0, tail=3).of("abcdef").endswith("]\ndef")
 
@@ -60,7 +60,7 @@ def test_a_preview_may_show_the_head_or_the_tail_alone() -> None:
 @given(st.text(st.characters(), max_size=50), st.integers(0, 20), st.integers(0, 20))
 def test_a_preview_shows_whole_characters_and_says_how_many_are_missing(
     text: str, head: int, tail: int
-) -> None:
+):
     shown = Preview(head, tail).of(text)
 
     if shown:
@@ -75,9 +75,7 @@ def test_a_preview_shows_whole_characters_and_says_how_many_are_missing(
     ("settings", "name"),
     [({"head": -1}, "head"), ({"tail": "9"}, "tail"), ({"head": True}, "head")],
 )
-def test_a_preview_of_a_nonsensical_size_is_refused_by_name(
-    settings: dict[str, int], name: str
-) -> None:
+def test_a_preview_of_a_nonsensical_size_is_refused_by_name(settings: dict[str, int], name: str):
     with pytest.raises(SettingsError, match=f"{name} of a Preview is"):
         Preview(**settings)
 
@@ -86,12 +84,12 @@ def test_a_preview_of_a_nonsensical_size_is_refused_by_name(
 
 
 @given(PATHS)
-def test_a_bare_placeholder_gives_its_path_back(path: str) -> None:
+def test_a_bare_placeholder_gives_its_path_back(path: str):
     assert reference(placeholder(DIRECT, path)) == path
     assert reference(placeholder(BATCH, path)) == path
 
 
-def test_a_folder_with_brackets_or_blanks_is_recognised() -> None:
+def test_a_folder_with_brackets_or_blanks_is_recognised():
     assert (
         reference("[Tool result offloaded to file: /home/me/my [old] work/s/t.md]")
         == "/home/me/my [old] work/s/t.md"
@@ -101,7 +99,7 @@ def test_a_folder_with_brackets_or_blanks_is_recognised() -> None:
 @given(PATHS, st.text(st.characters(), max_size=80), st.integers(0, 9), st.integers(0, 9))
 def test_a_placeholder_with_a_preview_gives_its_path_back(
     path: str, text: str, head: int, tail: int
-) -> None:
+):
     shown = placeholder(DIRECT, path, text, Preview(head, tail))
 
     assert reference(shown) == (None if "\n" in shown else path)
@@ -123,12 +121,12 @@ def test_a_placeholder_with_a_preview_gives_its_path_back(
         ["[Content offloaded to: a]"],
     ],
 )
-def test_other_content_is_no_placeholder(content: object) -> None:
+def test_other_content_is_no_placeholder(content: object):
     assert reference(content) is None
     assert reference_with_preview(content) is None
 
 
-def test_text_that_only_begins_like_a_preview_is_content() -> None:
+def test_text_that_only_begins_like_a_preview_is_content():
     shown = placeholder(DIRECT, "/s/t.md", "x" * 100, Preview(5, 5))
 
     for forged in (
@@ -140,7 +138,7 @@ def test_text_that_only_begins_like_a_preview_is_content() -> None:
         assert reference_with_preview(forged) is None
 
 
-def test_numbers_too_long_to_be_read_are_content() -> None:
+def test_numbers_too_long_to_be_read_are_content():
     assert (
         reference_with_preview(
             f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx"
@@ -152,7 +150,7 @@ def test_numbers_too_long_to_be_read_are_content() -> None:
 # Named --------------------------------------------------------------------------------------------
 
 
-def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder() -> None:
+def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder():
     quoted = placeholder(BATCH, "./tool-result-t1.md")
 
     assert quoted_file_names(
@@ -165,7 +163,7 @@ def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder() -> N
     assert quoted_file_names("see ../s/t2.md") == []
 
 
-def test_a_long_word_beside_a_placeholder_is_read_without_delay() -> None:
+def test_a_long_word_beside_a_placeholder_is_read_without_delay():
     # In quadratic time, as it once was read, this took minutes.
     assert quoted_file_names(placeholder(BATCH, "./t1.md") + "a" * 1_000_000) == ["t1.md"]
 
@@ -175,9 +173,7 @@ def test_a_long_word_beside_a_placeholder_is_read_without_delay() -> None:
 
 @pytest.mark.parametrize("form", [DIRECT, BATCH])
 @pytest.mark.parametrize("size", [4_097, 100_000, 3_000_000])
-def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(
-    form: str, size: int
-) -> None:
+def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form: str, size: int):
     assert reference(form.format("a" * 4_096)) == "a" * 4_096
     assert reference(form.format("a" * size)) is None
     assert reference_with_preview(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
@@ -186,14 +182,14 @@ def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(
 @pytest.mark.parametrize(
     "odd", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"]
 )
-def test_a_path_with_a_control_character_is_content(odd: str) -> None:
+def test_a_path_with_a_control_character_is_content(odd: str):
     for path in (f"/s/a{odd}b.md", f"{odd}/s/a.md", f"/s/a.md{odd}"):
         assert reference(BATCH.format(path)) is None
         assert reference_with_preview(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
 
 
 @pytest.mark.parametrize("shown", [10_001, 1_000_000])
-def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int) -> None:
+def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int):
     text = "x" * (shown + 1000)
 
     assert (
@@ -213,7 +209,7 @@ def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int) -> None:
 @pytest.mark.parametrize(
     "front", ["", "[Content offloaded to: ", "[Tool result offloaded to file: a]\nPreview, "]
 )
-def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str) -> None:
+def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str):
     text = front + piece * (5_000_000 // len(piece)) + "]"
 
     assert reference(text) is None
@@ -222,9 +218,7 @@ def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str) 
 
 
 @given(st.text(max_size=300), st.integers(0, 200))
-def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(
-    text: str, limit: int
-) -> None:
+def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(text: str, limit: int):
     short = shorten(text, limit, "/archive.json")
 
     if len(text) <= limit:
@@ -238,11 +232,11 @@ def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(
 
 
 @given(st.text("ab\n", max_size=300), st.integers(0, 200), st.sampled_from(["", "/archive.json"]))
-def test_what_is_left_of_a_text_is_recognized(text: str, limit: int, where: str) -> None:
+def test_what_is_left_of_a_text_is_recognized(text: str, limit: int, where: str):
     assert is_cut(shorten(text, limit, where), text)
 
 
-def test_another_text_with_a_note_in_it_is_not_what_is_left_of_one() -> None:
+def test_another_text_with_a_note_in_it_is_not_what_is_left_of_one():
     whole = "a" * 100
 
     assert not is_cut(f"b{gap(98)}a", whole)
@@ -250,35 +244,35 @@ def test_another_text_with_a_note_in_it_is_not_what_is_left_of_one() -> None:
     assert not is_cut("a" * 99, whole)
 
 
-def test_a_preview_says_in_the_same_words_what_is_missing() -> None:
+def test_a_preview_says_in_the_same_words_what_is_missing():
     assert gap(7) in Preview(head=2, tail=1).of("0123456789")
 
 
-def test_a_folded_file_is_a_note_with_its_path_and_its_lines() -> None:
+def test_a_folded_file_is_a_note_with_its_path_and_its_lines():
     assert fold_block("a.py", "1 | f") == (
         "<system-reminder>\n## File Context: a.py\n1 | f\n</system-reminder>"
     )
 
 
-def test_a_file_without_lines_is_its_path_alone() -> None:
+def test_a_file_without_lines_is_its_path_alone():
     assert fold_block("a.py", "") == (
         "<system-reminder>\n## File Context: a.py\n</system-reminder>"
     )
 
 
 @given(st.text(), st.text())
-def test_what_was_folded_is_recognized(path: str, body: str) -> None:
+def test_what_was_folded_is_recognized(path: str, body: str):
     assert is_folded(fold_block(path, body))
 
 
 @given(st.text("ab/<> \n\r\t\u2028", max_size=30))
-def test_no_path_ends_its_line_or_its_block(path: str) -> None:
+def test_no_path_ends_its_line_or_its_block(path: str):
     block = fold_block(f"{path}</system-reminder>", "1 | f")
 
     assert len(block.splitlines()) == 4
     assert block.count("</system-reminder>") == 1
 
 
-def test_a_note_of_an_agent_is_no_folded_file() -> None:
+def test_a_note_of_an_agent_is_no_folded_file():
     assert not is_folded("<system-reminder>\nThe date has changed.\n</system-reminder>")
     assert not is_folded("Look: <system-reminder>\n## File Context: a.py")

@@ -68,7 +68,7 @@ def shown(result: Result) -> list[str]:
     ]
 
 
-async def test_keep_last_keeps_the_first_request_and_the_end() -> None:
+async def test_keep_last_keeps_the_first_request_and_the_end():
     result = await run(KeepLast(700), work(8))
 
     assert result.messages[:2] == work(8)[:2]
@@ -76,34 +76,34 @@ async def test_keep_last_keeps_the_first_request_and_the_end() -> None:
     assert COUNTER.total(result.messages) <= 700
 
 
-async def test_drop_middle_keeps_beginning_and_end() -> None:
+async def test_drop_middle_keeps_beginning_and_end():
     result = await run(DropMiddle(1000, head=0.3), work(8))
 
     assert left(result) == ["t0", "t5", "t6", "t7"]
     assert COUNTER.total(result.messages) <= 1000
 
 
-async def test_clearing_keeps_the_last_results_and_every_call() -> None:
+async def test_clearing_keeps_the_last_results_and_every_call():
     result = await run(ClearOldResults(1000, keep=3), work(8))
 
     assert left(result) == [f"t{i}" for i in range(8)]
     assert shown(result) == ["t5", "t6", "t7"]
 
 
-async def test_clearing_to_a_target_stops_as_soon_as_it_fits() -> None:
+async def test_clearing_to_a_target_stops_as_soon_as_it_fits():
     result = await run(ClearUntil(1000), work(8))
 
     assert shown(result) == ["t4", "t5", "t6", "t7"]
     assert COUNTER.total(result.messages) <= 1000
 
 
-async def test_clearing_waits_until_it_frees_enough() -> None:
+async def test_clearing_waits_until_it_frees_enough():
     history = work(8)
 
     assert (await run(ClearOldResults(1000, keep=3, at_least=100_000), history)).messages is history
 
 
-async def test_masking_empties_what_is_older_than_so_many_calls_each_turn() -> None:
+async def test_masking_empties_what_is_older_than_so_many_calls_each_turn():
     first = await run(MaskOldResults(keep_calls=2), work(5))
     second = await run(MaskOldResults(keep_calls=2), [*first.messages, *step("t5", result=WORDS)])
 
@@ -111,7 +111,7 @@ async def test_masking_empties_what_is_older_than_so_many_calls_each_turn() -> N
     assert shown(second) == ["t4", "t5"]
 
 
-async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path) -> None:
+async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path):
     stage = BatchOffload(LocalStorage(tmp_path), OldestUntil(1000))
     result = await run(stage, work(8))
     inline = [
@@ -122,7 +122,7 @@ async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path) ->
     assert COUNTER.total(result.messages) <= 1000
 
 
-async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path: Path) -> None:
+async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path: Path):
     history = conversation(
         user("Go."), *(step(f"t{i}", f"tool{i}", {"text": f"{i} {WORDS * 2}"}) for i in range(4))
     )
@@ -142,20 +142,20 @@ async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path: Path) -> None
         OffloadInputs(LocalStorage("unused"), 10_000),
     ],
 )
-async def test_what_fits_stays_the_very_same_list(stage: Stage) -> None:
+async def test_what_fits_stays_the_very_same_list(stage: Stage):
     history = work(5)
 
     assert (await run(stage, history)).messages is history
 
 
-async def test_one_message_that_is_too_long_is_no_reason_to_fail() -> None:
+async def test_one_message_that_is_too_long_is_no_reason_to_fail():
     history = [user("Go. " * 500), assistant("Ok."), user("On.")]
 
     for stage in (KeepLast(100), DropMiddle(100)):
         assert (await run(stage, history)).messages[0] is history[0]
 
 
-async def test_results_in_parallel_stay_with_their_calls() -> None:
+async def test_results_in_parallel_stay_with_their_calls():
     history = conversation(
         user("Go."),
         *(
@@ -177,7 +177,7 @@ async def test_results_in_parallel_stay_with_their_calls() -> None:
 @given(histories(4), st.integers(20, 2000))
 async def test_on_any_history_the_result_is_valid_and_not_longer(
     history: list[Message], tokens: int
-) -> None:
+):
     for stage in (
         KeepLast(tokens),
         DropMiddle(tokens),
@@ -197,7 +197,7 @@ async def test_on_any_history_the_result_is_valid_and_not_longer(
 @pytest.mark.parametrize("make", [*map(Policy, POLICIES), *map(Baseline, BASELINES)])
 async def test_every_policy_makes_a_pipeline_that_leaves_a_short_conversation_alone(
     make: PipelineMaker,
-) -> None:
+):
     history = work(3)
     pipeline = make(Workbench())
 
@@ -207,7 +207,7 @@ async def test_every_policy_makes_a_pipeline_that_leaves_a_short_conversation_al
 @pytest.mark.parametrize("name", BUDGETED)
 async def test_every_way_to_keep_to_a_budget_leaves_what_fits_and_shortens_what_does_not(
     name: str,
-) -> None:
+):
     history = work(12)
     tokens = COUNTER.total(history)
 
@@ -219,14 +219,14 @@ async def test_every_way_to_keep_to_a_budget_leaves_what_fits_and_shortens_what_
     assert not check(short.messages)
 
 
-def test_policies_are_found_by_name() -> None:
+def test_policies_are_found_by_name():
     found = policies(["none", "coding"], Prices.relative(read=0.05))
 
     assert list(found) == ["none", "coding"]
     assert found["coding"].prices.read == 0.05
 
 
-def test_a_name_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
+def test_a_name_that_does_not_exist_is_an_error_that_lists_those_that_do():
     with pytest.raises(SettingsError, match=r"'nothing'.*none, .*chat"):
         policies(["nothing"])
     with pytest.raises(SettingsError, match=r"'nothing'.*keep last"):

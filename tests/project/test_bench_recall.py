@@ -52,7 +52,7 @@ def cut_at(transcript: Transcript, call: int) -> Cut:
 # What is used later -------------------------------------------------------------------------------
 
 
-def test_a_future_reference_is_what_a_later_reply_says_and_the_history_has_said() -> None:
+def test_a_future_reference_is_what_a_later_reply_says_and_the_history_has_said():
     cut = cut_at(talk(4, f"I know:\n{fact(0)}", "Nothing else."), 4)
 
     assert f"L{fact(0)}" in cut.future
@@ -60,14 +60,14 @@ def test_a_future_reference_is_what_a_later_reply_says_and_the_history_has_said(
     assert cut.history == talk(4, "x").messages[:9]
 
 
-def test_what_something_newer_has_said_again_is_no_use_of_the_history() -> None:
+def test_what_something_newer_has_said_again_is_no_use_of_the_history():
     transcript = talk(3, "One moment.", f"I know:\n{fact(0)}")
     transcript.messages[8] = user(f"log:\n{fact(0)}")
 
     assert not [atom for atom in cut_at(transcript, 3).future if "1000" in atom]
 
 
-def test_each_thing_is_used_once() -> None:
+def test_each_thing_is_used_once():
     once = cut_at(talk(3, fact(0)), 3)
     twice = cut_at(talk(3, fact(0), fact(0)), 3)
 
@@ -75,7 +75,7 @@ def test_each_thing_is_used_once() -> None:
     assert once.weight == twice.weight > 1
 
 
-def test_a_conversation_is_cut_where_enough_lies_before_and_behind() -> None:
+def test_a_conversation_is_cut_where_enough_lies_before_and_behind():
     transcript = talk(8, *[f"I know:\n{fact(i)}" for i in range(6)], "Done.")
 
     assert [cut.call for cut in cuts(transcript, min_tokens=500, min_weight=1)] == [5, 8]
@@ -87,7 +87,7 @@ def test_a_conversation_is_cut_where_enough_lies_before_and_behind() -> None:
 # What is left of it -------------------------------------------------------------------------------
 
 
-async def test_the_full_context_has_recall_one() -> None:
+async def test_the_full_context_has_recall_one():
     cut = cut_at(talk(4, fact(0), fact(3)), 4)
     found = await run_pipeline(cut, Policy("none"))
 
@@ -95,7 +95,7 @@ async def test_the_full_context_has_recall_one() -> None:
     assert found.tokens == cut.tokens
 
 
-async def test_what_was_dropped_is_lost_and_what_stays_is_visible() -> None:
+async def test_what_was_dropped_is_lost_and_what_stays_is_visible():
     cut = cut_at(talk(8, fact(0), fact(7)), 8)
     found = await run_pipeline(cut, BudgetedPolicy("keep last", cut.tokens // 2))
 
@@ -105,7 +105,7 @@ async def test_what_was_dropped_is_lost_and_what_stays_is_visible() -> None:
     assert found.use.total == cut.weight
 
 
-async def test_what_was_offloaded_is_one_reading_call_away() -> None:
+async def test_what_was_offloaded_is_one_reading_call_away():
     cut = cut_at(talk(8, fact(0), fact(7)), 8)
     found = await run_pipeline(cut, BudgetedPolicy("offload oldest", cut.tokens // 2))
 
@@ -113,7 +113,7 @@ async def test_what_was_offloaded_is_one_reading_call_away() -> None:
     assert found.use.one_hop == 1
 
 
-async def test_measuring_changes_nothing_of_the_history() -> None:
+async def test_measuring_changes_nothing_of_the_history():
     cut = cut_at(talk(8, fact(0)), 8)
     before = compact_json(cut.history)
     await run_pipeline(cut, BudgetedPolicy("clear old results", cut.tokens // 2))
@@ -121,7 +121,7 @@ async def test_measuring_changes_nothing_of_the_history() -> None:
     assert compact_json(cut.history) == before
 
 
-def test_means_give_each_context_the_same_say() -> None:
+def test_means_give_each_context_the_same_say():
     scored = [Scored(100, Use(visible=1)), Scored(300, Use(pointer=30, lost=10))]
     found = mean_recall(scored)
 
@@ -132,7 +132,7 @@ def test_means_give_each_context_the_same_say() -> None:
 # Bounds -------------------------------------------------------------------------------------------
 
 
-def test_one_who_knows_the_future_keeps_the_blocks_that_are_used() -> None:
+def test_one_who_knows_the_future_keeps_the_blocks_that_are_used():
     cut = cut_at(talk(8, fact(2), fact(6)), 8)
     block = COUNTER.text(f"log:\n{fact(2)}\n{FILLER}")
 
@@ -141,7 +141,7 @@ def test_one_who_knows_the_future_keeps_the_blocks_that_are_used() -> None:
     assert oracle_blocks(cut, block - 1).use.visible == 0
 
 
-def test_pointers_add_what_they_lead_to() -> None:
+def test_pointers_add_what_they_lead_to():
     cut = cut_at(talk(8, fact(2), fact(6)), 8)
     found = oracle_pointers(cut, 8 * 30)
 
@@ -149,7 +149,7 @@ def test_pointers_add_what_they_lead_to() -> None:
     assert found.use.one_hop == 1
 
 
-def test_lines_need_less_than_blocks_and_strings_less_than_lines() -> None:
+def test_lines_need_less_than_blocks_and_strings_less_than_lines():
     cut = cut_at(talk(8, fact(2), f"I know room_of_{'g'}."), 8)
 
     everything = [oracle(cut, cut.tokens) for oracle in (oracle_blocks, oracle_lines, oracle_atoms)]
@@ -162,7 +162,7 @@ def test_lines_need_less_than_blocks_and_strings_less_than_lines() -> None:
 @given(st.sets(st.integers(0, 7), min_size=1), st.integers(0, 3000))
 def test_no_bound_is_above_its_room_and_with_all_the_room_nothing_is_missing(
     used: set[int], room: int
-) -> None:
+):
     cut = cut_at(talk(8, *map(fact, sorted(used))), 8)
 
     for name, oracle in ORACLES.items():
@@ -173,7 +173,7 @@ def test_no_bound_is_above_its_room_and_with_all_the_room_nothing_is_missing(
 
 
 @pytest.mark.shared
-def test_on_a_real_session_policies_stand_in_their_order(shared: Path) -> None:
+def test_on_a_real_session_policies_stand_in_their_order(shared: Path):
     transcript = read_transcript(shared / "transcripts" / "kimicli-gen-check.jsonl")
     found: dict[str, list[Scored]] = {"keep last": [], "offload oldest": [], "oracle": []}
     for cut in cuts(transcript, index=AtomIndex()):

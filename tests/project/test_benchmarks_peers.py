@@ -151,20 +151,20 @@ def thoughtful_reply() -> Message:
         ([], False),
     ],
 )
-def test_a_request_is_judged_by_the_rules_of_the_api(wire: list[Any], sound: bool) -> None:
+def test_a_request_is_judged_by_the_rules_of_the_api(wire: list[Any], sound: bool):
     assert (not refused(wire)) is sound
 
 
-def test_a_fact_that_the_summarizer_was_not_shown_counts_against_it() -> None:
+def test_a_fact_that_the_summarizer_was_not_shown_counts_against_it():
     assert seen(["alpha", "beta", "gamma"], ["it told of alpha"], chat(1)) == pytest.approx(1 / 3)
 
 
-def test_a_fact_that_still_stands_in_the_context_does_not_count() -> None:
+def test_a_fact_that_still_stands_in_the_context_does_not_count():
     assert seen(["alpha", "beta"], ["it told of alpha"], [user("beta")]) == 1.0
     assert seen(["beta"], [], [user("beta")]) is None
 
 
-def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown() -> None:
+def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown():
     transcript = session()
     cut = Cut(transcript, transcript.calls - 1, AtomIndex(), as_counter(None))
     files = {"store/t1.md": f"{PLACE} keeps maximum_blade_pitch"}
@@ -177,7 +177,7 @@ def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown()
     assert shown.tokens < 0.01
 
 
-def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer() -> None:
+def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer():
     row = Row("a turn", "ms")
     row.cells = {
         OURS: Spread((0.002, 0.001)),
@@ -192,7 +192,7 @@ def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer() 
     assert table(row).endswith("| gone | failed: x | – |")
 
 
-def test_a_peer_that_keeps_less_stands_apart_and_does_not_win() -> None:
+def test_a_peer_that_keeps_less_stands_apart_and_does_not_win():
     row = Row("a turn", "ms", remark="originals afterwards")
     row.cells = {OURS: Spread((0.004,)), "same": Spread((0.002,)), "less": Spread((0.001,))}
     row.remarks = {OURS: SAME, "same": SAME, "less": "nowhere"}
@@ -204,7 +204,7 @@ def test_a_peer_that_keeps_less_stands_apart_and_does_not_win() -> None:
     assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
 
 
-def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_beside() -> None:
+def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_beside():
     row = Row("a turn", "ms", remark="originals afterwards")
     row.cells = {
         OURS: Spread((0.004,)),
@@ -224,7 +224,7 @@ def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_b
     ]
 
 
-def test_thinking_is_judged_against_what_was_sent_before_it() -> None:
+def test_thinking_is_judged_against_what_was_sent_before_it():
     sent = [user("Go.")]
     reply = signed(sent, thoughtful_reply())
     kept, changed = [*sent, reply, user("On.")], [user("Go!"), reply, user("On.")]
@@ -240,7 +240,7 @@ def test_thinking_is_judged_against_what_was_sent_before_it() -> None:
 @pytest.mark.parametrize("name", ["thinking", "extra_body"])
 def test_a_request_that_asks_for_broken_thinking_to_be_dropped_is_accepted(
     name: str, header: dict[str, Any]
-) -> None:
+):
     drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
     options = {"thinking": drop} if name == "thinking" else {"extra_body": {"thinking": drop}}
     changed = [user("Go!"), signed([user("Go.")], thoughtful_reply()), user("On.")]
@@ -249,7 +249,7 @@ def test_a_request_that_asks_for_broken_thinking_to_be_dropped_is_accepted(
     assert "beta header" in unbound(changed, options)[0]
 
 
-def test_a_cache_mark_or_another_way_to_write_a_text_does_not_make_a_request_another_one() -> None:
+def test_a_cache_mark_or_another_way_to_write_a_text_does_not_make_a_request_another_one():
     marked = {"type": "text", "text": "Go.", "cache_control": {"type": "ephemeral"}}
 
     assert continues([user("Go.")], [user(marked), user("On.")])
@@ -257,7 +257,7 @@ def test_a_cache_mark_or_another_way_to_write_a_text_does_not_make_a_request_ano
     assert not continues(chat(2), chat(2)[:-1])
 
 
-def test_a_session_that_failed_for_one_policy_leaves_it_without_a_sum() -> None:
+def test_a_session_that_failed_for_one_policy_leaves_it_without_a_sum():
     bills, _ = anyio.run(partial(cost, session(), Policy(NONE)))
     told = Recorded(
         bills={
@@ -275,13 +275,13 @@ def test_a_session_that_failed_for_one_policy_leaves_it_without_a_sum() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_odd_histories_are_sound_and_broken_ones_mostly_are_not(broken: bool) -> None:
+def test_odd_histories_are_sound_and_broken_ones_mostly_are_not(broken: bool):
     sound = [not refused(conversations.odd(seed, broken=broken)) for seed in range(40)]
 
     assert sum(sound) < 15 if broken else all(sound)
 
 
-def test_a_thoughtful_history_is_sound_and_thinks_before_each_reply() -> None:
+def test_a_thoughtful_history_is_sound_and_thinks_before_each_reply():
     history = conversations.thoughtful(3)
     replies = [
         cast("list[Any]", message["content"])
@@ -294,7 +294,7 @@ def test_a_thoughtful_history_is_sound_and_thinks_before_each_reply() -> None:
     assert all(reply[0]["type"] == "thinking" for reply in replies)
 
 
-def test_each_fact_is_planted_once() -> None:
+def test_each_fact_is_planted_once():
     history, planted = conversations.facts(5, 500, asking=True)
 
     assert len(planted) == len(set(planted)) == 10
@@ -304,7 +304,7 @@ def test_each_fact_is_planted_once() -> None:
 # The driver ---------------------------------------------------------------------------------------
 
 
-def test_every_peer_has_a_driver_and_pinned_requirements() -> None:
+def test_every_peer_has_a_driver_and_pinned_requirements():
     folder = ROOT / "benchmarks" / "peers"
     for name in PEERS:
         assert (folder / "drivers" / f"{name}.py").is_file()
@@ -313,12 +313,12 @@ def test_every_peer_has_a_driver_and_pinned_requirements() -> None:
             assert all("==" in line for line in pinned if line)
 
 
-def test_a_peer_without_an_environment_says_so() -> None:
+def test_a_peer_without_an_environment_says_so():
     with pytest.raises(PeerFailed, match="environment"):
         Peer("nobody")
 
 
-def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(ours: Peer) -> None:
+def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(ours: Peer):
     with pytest.raises(PeerFailed, match="TypeError"):
         ours.open("default", window="wide")
 
@@ -327,7 +327,7 @@ def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(o
     assert ours.turn(chat(1))["messages"] == chat(1)
 
 
-def test_a_peer_that_was_given_up_begins_anew() -> None:
+def test_a_peer_that_was_given_up_begins_anew():
     with Peer(OURS) as peer:
         peer.close()
 
@@ -336,7 +336,7 @@ def test_a_peer_that_was_given_up_begins_anew() -> None:
         assert peer.turn(chat(1))["messages"] == chat(1)
 
 
-def test_the_timed_rows_tell_each_repetition(ours: Peer) -> None:
+def test_the_timed_rows_tell_each_repetition(ours: Peer):
     rows = [quiet_row(20, [ours], 3), *active_rows([ours], 1, results=12, chars=900)]
 
     spreads = [cell for row in rows for cell in row.cells.values()]
@@ -346,14 +346,14 @@ def test_the_timed_rows_tell_each_repetition(ours: Peer) -> None:
 
 def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_out(
     ours: Peer,
-) -> None:
+):
     for broken in (False, True):
         for shortened in (False, True):
             assert validity_row([ours], 4, broken=broken, shortened=shortened).cells == {OURS: 1.0}
 
 
 @pytest.mark.parametrize("shortened", [False, True])
-def test_our_requests_with_bound_thinking_are_accepted_at_once(ours: Peer, shortened: bool) -> None:
+def test_our_requests_with_bound_thinking_are_accepted_at_once(ours: Peer, shortened: bool):
     row = bound_row([ours], 2, shortened=shortened)
     rewritten, unbound, unsound, requests = map(int, row.remarks[OURS].split(" / "))
 
@@ -366,7 +366,7 @@ def test_our_requests_with_bound_thinking_are_accepted_at_once(ours: Peer, short
 @pytest.mark.parametrize(("code", "accepted"), [(DRIVER, 0.0), (DRIVER + AGAIN, 1.0)])
 def test_a_peer_that_breaks_the_bond_is_refused_unless_its_adapter_sends_the_request_again(
     driven: Callable[[str], Peer], code: str, accepted: float
-) -> None:
+):
     row = bound_row([driven(code)], 2, shortened=True)
     _, refused_for_thinking, refused_else, _ = row.remarks["forgetful"].split(" / ")
 
@@ -376,7 +376,7 @@ def test_a_peer_that_breaks_the_bond_is_refused_unless_its_adapter_sends_the_req
 
 def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(
     driven: Callable[[str], Peer], ours: Peer
-) -> None:
+):
     peers = [driven(DRIVER), ours]
 
     slow = quiet_row(20, peers, 1)
@@ -387,7 +387,7 @@ def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(
     assert after.cells["forgetful"] == 0.0
 
 
-def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_path: Path) -> None:
+def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_path: Path):
     path = tmp_path / "small.jsonl"
     path.write_text("\n".join(json.dumps(message) for message in session().messages))
 
@@ -401,13 +401,13 @@ def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_
     )
 
 
-def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer) -> None:
+def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer):
     row = share_row([ours], asking=False, results=12, chars=4900, trigger=5000)
 
     assert row.cells[f"{OURS} (inline)"] == 1.0
 
 
-def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
+def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer):
     transcript = session()
     none, whole = anyio.run(partial(cost, transcript, Policy(NONE)))
     bills, recall = anyio.run(partial(cost, transcript, PeerPipeline(ours, "free", {})))
@@ -420,7 +420,7 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
 
 def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
     driven: Callable[[str], Peer],
-) -> None:
+):
     transcript = session()
     bare, _ = anyio.run(partial(cost, transcript, PeerPipeline(driven(DRIVER), "compact", {})))
     marked, _ = anyio.run(
@@ -430,7 +430,7 @@ def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
     assert marked == bare
 
 
-def test_our_files_and_archives_are_found_again(ours: Peer) -> None:
+def test_our_files_and_archives_are_found_again(ours: Peer):
     history: list[Message] = session().messages[:-1]
     ours.open("compact, extractive", trigger=2000)
     ours.turn(history)
@@ -444,14 +444,14 @@ def test_our_files_and_archives_are_found_again(ours: Peer) -> None:
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
-def test_our_sub_agents_keep_their_words_apart(ours: Peer) -> None:
+def test_our_sub_agents_keep_their_words_apart(ours: Peer):
     row = agents_row([ours])
 
     assert row.cells == {OURS: 1.0}
     assert row.remarks[OURS] == "1.000 / 0"
 
 
-def test_our_loops_of_chat_completions_are_valid(ours: Peer) -> None:
+def test_our_loops_of_chat_completions_are_valid(ours: Peer):
     row = chat_row([ours], 4, broken=True, shortened=True)
 
     assert row.cells == {OURS: 1.0}
@@ -461,7 +461,7 @@ def test_our_loops_of_chat_completions_are_valid(ours: Peer) -> None:
 @pytest.mark.parametrize("make", [resume_row, processes_row])
 def test_another_process_goes_on_with_our_session_and_pays_no_summary_twice(
     make: Callable[[list[Peer]], Row], tmp_path: Path
-) -> None:
+):
     with Peer(OURS, folder=str(tmp_path)) as peer:
         row = make([peer])
 
@@ -475,7 +475,7 @@ def test_another_process_goes_on_with_our_session_and_pays_no_summary_twice(
 @pytest.mark.parametrize("make", [resume_row, processes_row, partial(chat_row, count=1)])
 def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(
     driven: Callable[[str], Peer], make: Callable[..., Row]
-) -> None:
+):
     options = {"broken": False, "shortened": False} if isinstance(make, partial) else {}
 
     cell = make([driven(DRIVER)], **options).cells["forgetful"]
@@ -487,7 +487,7 @@ def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
-async def test_our_gateway_costs_less_than_the_bare_client_and_hides_nothing() -> None:
+async def test_our_gateway_costs_less_than_the_bare_client_and_hides_nothing():
     bare = await play(None, 200_000, 20)
     ours = await play(GATEWAYS[0], 200_000, 20)
 
@@ -496,7 +496,7 @@ async def test_our_gateway_costs_less_than_the_bare_client_and_hides_nothing() -
     assert (ours.refused, ours.reached) == (0, 1.0)
 
 
-def test_a_range_of_paths_names_each_of_them() -> None:
+def test_a_range_of_paths_names_each_of_them():
     assert expanded("whole in /r/s{1..3}.md").split("\n")[1:] == [
         "/r/s1.md",
         "/r/s2.md",
@@ -504,7 +504,7 @@ def test_a_range_of_paths_names_each_of_them() -> None:
     ]
 
 
-def test_a_proxy_that_cannot_start_is_listed() -> None:
+def test_a_proxy_that_cannot_start_is_listed():
     gone = Gateway("gone", Path("/nowhere/python"), ())
 
     cost, _ = gateway_rows(2, [gone])

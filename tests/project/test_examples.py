@@ -39,7 +39,7 @@ def command(*arguments: object, example: str = "agent_loop") -> list[str]:
     return [*prepared_python(), "-m", f"examples.{example}", *map(str, arguments)]
 
 
-def test_every_program_is_named_on_the_page_of_the_start_and_shipped_with_the_source() -> None:
+def test_every_program_is_named_on_the_page_of_the_start_and_shipped_with_the_source():
     page = (ROOT / "docs" / "index.md").read_text("utf-8")
     programs = [
         path.relative_to(ROOT).as_posix()
@@ -75,7 +75,7 @@ async def use(folder: Path, name: str, **arguments: object) -> str:
 # Tools --------------------------------------------------------------------------------------------
 
 
-async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder: Path) -> None:
+async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder: Path):
     assert (await use(folder, "list_dir")).splitlines() == [
         "__init__.py 17",
         f"long.py {(folder / 'long.py').stat().st_size}",
@@ -84,13 +84,13 @@ async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder
     assert await use(folder, "list_dir", path="inner") == "inner/short.py 30"
 
 
-async def test_read_file_gives_the_file_as_it_is(folder: Path) -> None:
+async def test_read_file_gives_the_file_as_it_is(folder: Path):
     assert (
         await use(folder, "read_file", path="inner/short.py") == "def f():\r\n    return 'café'\r\n"
     )
 
 
-async def test_grep_gives_path_line_number_and_line(folder: Path) -> None:
+async def test_grep_gives_path_line_number_and_line(folder: Path):
     assert await use(folder, "grep", pattern=r"x39\d =", path="long.py") == "\n".join(
         f"long.py:{n + 3}: x{n} = {n}" for n in range(390, 400)
     )
@@ -105,25 +105,25 @@ async def test_grep_gives_path_line_number_and_line(folder: Path) -> None:
     "path",
     ["..", "../outside.txt", "/etc/passwd", "inner/../../outside.txt", "link.txt", "a\0b", 7],
 )
-async def test_no_path_leads_out_of_the_folder(folder: Path, name: str, path: object) -> None:
+async def test_no_path_leads_out_of_the_folder(folder: Path, name: str, path: object):
     with pytest.raises(ToolInputError):
         await use(folder, name, path=path, pattern="secret")
 
 
 @pytest.mark.parametrize("path", ["nothing.py", "inner"])
-async def test_what_cannot_be_read_is_an_error_for_the_model(folder: Path, path: str) -> None:
+async def test_what_cannot_be_read_is_an_error_for_the_model(folder: Path, path: str):
     with pytest.raises(ToolInputError, match=path):
         await use(folder, "read_file", path=path)
 
 
-async def test_a_broken_pattern_is_an_error_for_the_model(folder: Path) -> None:
+async def test_a_broken_pattern_is_an_error_for_the_model(folder: Path):
     with pytest.raises(ToolInputError, match="no regular expression"):
         await use(folder, "grep", pattern="(")
 
 
 async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(example_tools, "SECONDS", 0.01)
     (folder / "as.txt").write_text(f"{'a' * 60}b", "utf-8")
 
@@ -131,7 +131,7 @@ async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(
         await use(folder, "grep", pattern="(?:a|aa|aaa)+c|(a+)+$")
 
 
-async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path) -> None:
+async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path):
     assert (
         await use(folder, "run_python", code="print(open('__init__.py').read())")
         == '"""A package."""\n\n'
@@ -159,14 +159,14 @@ async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path) -
         "import ctypes; ctypes.CDLL(None)",
     ],
 )
-async def test_a_program_may_read_in_the_folder_and_nothing_else(folder: Path, code: str) -> None:
+async def test_a_program_may_read_in_the_folder_and_nothing_else(folder: Path, code: str):
     before = sorted(folder.rglob("*"))
 
     assert "PermissionError" in await use(folder, "run_python", code=code)
     assert sorted(folder.rglob("*")) == before
 
 
-async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
 
     assert "secret" not in await use(
@@ -174,9 +174,7 @@ async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.Mo
     )
 
 
-async def test_a_program_that_never_ends_is_stopped(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_never_ends_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(example_tools, "SECONDS", 0.3)
 
     with pytest.raises(ToolInputError, match=r"longer than 0\.3 s"):
@@ -203,7 +201,7 @@ async def turns_of(
     return turns
 
 
-async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Path) -> None:
+async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Path):
     script: list[Reply] = [
         answer(
             "Hm.",
@@ -219,7 +217,7 @@ async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Pat
     assert (last.reply.content[0].text, last.answers) == ("Done.", [])  # type: ignore[union-attr]
 
 
-async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path) -> None:
+async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path):
     script: list[Reply] = [
         answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
         "Done.",
@@ -233,7 +231,7 @@ async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path) -> None:
     ]
 
 
-async def test_a_long_result_goes_to_a_file_before_the_model_sees_it(folder: Path) -> None:
+async def test_a_long_result_goes_to_a_file_before_the_model_sees_it(folder: Path):
     script: list[Reply] = [answer(tool_use("read_file", {"path": "long.py"}, id="t1")), "Done."]
     _, last = await turns_of(script, folder)
 
@@ -253,7 +251,7 @@ def last_words(turns: list[Turn]) -> str:
 
 async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_back(
     folder: Path,
-) -> None:
+):
     turns = await turns_of(survey, folder)
     calls = [
         block.name for turn in turns for block in turn.reply.content if block.type == "tool_use"
@@ -269,7 +267,7 @@ async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_
     assert {"list_dir", "read_file", "run_python", "grep", "read_offloaded"} <= set(calls)
 
 
-async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(folder: Path) -> None:
+async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(folder: Path):
     def meddle() -> None:
         for file in (folder.parent / "storage").rglob("*.md"):
             if "Much of the same" in (text := file.read_text()):
@@ -284,7 +282,7 @@ async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(fol
 
 async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read(
     folder: Path,
-) -> None:
+):
     def forgetful(body: Any) -> Any:
         body = copy.deepcopy(body)
         for message in body["messages"]:
@@ -329,32 +327,32 @@ def row(demo: subprocess.CompletedProcess[str], name: str) -> list[int]:
 
 def test_the_demo_succeeds_and_no_request_is_refused(
     demo: subprocess.CompletedProcess[str],
-) -> None:
+):
     assert (demo.returncode, demo.stderr) == (0, "")
     assert row(demo, "requests refused") == [0]
 
 
 def test_the_demo_makes_sixty_calls_or_more_some_in_parallel(
     demo: subprocess.CompletedProcess[str],
-) -> None:
+):
     assert row(demo, "tool calls and results")[0] >= 60
     assert row(demo, "turns with parallel calls")[0] > 0
 
 
 def test_the_demo_sends_less_than_half_of_what_it_would_have_sent(
     demo: subprocess.CompletedProcess[str],
-) -> None:
+):
     for name in ("tokens sent in all", "largest context, tokens"):
         with_ctxpipe, without = row(demo, name)
         assert 0 < with_ctxpipe < without / 2
 
 
-def test_the_demo_reads_offloaded_files_back(demo: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_reads_offloaded_files_back(demo: subprocess.CompletedProcess[str]):
     assert row(demo, "tool results read back")[0] > 0
     assert "was read back: it is what stands on the disk" in demo.stdout
 
 
-def test_the_demo_names_every_module_that_it_read(demo: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_names_every_module_that_it_read(demo: subprocess.CompletedProcess[str]):
     modules = [path.relative_to(SURVEYED).as_posix() for path in SURVEYED.rglob("*.py")]
 
     assert {
@@ -362,7 +360,7 @@ def test_the_demo_names_every_module_that_it_read(demo: subprocess.CompletedProc
     } == set(modules)
 
 
-def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str]) -> None:
+def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str]):
     said = re.search(r"^The files lie in (.+)$", demo.stdout, re.MULTILINE)
     assert said
     files = list(Path(said[1]).rglob("*.md"))
@@ -373,7 +371,7 @@ def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str
 
 def test_the_demo_records_the_history_that_it_would_have_sent(
     demo: subprocess.CompletedProcess[str],
-) -> None:
+):
     said = re.search(
         r"^Turn by turn: ctxpipe replay (.+) --html page.html$", demo.stdout, re.MULTILINE
     )
@@ -385,14 +383,14 @@ def test_the_demo_records_the_history_that_it_would_have_sent(
     assert not recorded.repaired
 
 
-def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]) -> None:
+def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]):
     assert "\x1b" not in demo.stdout
     assert re.search(
         r"^turn  10: +\d+ calls, +[\d,]+ tokens instead of +[\d,]+ \(", demo.stdout, re.MULTILINE
     )
 
 
-def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path: Path) -> None:
+def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path: Path):
     arguments = ["--demo", "--folder", str(folder), "--storage", str(tmp_path / "s")]
     shown = "".join(on_a_terminal(arguments))
 
@@ -422,9 +420,7 @@ def on_a_terminal(arguments: list[str]) -> Iterator[str]:
     ("name", "arguments"),
     [("read_logs", '{"day": 1}'), ("read_log", "{"), ("read_log", "[1]"), ("read_log", "{}")],
 )
-async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(
-    name: str, arguments: str
-) -> None:
+async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name: str, arguments: str):
     call = SimpleNamespace(id="c1", function=SimpleNamespace(name=name, arguments=arguments))
 
     message = await tool_message(call)
@@ -433,7 +429,7 @@ async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(
     assert message["content"].startswith(("there is no tool 'read_logs'", "the tool failed"))
 
 
-async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path) -> None:
+async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path):
     places = ("--folder", folder, "--storage", tmp_path / "s")
     async with MessagesServer([answer(tool_use("list_dir", {})), "It is a package."]) as server:
         done = await anyio.run_process(
@@ -449,9 +445,7 @@ async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path)
     assert first.body["messages"] == [{"role": "user", "content": "What is it?"}]
 
 
-async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(
-    folder: Path, tmp_path: Path
-) -> None:
+async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path, tmp_path: Path):
     async with MessagesServer([Failure(403, "permission_error", "your key may not")]) as server:
         done = await anyio.run_process(
             command("--folder", folder, "--storage", tmp_path / "s"),
@@ -465,7 +459,7 @@ async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(
     assert "your key may not" in done.stderr.decode()
 
 
-def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path) -> None:
+def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path):
     done = start(
         "--demo",
         "--folder",
@@ -481,7 +475,7 @@ def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path)
     assert done.stderr.strip() == "no answer after 2 turns"
 
 
-def test_ctrl_c_ends_the_demo_with_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_demo_with_one_line(tmp_path: Path):
     process = subprocess.Popen(
         command("--demo", "--storage", tmp_path),
         cwd=ROOT,
@@ -504,7 +498,7 @@ def test_ctrl_c_ends_the_demo_with_one_line(tmp_path: Path) -> None:
     assert stderr == f"\nStopped. What was offloaded so far lies in {tmp_path}\n"
 
 
-def test_help_says_what_there_is() -> None:
+def test_help_says_what_there_is():
     done = start("--help", env={"NO_COLOR": "1"})
 
     assert done.returncode == 0
@@ -513,7 +507,7 @@ def test_help_says_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("example", ["agent_loop", "tool_runner"])
-def test_a_folder_that_is_not_there_is_an_error(example: str) -> None:
+def test_a_folder_that_is_not_there_is_an_error(example: str):
     done = subprocess.run(
         command("--folder", "nowhere", example=example),
         capture_output=True,
@@ -528,7 +522,7 @@ def test_a_folder_that_is_not_there_is_an_error(example: str) -> None:
 
 def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(
     folder: Path, tmp_path: Path
-) -> None:
+):
     (tmp_path / "file").touch()
     done = start(
         "--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={}
@@ -540,7 +534,7 @@ def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(
     )
 
 
-async def test_the_sdks_tool_runner_works_through_its_task_with_the_middleware() -> None:
+async def test_the_sdks_tool_runner_works_through_its_task_with_the_middleware():
     runner = command("--folder", PACKAGE / "session", example="tool_runner")
     environment = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_API_KEY"}
     done = await anyio.run_process(runner, check=False, cwd=ROOT, env=environment)

@@ -64,7 +64,7 @@ async def kept(state: Path) -> list[Message]:
 
 async def test_a_loop_that_is_killed_at_any_moment_ends_with_the_history_of_one_that_is_not(
     tmp_path: Path,
-) -> None:
+):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "long.txt").write_text("a line of a long file\n" * 400)

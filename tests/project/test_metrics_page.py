@@ -28,25 +28,25 @@ def attributes_set() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(attributes_set() - {"ctxpipe.run"}))
-def test_it_names_each_attribute_of_a_span(name: str) -> None:
+def test_it_names_each_attribute_of_a_span(name: str):
     assert f"| `{name}`" in PAGE or f", `{name}`" in PAGE
 
 
-def test_there_are_attributes_to_name() -> None:
+def test_there_are_attributes_to_name():
     assert len(attributes_set()) > 6
     assert "`ctxpipe.run`" in PAGE
 
 
 @pytest.mark.parametrize("kind", [StageReport, Result], ids=["report", "result"])
-def test_it_names_each_number_of_a_report_and_a_result(kind: type) -> None:
+def test_it_names_each_number_of_a_report_and_a_result(kind: type):
     fields = {field.name for field in dataclasses.fields(kind)} - NOT_NUMBERS
 
     assert [name for name in sorted(fields) if f"`{name}`" not in PAGE] == []
 
 
-def test_it_names_each_outcome() -> None:
+def test_it_names_each_outcome():
     assert [str(outcome) for outcome in Outcome if f"`{outcome}`" not in PAGE] == []
 
 
-def test_it_names_what_the_gateway_may_do_in_a_turn() -> None:
+def test_it_names_what_the_gateway_may_do_in_a_turn():
     assert [what for what in get_args(What) if f"`{what}`" not in PAGE] == []

@@ -30,13 +30,13 @@ HEAVY = (
 )
 
 
-def test_the_public_names_are_sorted_and_each_is_there() -> None:
+def test_the_public_names_are_sorted_and_each_is_there():
     assert list(ctxpipe.__all__) == sorted(set(ctxpipe.__all__))
     for name in ctxpipe.__all__:
         assert getattr(ctxpipe, name) is not None
 
 
-def test_what_users_of_the_offloading_part_need_is_public() -> None:
+def test_what_users_of_the_offloading_part_need_is_public():
     needed = {
         *("BatchOffload", "Budget", "Change", "ContextPipeline", "DirectOffload", "InvalidHistory"),
         *("LocalStorage", "Message", "Preview", "RatioGate", "Result", "SettingsError", "Skip"),
@@ -47,7 +47,7 @@ def test_what_users_of_the_offloading_part_need_is_public() -> None:
     assert needed <= set(ctxpipe.__all__)
 
 
-def test_the_root_hands_on_the_functions_outside_its_public_names() -> None:
+def test_the_root_hands_on_the_functions_outside_its_public_names():
     functions = importlib.import_module("ctxpipe.functions")
 
     assert not set(functions.__all__) & set(ctxpipe.__all__)
@@ -55,24 +55,24 @@ def test_the_root_hands_on_the_functions_outside_its_public_names() -> None:
         assert getattr(ctxpipe, name) is getattr(functions, name)
 
 
-def test_the_root_has_few_names() -> None:
+def test_the_root_has_few_names():
     assert len(ctxpipe.__all__) <= 45
 
 
-def test_dir_shows_the_public_names_and_others_are_missing() -> None:
+def test_dir_shows_the_public_names_and_others_are_missing():
     assert set(ctxpipe.__all__) <= set(dir(ctxpipe))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = ctxpipe.nothing
 
 
-def test_every_error_of_ours_belongs_to_the_family() -> None:
+def test_every_error_of_ours_belongs_to_the_family():
     errors = importlib.import_module("ctxpipe.errors")
 
     assert all(issubclass(getattr(errors, name), ctxpipe.CtxpipeError) for name in errors.__all__)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_module_says_what_it_is_and_offers_only_what_it_has(name: str) -> None:
+def test_every_module_says_what_it_is_and_offers_only_what_it_has(name: str):
     try:
         module = importlib.import_module(name)
     except MountUnavailable as missing:
@@ -84,18 +84,18 @@ def test_every_module_says_what_it_is_and_offers_only_what_it_has(name: str) -> 
 
 
 @pytest.mark.parametrize("name", sorted(set(ctxpipe.__all__) - {"Message", "Stage"}))
-def test_every_public_name_says_what_it_promises(name: str) -> None:
+def test_every_public_name_says_what_it_promises(name: str):
     assert inspect.getdoc(getattr(ctxpipe, name))
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
+def test_importing_it_loads_nothing_heavy():
     assert (
         new_python(f"import sys, ctxpipe; print([name for name in {HEAVY} if name in sys.modules])")
         == "[]"
     )
 
 
-def test_building_a_pipeline_loads_neither_anthropic_nor_tiktoken() -> None:
+def test_building_a_pipeline_loads_neither_anthropic_nor_tiktoken():
     script = """
 import sys
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
@@ -106,7 +106,7 @@ print([name for name in ("anthropic", "tiktoken") if name in sys.modules])
     assert new_python(script) == "[]"
 
 
-def test_neither_importing_nor_offloading_opens_a_connection(tmp_path: Path) -> None:
+def test_neither_importing_nor_offloading_opens_a_connection(tmp_path: Path):
     script = """
 import sys
 def audit(event, arguments):
@@ -130,7 +130,7 @@ anyio.run(main)
     assert new_python(script, tmp_path) == "True True"
 
 
-def test_importing_it_writes_and_logs_nothing(tmp_path: Path) -> None:
+def test_importing_it_writes_and_logs_nothing(tmp_path: Path):
     script = """
 import os, sys
 os.chdir(sys.argv[1])
@@ -143,9 +143,9 @@ print(os.listdir("."), logging.getLogger("ctxpipe").handlers, logging.root.handl
     assert new_python(script, tmp_path) == "[] [] []"
 
 
-def test_it_is_typed() -> None:
+def test_it_is_typed():
     assert (Path(ctxpipe.__file__).parent / "py.typed").exists()
 
 
-def test_its_version_is_the_one_that_was_built() -> None:
+def test_its_version_is_the_one_that_was_built():
     assert importlib.metadata.version("ctxpipe") == ctxpipe.__version__

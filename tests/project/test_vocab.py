@@ -53,21 +53,21 @@ def python(script: str, *folders: Path, cwd: Path, **environment: str) -> str:
 
 
 @each_encoding
-def test_the_official_rank_file_is_rebuilt_byte_for_byte(name: str) -> None:
+def test_the_official_rank_file_is_rebuilt_byte_for_byte(name: str):
     assert (
         hashlib.sha256(stock.official(name)).hexdigest() == vocabulary.SHIPPED[name].official_sha256
     )
 
 
 @each_encoding
-def test_the_build_script_makes_exactly_the_shipped_file_from_the_official_one(name: str) -> None:
+def test_the_build_script_makes_exactly_the_shipped_file_from_the_official_one(name: str):
     pack = runpy.run_path(str(ROOT / "scripts" / "build_vocab.py"))["pack"]
 
     assert pack(stock.official(name)) == (VOCAB / f"{name}.bin").read_bytes()
 
 
 @each_encoding
-def test_pattern_special_tokens_and_ranks_are_those_of_the_installed_tiktoken(name: str) -> None:
+def test_pattern_special_tokens_and_ranks_are_those_of_the_installed_tiktoken(name: str):
     ours, theirs = vocabulary.load(name), stock.encoding(name)
 
     assert (ours.name, ours._pat_str, ours._special_tokens) == (
@@ -79,11 +79,11 @@ def test_pattern_special_tokens_and_ranks_are_those_of_the_installed_tiktoken(na
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [("cl100k_base", 0.43), ("o200k_base", 0.99)])
-def test_a_rank_file_takes_little_room_in_a_wheel(name: str, megabytes: float) -> None:
+def test_a_rank_file_takes_little_room_in_a_wheel(name: str, megabytes: float):
     assert len(zlib.compress((VOCAB / f"{name}.bin").read_bytes())) / 1e6 < megabytes * 1.05
 
 
-def test_the_licence_of_the_ranks_and_where_they_come_from_lie_beside_them() -> None:
+def test_the_licence_of_the_ranks_and_where_they_come_from_lie_beside_them():
     notice = (VOCAB / "LICENSE-tiktoken").read_text()
 
     assert "Copyright (c) 2022 OpenAI, Shantanu Jain" in notice
@@ -92,16 +92,16 @@ def test_the_licence_of_the_ranks_and_where_they_come_from_lie_beside_them() -> 
         assert shipped.official_sha256 in notice
 
 
-def test_an_encoding_is_built_once_per_process() -> None:
+def test_an_encoding_is_built_once_per_process():
     assert vocabulary.load("cl100k_base") is vocabulary.load("cl100k_base")
 
 
-def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
+def test_an_unknown_name_is_refused_with_those_that_exist():
     with pytest.raises(SettingsError, match=r"'p50k_base'.*cl100k_base, o200k_base"):
         TokenCounter("p50k_base")
 
 
-def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path) -> None:
+def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path):
     script = (
         "import sys, ctxpipe.tokens as t; t.TokenCounter().over('short', 10); print('tiktoken' in "
         "sys.modules)"
@@ -110,7 +110,7 @@ def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path) -> None:
     assert python(script, ROOT, cwd=tmp_path) == "False"
 
 
-def test_counting_and_running_need_no_network_and_leave_no_file(tmp_path: Path) -> None:
+def test_counting_and_running_need_no_network_and_leave_no_file(tmp_path: Path):
     script = f"""{NO_NETWORK}
 import asyncio
 from ctxpipe import ContextPipeline
@@ -133,7 +133,7 @@ print(counts, count_tokens(history), len(result.messages))
         "raise RuntimeError('a plug-in that cannot be imported')",
     ],
 )
-def test_a_plug_in_of_another_library_does_not_interfere(tmp_path: Path, plug_in: str) -> None:
+def test_a_plug_in_of_another_library_does_not_interfere(tmp_path: Path, plug_in: str):
     (tmp_path / "tiktoken_ext").mkdir()
     (tmp_path / "tiktoken_ext" / "other_library.py").write_text(plug_in)
     script = """
@@ -150,7 +150,7 @@ print(TokenCounter().text("hello world"), tiktoken.registry.ENCODINGS)
     assert said.split()[1:] == ["2", "{}"]
 
 
-def test_other_users_of_tiktoken_find_its_registry_as_it_was(tmp_path: Path) -> None:
+def test_other_users_of_tiktoken_find_its_registry_as_it_was(tmp_path: Path):
     script = """
 import tiktoken.registry, tiktoken.load, tiktoken_ext.openai_public as public, os
 before = (public.load_tiktoken_bpe, dict(os.environ))
@@ -177,7 +177,7 @@ except VocabularyError as error: print(error)
 """
 
 
-def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path) -> None:
+def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path):
     (installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin").unlink()
 
     said = python(ASK, installed, cwd=installed)
@@ -187,7 +187,7 @@ def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed
     assert "pip install --force-reinstall" in said
 
 
-def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path) -> None:
+def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path):
     file = installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
@@ -197,7 +197,7 @@ def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed
     assert "pip install --force-reinstall" in said
 
 
-def test_a_tiktoken_with_other_ranks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiktoken_with_other_ranks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
     other = vocabulary.Shipped("0" * 64, vocabulary.SHIPPED["cl100k_base"].packed_sha256)
     monkeypatch.setitem(vocabulary.SHIPPED, "cl100k_base", other)
 
@@ -205,6 +205,6 @@ def test_a_tiktoken_with_other_ranks_is_refused_by_name(monkeypatch: pytest.Monk
         vocabulary._build("cl100k_base")
 
 
-def test_an_error_about_the_ranks_belongs_to_the_family_and_is_an_os_error() -> None:
+def test_an_error_about_the_ranks_belongs_to_the_family_and_is_an_os_error():
     assert issubclass(errors.VocabularyError, CtxpipeError)
     assert issubclass(errors.VocabularyError, OSError)

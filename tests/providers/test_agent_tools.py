@@ -29,25 +29,25 @@ LINE = "    return 1"
 FORMS = ["     7\t{}", "7→{}", "7\t{}", "7|{}", "7: {}"]
 
 
-def test_each_tool_is_in_the_table_once() -> None:
+def test_each_tool_is_in_the_table_once():
     names = [tool.name for tool in AGENT_TOOLS]
 
     assert len(names) == len(set(names))
 
 
-def test_a_tool_that_runs_command_lines_shows_and_changes_no_path() -> None:
+def test_a_tool_that_runs_command_lines_shows_and_changes_no_path():
     for tool in AGENT_TOOLS:
         if tool.runs:
             assert (tool.read, tool.has_text) == ((), False)
             assert tool.name == tool.name.lower()
 
 
-def test_only_one_reading_tool_is_known_without_asking_for_more() -> None:
+def test_only_one_reading_tool_is_known_without_asking_for_more():
     assert READING_TOOLS == {"read_file": "path"}
     assert "path" in COMMON_READING_TOOLS["read_file"]
 
 
-def test_what_both_shows_and_changes_files_is_an_editor_with_commands() -> None:
+def test_what_both_shows_and_changes_files_is_an_editor_with_commands():
     assert COMMON_READING_TOOLS.keys() & WRITING_TOOLS == {
         "str_replace_editor",
         "str_replace_based_edit_tool",
@@ -55,19 +55,19 @@ def test_what_both_shows_and_changes_files_is_an_editor_with_commands() -> None:
     assert VIEW_COMMAND in EDITOR_COMMANDS
 
 
-def test_tools_are_known_by_other_names_than_ours() -> None:
+def test_tools_are_known_by_other_names_than_ours():
     assert READ_BACK_TOOLS.isdisjoint(tool.name for tool in AGENT_TOOLS)
 
 
-def test_every_known_key_of_a_command_line_is_also_a_possible_one() -> None:
+def test_every_known_key_of_a_command_line_is_also_a_possible_one():
     assert set(COMMAND_KEYS) < set(POSSIBLE_COMMAND_KEYS)
 
 
-def test_every_known_folder_is_a_place() -> None:
+def test_every_known_folder_is_a_place():
     assert [key for key in FOLDER_KEYS if not PLACE_KEY.search(key)] == []
 
 
-def test_every_known_path_is_guessed_to_be_one() -> None:
+def test_every_known_path_is_guessed_to_be_one():
     keys: set[str] = set()
     for known in COMMON_READING_TOOLS.values():
         keys.update([known] if isinstance(known, str) else known)
@@ -109,34 +109,34 @@ AGENTS = ["task", "Task", "start_async_task", "spawn_agent"]
 @pytest.mark.parametrize(("agent", "tool", "key"), READS)
 def test_it_is_known_under_which_key_an_agent_names_the_file_to_read(
     agent: str, tool: str, key: str
-) -> None:
+):
     assert key in COMMON_READING_TOOLS[tool], agent
 
 
 @pytest.mark.parametrize(("agent", "tool", "key"), WRITES)
-def test_a_tool_that_changes_a_path_is_guessed_to_write_it(agent: str, tool: str, key: str) -> None:
+def test_a_tool_that_changes_a_path_is_guessed_to_write_it(agent: str, tool: str, key: str):
     assert WRITING_NAME.search(tool), agent
     assert PATH_KEY.search(key), agent
     assert tool in WRITING_TOOLS
 
 
 @pytest.mark.parametrize("tool", ["apply_patch", "patch"])
-def test_a_patch_holds_whole_texts(tool: str) -> None:
+def test_a_patch_holds_whole_texts(tool: str):
     assert tool in WRITING_TOOLS
 
 
 @pytest.mark.parametrize("tool", SHELLS)
-def test_the_tools_that_run_command_lines_are_known(tool: str) -> None:
+def test_the_tools_that_run_command_lines_are_known(tool: str):
     assert tool in SHELL_TOOLS
 
 
 @pytest.mark.parametrize("tool", PLANS)
-def test_a_tool_that_keeps_a_plan_is_guessed_by_its_name(tool: str) -> None:
+def test_a_tool_that_keeps_a_plan_is_guessed_by_its_name(tool: str):
     assert PLAN_NAME.search(tool)
 
 
 @pytest.mark.parametrize("tool", AGENTS)
-def test_a_tool_that_starts_an_agent_is_no_plan(tool: str) -> None:
+def test_a_tool_that_starts_an_agent_is_no_plan(tool: str):
     assert not PLAN_NAME.search(tool)
 
 
@@ -167,7 +167,7 @@ FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "line"), FRAMES)
-def test_what_an_agent_puts_around_a_file_is_told_from_it(frame: str, line: int | None) -> None:
+def test_what_an_agent_puts_around_a_file_is_told_from_it(frame: str, line: int | None):
     text = "def f():\n    return 1"
     found = view(frame.format(text))
 
@@ -176,11 +176,11 @@ def test_what_an_agent_puts_around_a_file_is_told_from_it(frame: str, line: int 
 
 
 @pytest.mark.parametrize("text", ["", "Output:\n1", "<path>a</path>", "x\n@@ lines 1-2 of 2 @@\n"])
-def test_a_text_without_a_frame_is_the_whole_view(text: str) -> None:
+def test_a_text_without_a_frame_is_the_whole_view(text: str):
     assert view(text) == ("", text, None)
 
 
-def test_a_very_long_text_that_only_begins_like_a_frame_keeps_nobody_waiting() -> None:
+def test_a_very_long_text_that_only_begins_like_a_frame_keeps_nobody_waiting():
     # in quadratic time this took minutes
     for begin in ("<file>\n", "Wall time: 1\n" * 100_000):
         text = begin + "\n\n(x)\n" * 100_000
@@ -188,7 +188,7 @@ def test_a_very_long_text_that_only_begins_like_a_frame_keeps_nobody_waiting() -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_a_numbered_line_is_taken_apart(form: str) -> None:
+def test_each_form_of_a_numbered_line_is_taken_apart(form: str):
     number, _, rest = NUMBERED_LINE.fullmatch(form.format(LINE)).groups()  # type: ignore[union-attr]
 
     assert number == "7"
@@ -196,20 +196,20 @@ def test_each_form_of_a_numbered_line_is_taken_apart(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_written_gutter_ends_where_the_indentation_begins(form: str) -> None:
+def test_a_written_gutter_ends_where_the_indentation_begins(form: str):
     assert WRITTEN_GUTTER.sub("", form.format(LINE)) == LINE
 
 
 @pytest.mark.parametrize("form", ["     7\t{}", "7→{}", "7→ {}", "7│ {}", "7| {}", "7: {}", "7:{}"])
-def test_a_gutter_includes_the_blank_after_its_sign(form: str) -> None:
+def test_a_gutter_includes_the_blank_after_its_sign(form: str):
     assert GUTTER.sub("", form.format("return 1")) == "return 1"
 
 
 @pytest.mark.parametrize("form", [*FORMS, "7 | {}", "\t7\t{}"])
-def test_a_wide_gutter_includes_blanks_around_its_sign(form: str) -> None:
+def test_a_wide_gutter_includes_blanks_around_its_sign(form: str):
     assert WIDE_GUTTER.sub("", form.format("return 1")) == "return 1"
 
 
-def test_a_time_is_no_wide_or_written_gutter() -> None:
+def test_a_time_is_no_wide_or_written_gutter():
     assert WIDE_GUTTER.sub("", "12:30 lunch") == "12:30 lunch"
     assert WRITTEN_GUTTER.sub("", "12:30 lunch") == "12:30 lunch"

@@ -28,7 +28,7 @@ def sums(*tokens: int) -> list[int]:
 # By name ------------------------------------------------------------------------------------------
 
 
-def test_a_models_window_is_looked_up_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_models_window_is_looked_up_and_logged_once(caplog: pytest.LogCaptureFixture):
     context_window.cache_clear()
     with caplog.at_level(logging.INFO, "ctxpipe"):
         assert [context_window("gpt-4o"), context_window("gpt-4o")] == [128_000, 128_000]
@@ -47,9 +47,7 @@ def test_a_models_window_is_looked_up_and_logged_once(caplog: pytest.LogCaptureF
         ("claude-fable-5-1", 1.25, 2.0, 0.025),
     ],
 )
-def test_a_model_has_its_prices_for_the_cache(
-    model: str, write: float, hour: float, read: float
-) -> None:
+def test_a_model_has_its_prices_for_the_cache(model: str, write: float, hour: float, read: float):
     prices = prices_of(model, at=WHEN)
 
     assert prices.write / prices.input == pytest.approx(write)
@@ -58,36 +56,36 @@ def test_a_model_has_its_prices_for_the_cache(
     assert prices.ttl_seconds == 300
 
 
-def test_prices_are_in_dollars_per_token() -> None:
+def test_prices_are_in_dollars_per_token():
     assert prices_of("claude-opus-5-5", at=WHEN).input * 1_000_000 == pytest.approx(4)
 
 
-def test_an_entry_that_lives_an_hour_is_written_at_the_price_for_an_hour() -> None:
+def test_an_entry_that_lives_an_hour_is_written_at_the_price_for_an_hour():
     assert prices_of("claude-opus-5-5", at=WHEN, ttl_seconds=3600).write_ratio == pytest.approx(2)
     assert prices_of("claude-opus-5-5", at=WHEN).write_ratio == pytest.approx(1.25)
 
 
-def test_a_price_cliff_is_found() -> None:
+def test_a_price_cliff_is_found():
     assert prices_of("claude-haiku-5-5", at=WHEN).cliffs == (Cliff(100_000, 5.0, 5.0),)
     assert prices_of("gemini-3-pro-preview", at=WHEN).cliffs == (Cliff(200_000, 2.0, 1.5),)
 
 
-def test_a_cliff_holds_above_its_number_and_not_at_it() -> None:
+def test_a_cliff_holds_above_its_number_and_not_at_it():
     prices = prices_of("claude-haiku-5-5", at=WHEN)
 
     assert prices.cliff(100_000).prompt == 1
     assert prices.cliff(100_001).prompt == 5
 
 
-def test_a_model_without_a_price_for_writing_pays_what_input_costs() -> None:
+def test_a_model_without_a_price_for_writing_pays_what_input_costs():
     assert prices_of("gpt-4o", at=WHEN).write_ratio == 1
 
 
-def test_a_model_without_a_price_for_reading_caches_nothing() -> None:
+def test_a_model_without_a_price_for_reading_caches_nothing():
     assert prices_of("kimi-k2", at=WHEN).read_ratio == 1
 
 
-def test_what_is_given_overrides_what_is_listed() -> None:
+def test_what_is_given_overrides_what_is_listed():
     listed = prices_of("claude-opus-5-5", at=WHEN)
     mine = prices_of("claude-opus-5-5", at=WHEN, read=1e-6)
 
@@ -95,31 +93,31 @@ def test_what_is_given_overrides_what_is_listed() -> None:
     assert mine.write == listed.write
 
 
-def test_an_unknown_model_is_an_error_that_says_what_to_pass() -> None:
+def test_an_unknown_model_is_an_error_that_says_what_to_pass():
     with pytest.raises(
         SettingsError, match=r"'my-model-7b'.*input=…, output=….*read=… and write=…"
     ):
         prices_of("my-model-7b")
 
 
-def test_an_unknown_model_with_its_prices_given_caches_nothing_unless_told() -> None:
+def test_an_unknown_model_with_its_prices_given_caches_nothing_unless_told():
     prices = prices_of("my-model-7b", input=1e-6, output=2e-6)
 
     assert (prices.read_ratio, prices.write_ratio) == (1, 1)
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, "0.1", None])
-def test_a_price_that_is_no_amount_of_money_is_refused(price: Any) -> None:
+def test_a_price_that_is_no_amount_of_money_is_refused(price: Any):
     with pytest.raises(SettingsError, match="read"):
         prices_of("claude-opus-5-5", read=price)
 
 
-def test_a_model_that_costs_nothing_has_nothing_to_gain() -> None:
+def test_a_model_that_costs_nothing_has_nothing_to_gain():
     with pytest.raises(SettingsError, match="input is 0"):
         Prices(0, 0, 0, 0, 0)
 
 
-def test_importing_prices_loads_no_price_list() -> None:
+def test_importing_prices_loads_no_price_list():
     code = "import sys, ctxpipe.providers.prices; assert 'genai_prices' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -127,7 +125,7 @@ def test_importing_prices_loads_no_price_list() -> None:
 # Rewrites -----------------------------------------------------------------------------------------
 
 
-def test_rewriting_in_the_cached_part_burns_the_price_of_writing_what_stays_behind_it() -> None:
+def test_rewriting_in_the_cached_part_burns_the_price_of_writing_what_stays_behind_it():
     # 100 of 1,000 tokens stay where the first message stood; 2,000 behind it survive; 500 are new.
     cost = rewrite_cost(TENTH, sums(1000, 2000, 500), sums(100, 2000, 500), first_changed=0, sent=2)
 
@@ -137,7 +135,7 @@ def test_rewriting_in_the_cached_part_burns_the_price_of_writing_what_stays_behi
     assert cost.saved_per_call == pytest.approx(0.1 * 900)
 
 
-def test_what_was_never_sent_is_free_to_change() -> None:
+def test_what_was_never_sent_is_free_to_change():
     cost = rewrite_cost(
         TENTH, sums(1000, 2000, 500), sums(1000, 2000, 100), first_changed=2, sent=2
     )
@@ -146,21 +144,21 @@ def test_what_was_never_sent_is_free_to_change() -> None:
     assert cost.saved_now == pytest.approx(1.25 * 400)
 
 
-def test_with_a_cold_cache_nothing_burns() -> None:
+def test_with_a_cold_cache_nothing_burns():
     cost = rewrite_cost(TENTH, sums(1000, 2000), sums(100, 2000), first_changed=0, sent=0)
 
     assert cost.burnt == 0
     assert cost.saved_now == pytest.approx(1.25 * 900)
 
 
-def test_coming_back_under_a_cliff_saves_its_price_at_every_call() -> None:
+def test_coming_back_under_a_cliff_saves_its_price_at_every_call():
     prices = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(1000, 5),))
     cost = rewrite_cost(prices, sums(600, 600), sums(300, 600), first_changed=0, sent=2)
 
     assert cost.saved_per_call == pytest.approx(0.1 * (5 * 1200 - 900))
 
 
-def test_tokens_are_told_as_billed() -> None:
+def test_tokens_are_told_as_billed():
     cost = rewrite_cost(
         TENTH, sums(1000, 2000), sums(100, 2000), first_changed=0, sent=2, factor=1.5
     )
@@ -173,9 +171,7 @@ tokens = st.lists(st.integers(1, 5000), min_size=1, max_size=12)
 
 
 @given(before=tokens, sent=st.integers(0, 12), data=st.data())
-def test_the_parts_add_up_to_the_two_bills(
-    before: list[int], sent: int, data: st.DataObject
-) -> None:
+def test_the_parts_add_up_to_the_two_bills(before: list[int], sent: int, data: st.DataObject):
     sent = min(sent, len(before))
     after = [data.draw(st.integers(0, size)) for size in before]
     first = next(
@@ -197,7 +193,7 @@ def test_the_parts_add_up_to_the_two_bills(
 @given(before=tokens, after=tokens, first=st.integers(0, 12), sent=st.integers(0, 12))
 def test_no_part_is_negative_when_the_context_shrinks(
     before: list[int], after: list[int], first: int, sent: int
-) -> None:
+):
     cost = rewrite_cost(TENTH, sums(*before), sums(*after), first, sent)
 
     assert cost.burnt >= 0

@@ -26,7 +26,7 @@ def named(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=named)
-def test_each_providers_refusal_is_understood(row: Row) -> None:
+def test_each_providers_refusal_is_understood(row: Row):
     for status in (400, 413, 422, 500, None):
         refusal = as_refusal(ApiError(status, row.example))
 
@@ -35,13 +35,13 @@ def test_each_providers_refusal_is_understood(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.is_refusal], ids=named)
-def test_what_only_looks_like_one_is_none(row: Row) -> None:
+def test_what_only_looks_like_one_is_none(row: Row):
     for status in (400, 413, 422, None):
         assert as_refusal(ApiError(status, row.example)) is None, status
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 409, 429, 502, 503, 529])
-def test_a_status_that_means_something_else_decides(status: int) -> None:
+def test_a_status_that_means_something_else_decides(status: int):
     assert (
         as_refusal(ApiError(status, "prompt is too long: 200251 tokens > 200000 maximum")) is None
     )
@@ -75,7 +75,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("text", NUMBERS)
-def test_the_numbers_are_read_where_they_are_named(text: str) -> None:
+def test_the_numbers_are_read_where_they_are_named(text: str):
     refusal = read_refusal(400, text)
 
     assert refusal is not None
@@ -98,12 +98,12 @@ def test_the_numbers_are_read_where_they_are_named(text: str) -> None:
         "prompt is too long: 5 tokens > 200000 maximum",
     ],
 )
-def test_a_short_prompt_is_not_to_blame_for_a_long_answer(text: str) -> None:
+def test_a_short_prompt_is_not_to_blame_for_a_long_answer(text: str):
     assert read_refusal(400, text) is None
 
 
 @pytest.mark.parametrize("window", [0, 1, 499])
-def test_a_window_that_no_model_has_is_not_believed(window: int) -> None:
+def test_a_window_that_no_model_has_is_not_believed(window: int):
     assert read_refusal(400, f"prompt is too long: 9000 tokens > {window} maximum") == Refusal(
         "Anthropic", 9000
     )
@@ -142,7 +142,7 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize("text", PROMPTS)
-def test_the_fields_that_hold_the_prompt_may_be_named(text: str) -> None:
+def test_the_fields_that_hold_the_prompt_may_be_named(text: str):
     assert as_refusal(ApiError(400, text)) is not None
 
 
@@ -173,12 +173,12 @@ def test_the_fields_that_hold_the_prompt_may_be_named(text: str) -> None:
         "",
     ],
 )
-def test_other_errors_do_not_pass_for_a_refusal(text: str) -> None:
+def test_other_errors_do_not_pass_for_a_refusal(text: str):
     for status in (400, 422, None):
         assert as_refusal(ApiError(status, text)) is None, status
 
 
-def test_a_413_is_a_refusal_without_numbers_whatever_it_says() -> None:
+def test_a_413_is_a_refusal_without_numbers_whatever_it_says():
     assert read_refusal(413, "<html>Payload Too Large</html>") == Refusal("a gateway")
 
 
@@ -196,7 +196,7 @@ def error_type(name: str) -> type[Exception]:
         "LLMContextWindowExceedError",
     ],
 )
-def test_the_type_of_a_frameworks_error_tells_it_without_a_status(name: str) -> None:
+def test_the_type_of_a_frameworks_error_tells_it_without_a_status(name: str):
     derived = type("Own", (error_type(name),), {})
 
     assert as_refusal(error_type(name)("it did not fit")) is not None
@@ -225,7 +225,7 @@ def test_the_type_of_a_frameworks_error_tells_it_without_a_status(name: str) -> 
         },
     ],
 )
-def test_codes_and_bodies_are_looked_at(attributes: dict[str, object]) -> None:
+def test_codes_and_bodies_are_looked_at(attributes: dict[str, object]):
     assert as_refusal(ApiError(400, "Error code: 400", **attributes)) is not None
 
 
@@ -238,20 +238,20 @@ def test_codes_and_bodies_are_looked_at(attributes: dict[str, object]) -> None:
         ("Request payload size exceeds the limit: 20 MB.", False),
     ],
 )
-def test_a_code_is_more_than_a_sentence(text: str, has_code: bool) -> None:
+def test_a_code_is_more_than_a_sentence(text: str, has_code: bool):
     refusal = read_refusal(400, text)
     assert refusal is not None
     assert refusal.has_code == has_code
 
 
-def test_an_error_raised_from_a_refusal_is_one() -> None:
+def test_an_error_raised_from_a_refusal_is_one():
     error = RuntimeError("the model could not be asked")
     error.__cause__ = ApiError(400, "prompt is too long: 200251 tokens > 200000 maximum")
 
     assert as_refusal(error) == Refusal("Anthropic", 200_251, 200_000)
 
 
-def test_errors_that_cannot_be_looked_at_are_no_refusal() -> None:
+def test_errors_that_cannot_be_looked_at_are_no_refusal():
     class Odd(Exception):
         response: Any
 
@@ -268,13 +268,13 @@ def test_errors_that_cannot_be_looked_at_are_no_refusal() -> None:
     assert as_refusal(None) is None
 
 
-def test_only_the_beginning_of_a_long_answer_is_searched() -> None:
+def test_only_the_beginning_of_a_long_answer_is_searched():
     assert read_refusal(400, " " * MAX_TEXT + "prompt is too long") is None
     assert read_refusal(400, "prompt is too long" + " " * 10**7) is not None
 
 
 @pytest.mark.parametrize("number", [1261, 2013, 7])
-def test_a_number_of_the_providers_own_is_no_http_status(number: int) -> None:
+def test_a_number_of_the_providers_own_is_no_http_status(number: int):
     error = type("Refused", (Exception,), {"code": number})("Prompt is too long")
 
     assert as_refusal(error) is not None

@@ -54,7 +54,7 @@ def wait_for_end(pid: int, seconds: float) -> bool:
 
 async def test_texts_arrive_whole_whatever_their_length_and_characters(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     texts = ["", "\ud800 é \u2028\n\0", "漢" * 3_000_000]
 
     answers = await run(measure, *texts)
@@ -62,17 +62,17 @@ async def test_texts_arrive_whole_whatever_their_length_and_characters(
     assert answers == Answers([[len(text), text[-3:]] for text in texts], "done")
 
 
-async def test_a_worker_that_fails_leaves_what_it_answered_before() -> None:
+async def test_a_worker_that_fails_leaves_what_it_answered_before():
     assert await run(fail_after_one) == Answers(["one"], "failed")
 
 
 @pytest.mark.parametrize("work", [spin_in_c, spin])
-async def test_a_worker_is_stopped_when_its_time_is_over(work: processes.Work) -> None:
+async def test_a_worker_is_stopped_when_its_time_is_over(work: processes.Work):
     assert (await run(work, seconds=0.2)).end == "late"
 
 
 @pytest.mark.parametrize("work", [hoard, die])
-async def test_a_worker_that_takes_all_memory_or_crashes_has_failed(work: processes.Work) -> None:
+async def test_a_worker_that_takes_all_memory_or_crashes_has_failed(work: processes.Work):
     assert await run(work) == Answers([], "failed")
 
 
@@ -81,7 +81,7 @@ async def test_a_worker_that_takes_all_memory_or_crashes_has_failed(work: proces
 )
 async def test_where_no_worker_starts_that_is_said(
     script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(processes, "_START_SECONDS", 0.3)
     executable = tmp_path / "python"
     if script:
@@ -92,7 +92,7 @@ async def test_where_no_worker_starts_that_is_said(
     assert await run(measure, "x" * 10**6, seconds=0.1) == Answers([], "unavailable")
 
 
-async def test_many_at_once_answer_each_for_itself() -> None:
+async def test_many_at_once_answer_each_for_itself():
     answers: dict[int, Answers] = {}
 
     async def ask(number: int) -> None:
@@ -107,7 +107,7 @@ async def test_many_at_once_answer_each_for_itself() -> None:
     }
 
 
-def test_the_job_is_read_before_it_is_begun_and_answered_line_by_line() -> None:
+def test_the_job_is_read_before_it_is_begun_and_answered_line_by_line():
     job = Job("jobs", "measure", 2, 1.0, 2**30, os.getpid())
     given = [pickle.dumps(part) for part in ("ab", "c", None, None)]
     answers = io.BytesIO()
@@ -117,7 +117,7 @@ def test_the_job_is_read_before_it_is_begun_and_answered_line_by_line() -> None:
     assert answers.getvalue() == READY + b'\n[3, "abc"]\n[0, ""]\n'
 
 
-def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
+def test_a_worker_imports_nothing_that_its_job_does_not_need():
     heavy = (
         "{'anyio', 'asyncio', 'anthropic', 'tiktoken', 'opentelemetry', 'tenacity', 'regex', "
         "'ast_grep_py'}"
@@ -131,7 +131,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
 
 
 @pytest.mark.parametrize("work", [spin, spin_in_c])
-async def test_a_cancelled_call_leaves_no_process(work: processes.Work, tmp_path: Path) -> None:
+async def test_a_cancelled_call_leaves_no_process(work: processes.Work, tmp_path: Path):
     file = tmp_path / "pid"
     async with anyio.create_task_group() as group:
         group.start_soon(run, work, str(file))
@@ -144,7 +144,7 @@ async def test_a_cancelled_call_leaves_no_process(work: processes.Work, tmp_path
 
 
 @pytest.mark.parametrize("work", [fail_after_one, die])
-async def test_a_worker_that_failed_leaves_no_zombie(work: processes.Work, tmp_path: Path) -> None:
+async def test_a_worker_that_failed_leaves_no_zombie(work: processes.Work, tmp_path: Path):
     await run(work, str(tmp_path / "pid"))
 
     with pytest.raises(ProcessLookupError):
@@ -173,7 +173,7 @@ STARTS = {
 
 @pytest.mark.parametrize("work", ["spin", "spin_in_c"])
 @pytest.mark.parametrize("start", STARTS)
-def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path: Path):
     file = tmp_path / "pid"
     script = PARENT.format(tests=str(SUPPORT), work=work, seconds=60, start=STARTS[start])
     with subprocess.Popen([sys.executable, "-c", script, str(file)]):
@@ -186,7 +186,7 @@ def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path
         assert wait_for_end(worker, 10)
 
 
-def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path) -> None:
+def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path):
     """As on systems that do not tell a process of its parent's death, while C code runs."""
     file = tmp_path / "pid"
     job = Job("jobs", "spin_in_c", 1, 1.0, 2**30, os.getpid())
@@ -208,7 +208,7 @@ def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path) -
     worker.communicate()
 
 
-def test_a_worker_whose_input_ends_ends_itself(tmp_path: Path) -> None:
+def test_a_worker_whose_input_ends_ends_itself(tmp_path: Path):
     """As on systems that do not tell a process of its parent's death, while Python code runs."""
     file = tmp_path / "pid"
     job = Job("jobs", "spin", 1, 60.0, 2**30, os.getpid())
@@ -227,7 +227,7 @@ def test_a_worker_whose_input_ends_ends_itself(tmp_path: Path) -> None:
     assert worker.returncode == 1
 
 
-def test_a_program_that_ends_in_the_middle_leaves_no_worker(tmp_path: Path) -> None:
+def test_a_program_that_ends_in_the_middle_leaves_no_worker(tmp_path: Path):
     file = tmp_path / "pid"
     start = f"""
 async def leave():

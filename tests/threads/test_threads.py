@@ -12,19 +12,19 @@ import pytest
 from ctxpipe._threads.threads import AT_ONCE, in_thread, run_to_completion
 
 
-async def test_work_gets_its_arguments_in_another_thread() -> None:
+async def test_work_gets_its_arguments_in_another_thread():
     thread, added = await in_thread(lambda a, b: (threading.get_ident(), a + b), 1, 2)
 
     assert added == 3
     assert thread != threading.get_ident()
 
 
-async def test_what_the_work_raises_comes_through() -> None:
+async def test_what_the_work_raises_comes_through():
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 / 0)
 
 
-async def test_no_more_threads_work_at_once_than_leave_the_loop_its_turns() -> None:
+async def test_no_more_threads_work_at_once_than_leave_the_loop_its_turns():
     inside, most = 0, 0
     lock, together = threading.Lock(), threading.Barrier(AT_ONCE)
 
@@ -44,7 +44,7 @@ async def test_no_more_threads_work_at_once_than_leave_the_loop_its_turns() -> N
     assert most == AT_ONCE
 
 
-async def test_who_abandons_his_work_does_not_wait_for_it() -> None:
+async def test_who_abandons_his_work_does_not_wait_for_it():
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -60,7 +60,7 @@ async def test_who_abandons_his_work_does_not_wait_for_it() -> None:
     go_on.set()
 
 
-def test_each_event_loop_has_its_own_threads() -> None:
+def test_each_event_loop_has_its_own_threads():
     async def work() -> int:
         return await in_thread(int)
 

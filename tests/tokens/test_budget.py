@@ -25,7 +25,7 @@ def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tent
 
 def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
 
@@ -37,18 +37,18 @@ def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(
     ("trigger", "expected"),
     [(150_000, 150_000), (0.5, 100_000), (Decimal("0.75"), 150_000), (1.0, 200_000)],
 )
-def test_a_trigger_is_tokens_or_a_fraction_of_the_window(trigger: Any, expected: int) -> None:
+def test_a_trigger_is_tokens_or_a_fraction_of_the_window(trigger: Any, expected: int):
     assert Budget(trigger=trigger).trigger == expected
 
 
 @pytest.mark.parametrize(
     ("target", "expected"), [(90_000, 90_000), (0.25, 50_000), (Decimal("0.1"), 20_000), (0, 0)]
 )
-def test_a_target_is_tokens_or_a_fraction_of_the_window(target: Any, expected: int) -> None:
+def test_a_target_is_tokens_or_a_fraction_of_the_window(target: Any, expected: int):
     assert Budget(target=target).target == expected
 
 
-def test_a_fraction_is_the_decimal_it_is_written_as() -> None:
+def test_a_fraction_is_the_decimal_it_is_written_as():
     budget = Budget(window=100, trigger=0.07)
 
     assert 100 * 0.07 > 7  # which is why
@@ -59,7 +59,7 @@ def test_a_fraction_is_the_decimal_it_is_written_as() -> None:
 @given(st.integers(100, 10**7), st.integers(1, 100), st.integers(-2, 2))
 def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(
     window: int, percent: int, off: int
-) -> None:
+):
     ratio = Decimal(percent) / 100
     budget = Budget(window=window, trigger=ratio, target=0)
 
@@ -77,15 +77,15 @@ def test_room_for_the_answer_lets_compaction_begin_above_nine_tenths_of_the_wind
     assert budget.target == 105_543
 
 
-def test_the_lower_of_the_two_triggers_counts() -> None:
+def test_the_lower_of_the_two_triggers_counts():
     assert Budget(trigger=0.5, reserve_output=4_096).trigger == 100_000
 
 
-def test_a_budget_can_be_derived_from_another() -> None:
+def test_a_budget_can_be_derived_from_another():
     assert dataclasses.replace(Budget(), reserve_output=4_096).trigger == 175_905
 
 
-def test_a_budget_cannot_be_changed() -> None:
+def test_a_budget_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Budget().window = 1  # type: ignore[misc]
 
@@ -123,7 +123,7 @@ def test_a_budget_cannot_be_changed() -> None:
         ({"reserve_output": 100_000, "target": 90_000}, "target"),
     ],
 )
-def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str) -> None:
+def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str):
     with pytest.raises(SettingsError, match=named):
         Budget(**nonsense)
 
@@ -139,7 +139,7 @@ def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str) -> No
 )
 def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(SettingsError, match=variable):
@@ -147,7 +147,7 @@ def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
 
 
 @pytest.mark.parametrize("window", [1, 10, 99, 100, 1_000])
-def test_a_window_that_a_refusal_names_is_believed_however_small_it_is(window: int) -> None:
+def test_a_window_that_a_refusal_names_is_believed_however_small_it_is(window: int):
     budget = Budget(200_000).within(window)
 
     assert 0 < budget.trigger <= window

@@ -43,7 +43,7 @@ WORDS = [
 
 
 @each_encoding
-def test_random_strings_count_as_in_stock_tiktoken(name: str) -> None:
+def test_random_strings_count_as_in_stock_tiktoken(name: str):
     chance, ours, theirs = random.Random(20), TokenCounter(name), stock.encoding(name)
     any_character = [
         *map(chr, range(0x250)),
@@ -61,7 +61,7 @@ def test_random_strings_count_as_in_stock_tiktoken(name: str) -> None:
 @each_encoding
 @pytest.mark.shared
 @pytest.mark.usefixtures("shared")
-def test_every_text_of_a_recorded_conversation_counts_as_in_stock_tiktoken(name: str) -> None:
+def test_every_text_of_a_recorded_conversation_counts_as_in_stock_tiktoken(name: str):
     ours, theirs = TokenCounter(name), stock.encoding(name)
     texts = {text for file in sample(4) for text in strings(file)}
 
@@ -91,7 +91,7 @@ def strings(file: Path) -> list[str]:
 
 
 @each_encoding
-def test_a_text_so_long_that_it_is_counted_in_parts_counts_as_a_whole(name: str) -> None:
+def test_a_text_so_long_that_it_is_counted_in_parts_counts_as_a_whole(name: str):
     chance = random.Random(3)
     lines = [
         "    if x == 12:\n",
@@ -110,18 +110,18 @@ def test_a_text_so_long_that_it_is_counted_in_parts_counts_as_a_whole(name: str)
 
 
 @given(st.text(st.characters()))
-def test_no_text_makes_it_raise(text: str) -> None:
+def test_no_text_makes_it_raise(text: str):
     assert 0 <= TokenCounter().text(text) <= len(text.encode(errors="surrogatepass"))
 
 
 @each_encoding
-def test_text_that_looks_like_a_special_token_is_text(name: str) -> None:
+def test_text_that_looks_like_a_special_token_is_text(name: str):
     assert TokenCounter(name).text("<|endoftext|>") > 5
 
 
 @each_encoding
 @pytest.mark.parametrize("end", ["", "x", "\n"])
-def test_ten_million_blanks_are_counted(name: str, end: str) -> None:
+def test_ten_million_blanks_are_counted(name: str, end: str):
     # 128 blanks are one token, as shown for shorter runs
     rest = stock.count(name, " " * 9_984 + end)
 
@@ -129,7 +129,7 @@ def test_ten_million_blanks_are_counted(name: str, end: str) -> None:
 
 
 @each_encoding
-def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str) -> None:
+def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str):
     hopeless = " \u00a0" * 600_000 + "x"
     with pytest.raises(ValueError, match="Max stack size"):
         stock.count(name, hopeless)
@@ -139,7 +139,7 @@ def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str
     assert TokenCounter(name).text(hopeless) == pytest.approx(2 * half, rel=0.001)
 
 
-def test_an_error_of_an_encoding_that_no_cut_can_mend_comes_through() -> None:
+def test_an_error_of_an_encoding_that_no_cut_can_mend_comes_through():
     class Broken(tiktoken.Encoding):
         def encode(self, *_: Any, **__: Any) -> list[int]:
             raise ValueError("always")
@@ -156,14 +156,14 @@ def test_an_error_of_an_encoding_that_no_cut_can_mend_comes_through() -> None:
         TokenCounter(mine).text("hello")
 
 
-def test_lone_surrogates_count_like_the_replacement_character() -> None:
+def test_lone_surrogates_count_like_the_replacement_character():
     assert TokenCounter().text("a\ud800b") == TokenCounter().text("a\ufffdb")
 
 
 # Which tokenizer ----------------------------------------------------------------------------------
 
 
-def test_an_encoding_that_does_not_ship_may_be_passed_in() -> None:
+def test_an_encoding_that_does_not_ship_may_be_passed_in():
     letters = tiktoken.Encoding(
         "bytes",
         pat_str=r"(?s).",
@@ -179,7 +179,7 @@ def test_an_encoding_that_does_not_ship_may_be_passed_in() -> None:
     assert not mine.over("hello", 5)
 
 
-async def test_a_function_of_the_users_own_works_everywhere() -> None:
+async def test_a_function_of_the_users_own_works_everywhere():
     words = TokenCounter(lambda text: len(text.split()))
     history = conversation(
         user("one two"), step("t1", "bash", {"command": "ls"}, "three four five")
@@ -193,22 +193,22 @@ async def test_a_function_of_the_users_own_works_everywhere() -> None:
     assert words.head("one two three four", 2) == "one two "
 
 
-def test_a_function_may_count_more_tokens_than_there_are_bytes() -> None:
+def test_a_function_may_count_more_tokens_than_there_are_bytes():
     assert TokenCounter(lambda _: 1_000_000).over("short", 999_999)
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, b"cl100k_base"])
-def test_what_is_no_encoding_is_refused(nonsense: Any) -> None:
+def test_what_is_no_encoding_is_refused(nonsense: Any):
     with pytest.raises(SettingsError, match="is no encoding"):
         TokenCounter(nonsense)
 
 
-def test_a_function_that_answers_with_tokens_instead_of_their_number_is_refused() -> None:
+def test_a_function_that_answers_with_tokens_instead_of_their_number_is_refused():
     with pytest.raises(SettingsError, match="answers with list"):
         TokenCounter(stock.encoding("cl100k_base").encode).text("hello")  # type: ignore[arg-type]
 
 
-def test_a_function_may_answer_with_any_whole_number() -> None:
+def test_a_function_may_answer_with_any_whole_number():
     class Whole:
         def __index__(self) -> int:
             return 7
@@ -216,23 +216,23 @@ def test_a_function_may_answer_with_any_whole_number() -> None:
     assert TokenCounter(lambda _: Whole()).text("hello") == 7  # type: ignore[arg-type, return-value]
 
 
-def test_a_negative_memory_is_refused() -> None:
+def test_a_negative_memory_is_refused():
     with pytest.raises(SettingsError, match="memo_bytes"):
         TokenCounter(memo_bytes=-1)
 
 
-def test_no_counter_means_one_that_all_share() -> None:
+def test_no_counter_means_one_that_all_share():
     assert as_counter(None) is as_counter(None)
 
 
-def test_a_counter_stays_itself_and_a_function_becomes_one() -> None:
+def test_a_counter_stays_itself_and_a_function_becomes_one():
     mine = TokenCounter()
 
     assert as_counter(mine) is mine
     assert as_counter(len).text("four") == 4
 
 
-def test_a_counter_says_what_it_counts_with() -> None:
+def test_a_counter_says_what_it_counts_with():
     assert repr(TokenCounter("o200k_base")) == "TokenCounter('o200k_base')"
     assert "len" in repr(TokenCounter(len))
 
@@ -240,7 +240,7 @@ def test_a_counter_says_what_it_counts_with() -> None:
 # Each text once -----------------------------------------------------------------------------------
 
 
-def test_each_distinct_text_is_encoded_once() -> None:
+def test_each_distinct_text_is_encoded_once():
     ours = TokenCounter()
     history = conversation(
         user("hello"), step("t1", "bash", {"command": "ls"}, "a.py b.py"), user("hello")
@@ -253,7 +253,7 @@ def test_each_distinct_text_is_encoded_once() -> None:
     assert ours.encoded_chars == sum(map(len, texts))
 
 
-def test_what_was_encoded_to_answer_a_question_is_known_afterwards() -> None:
+def test_what_was_encoded_to_answer_a_question_is_known_afterwards():
     ours, theirs = TokenCounter(), TokenCounter(len)
 
     for counter in (ours, theirs):
@@ -262,7 +262,7 @@ def test_what_was_encoded_to_answer_a_question_is_known_afterwards() -> None:
         assert counter.encoded_chars == len("a text of some words")
 
 
-def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again() -> None:
+def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again():
     ours, history = (
         TokenCounter(),
         conversation(user("hello"), step("t1", "bash", {"command": ["ls", "-l"]}, "a.py")),
@@ -281,7 +281,7 @@ def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again() -> None:
         lambda given: given.pop("options"),
     ],
 )
-def test_an_edited_tool_input_is_counted_anew(edit: Any) -> None:
+def test_an_edited_tool_input_is_counted_anew(edit: Any):
     given_input: dict[str, Any] = {"command": "ls", "options": ["-l"]}
     block, ours = {**tool_use("t1", "bash"), "input": given_input}, TokenCounter()
     ours.block(block)
@@ -291,7 +291,7 @@ def test_an_edited_tool_input_is_counted_anew(edit: Any) -> None:
     assert ours.block(block) == sum(map(ours.text, ("t1", "bash", compact_json(given_input))))
 
 
-def test_an_edited_message_is_counted_anew() -> None:
+def test_an_edited_message_is_counted_anew():
     ours, message = TokenCounter(), user("hello")
     ours.message(message)
 
@@ -300,7 +300,7 @@ def test_an_edited_message_is_counted_anew() -> None:
     assert ours.message(message) == ours.text("hello there, world")
 
 
-async def test_the_memory_stays_within_its_bytes() -> None:
+async def test_the_memory_stays_within_its_bytes():
     ours = TokenCounter(memo_bytes=100_000)
     for index in range(5_000):
         ours.message(
@@ -313,7 +313,7 @@ async def test_the_memory_stays_within_its_bytes() -> None:
     assert ours.memo_bytes > 30_000
 
 
-def test_what_was_used_last_is_remembered() -> None:
+def test_what_was_used_last_is_remembered():
     ours = TokenCounter(memo_bytes=100_000)
     for index in range(5_000):
         ours.text("kept in use")
@@ -325,7 +325,7 @@ def test_what_was_used_last_is_remembered() -> None:
     assert ours.encoded_chars == encoded
 
 
-def test_without_memory_everything_is_still_counted() -> None:
+def test_without_memory_everything_is_still_counted():
     ours = TokenCounter(memo_bytes=0)
 
     assert ours.total(conversation(user("hello world"), step("t1", "bash", {}, "done"))) > 4
@@ -336,7 +336,7 @@ def test_without_memory_everything_is_still_counted() -> None:
 
 
 @given(histories())
-async def test_counting_off_the_loop_gives_the_same_number(history: list[Message]) -> None:
+async def test_counting_off_the_loop_gives_the_same_number(history: list[Message]):
     ours = TokenCounter()
 
     assert await ours.count(history) == ours.total(history)
@@ -354,7 +354,7 @@ class Threads:
         return len(text)
 
 
-async def test_much_new_text_goes_to_one_worker_thread() -> None:
+async def test_much_new_text_goes_to_one_worker_thread():
     threads = Threads()
 
     await TokenCounter(threads).texts([f"{number} " * 1_000 for number in range(40)])
@@ -364,7 +364,7 @@ async def test_much_new_text_goes_to_one_worker_thread() -> None:
     assert len(set(threads.seen)) == 1
 
 
-async def test_little_new_text_stays_on_the_loop() -> None:
+async def test_little_new_text_stays_on_the_loop():
     threads = Threads()
 
     await TokenCounter(threads).texts(["short"] * 40)
@@ -372,7 +372,7 @@ async def test_little_new_text_stays_on_the_loop() -> None:
     assert threads.seen == [threading.current_thread()]
 
 
-async def test_text_of_other_scripts_goes_to_a_thread_sooner_because_it_takes_longer() -> None:
+async def test_text_of_other_scripts_goes_to_a_thread_sooner_because_it_takes_longer():
     threads = Threads()
 
     await TokenCounter(threads).texts(["中文" * 9_000])
@@ -380,7 +380,7 @@ async def test_text_of_other_scripts_goes_to_a_thread_sooner_because_it_takes_lo
     assert threads.seen[0] is not threading.current_thread()
 
 
-async def test_known_text_needs_no_thread_however_long() -> None:
+async def test_known_text_needs_no_thread_however_long():
     threads = Threads()
     ours, text = TokenCounter(threads), "long " * 50_000
     await ours.texts([text])
@@ -392,7 +392,7 @@ async def test_known_text_needs_no_thread_however_long() -> None:
 
 async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     threads: list[threading.Thread] = []
 
     def load(name: str) -> tiktoken.Encoding:
@@ -408,7 +408,7 @@ async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(
     assert threading.current_thread() not in threads
 
 
-async def test_a_warm_counter_loads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_warm_counter_loads_nothing_more(monkeypatch: pytest.MonkeyPatch):
     ours = TokenCounter()
     await ours.warm()
     monkeypatch.delattr("ctxpipe.tokens.vocabulary._build")
@@ -418,7 +418,7 @@ async def test_a_warm_counter_loads_nothing_more(monkeypatch: pytest.MonkeyPatch
     assert ours.text("hello") == 1
 
 
-async def test_a_cancelled_turn_does_not_wait_for_a_count() -> None:
+async def test_a_cancelled_turn_does_not_wait_for_a_count():
     started, finish = threading.Event(), threading.Event()
 
     def slow(text: str) -> int:
@@ -439,16 +439,16 @@ async def test_a_cancelled_turn_does_not_wait_for_a_count() -> None:
 
 
 @given(histories(), st.integers(-1, 400))
-def test_over_is_what_the_full_count_says(history: list[Message], limit: int) -> None:
+def test_over_is_what_the_full_count_says(history: list[Message], limit: int):
     assert TokenCounter().over(history, limit) == (TokenCounter().total(history) > limit)
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join), st.integers(-1, 60))
-def test_over_is_what_the_full_count_says_for_a_text(text: str, limit: int) -> None:
+def test_over_is_what_the_full_count_says_for_a_text(text: str, limit: int):
     assert TokenCounter().over(text, limit) == (TokenCounter().text(text) > limit)
 
 
-def test_system_prompt_and_tools_count_for_over() -> None:
+def test_system_prompt_and_tools_count_for_over():
     ours, tools = (
         TokenCounter(),
         [{"name": "bash", "description": "runs a command", "input_schema": {}}],
@@ -471,7 +471,7 @@ def test_system_prompt_and_tools_count_for_over() -> None:
 )
 def test_what_the_bounds_decide_loads_no_encoding(
     text: str, limit: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
     ours = TokenCounter()
 
@@ -481,20 +481,20 @@ def test_what_the_bounds_decide_loads_no_encoding(
 
 def test_a_text_that_surely_fits_is_its_own_head_and_loads_no_encoding(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
 
     assert TokenCounter().head("short", 5) == "short"
 
 
-def test_over_stops_early() -> None:
+def test_over_stops_early():
     ours, text = TokenCounter(), "some line of text\n" * 100_000
 
     assert ours.over(text, 5_000)
     assert ours.encoded_chars < 100_000
 
 
-def test_over_stops_at_the_message_that_decides() -> None:
+def test_over_stops_at_the_message_that_decides():
     ours = TokenCounter()
     history = [user(f"message {index}: {'words ' * 2_000}") for index in range(100)]
 
@@ -502,7 +502,7 @@ def test_over_stops_at_the_message_that_decides() -> None:
     assert ours.encoded_chars < 6 * 13_000
 
 
-def test_head_stops_early() -> None:
+def test_head_stops_early():
     ours, text = TokenCounter(), "some line of text\n" * 100_000
 
     assert ours.text(ours.head(text, 5_000)) == 5_000
@@ -513,7 +513,7 @@ def test_head_stops_early() -> None:
 @given(text=st.lists(st.sampled_from(WORDS), max_size=60).map("".join), limit=st.integers(-1, 60))
 def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(
     name: str, text: str, limit: int
-) -> None:
+):
     ours = TokenCounter(name)
 
     head = ours.head(text, limit)
@@ -535,13 +535,13 @@ def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(
         "-" * 200_000,
     ],
 )
-def test_head_leaves_little_of_the_limit_unused(text: str) -> None:
+def test_head_leaves_little_of_the_limit_unused(text: str):
     ours = TokenCounter()
 
     assert 1_990 <= ours.text(ours.head(text, 2_000)) <= 2_000
 
 
-def test_head_of_a_text_that_cannot_be_cut_encodes_little_of_it() -> None:
+def test_head_of_a_text_that_cannot_be_cut_encodes_little_of_it():
     ours = TokenCounter()
 
     ours.head("a" * 10_000_000, 2_000)
@@ -549,21 +549,21 @@ def test_head_of_a_text_that_cannot_be_cut_encodes_little_of_it() -> None:
     assert ours.encoded_chars < 100_000
 
 
-def test_head_splits_no_character() -> None:
+def test_head_splits_no_character():
     assert "\ufffd" not in TokenCounter().head("👨‍👩‍👧" * 50, 20)
 
 
 # Messages -----------------------------------------------------------------------------------------
 
 
-def test_nothing_counts_nothing() -> None:
+def test_nothing_counts_nothing():
     assert TokenCounter().total([]) == TokenCounter().total([user(""), user()]) == 0
 
 
 @given(histories())
 def test_a_history_counts_as_its_messages_and_a_message_as_its_blocks(
     history: list[Message],
-) -> None:
+):
     ours = TokenCounter()
 
     assert ours.total(history) == sum(map(ours.message, history))
@@ -572,7 +572,7 @@ def test_a_history_counts_as_its_messages_and_a_message_as_its_blocks(
             assert ours.message(message) == sum(map(ours.block, message["content"]))
 
 
-def test_counting_changes_no_message() -> None:
+def test_counting_changes_no_message():
     history = conversation(system("be"), user("hello"), step("t1", "bash", {"a": [1]}, "done"))
     before = json.dumps(history)
 
@@ -581,7 +581,7 @@ def test_counting_changes_no_message() -> None:
     assert json.dumps(history) == before
 
 
-async def test_system_prompt_and_tools_count_once_when_given() -> None:
+async def test_system_prompt_and_tools_count_once_when_given():
     ours, tools = (
         TokenCounter(),
         [{"name": "bash", "description": "runs a command", "input_schema": {"type": "object"}}],
@@ -598,14 +598,14 @@ async def test_system_prompt_and_tools_count_once_when_given() -> None:
     )
 
 
-def test_the_bounds_are_sound() -> None:
+def test_the_bounds_are_sound():
     encoder = TokenCounter()._encoder
     for text in ["", "x", " " * 1_000, "é" * 9, "\ud83d\ude00", "\ud800", "中文", *WORDS]:
         assert encoder.at_least(text) <= stock.count("cl100k_base", text) <= encoder.at_most(text)
     assert TokenCounter(len)._encoder.at_most("x") == math.inf
 
 
-def test_a_reply_of_the_sdk_counts_like_its_plain_form() -> None:
+def test_a_reply_of_the_sdk_counts_like_its_plain_form():
     from anthropic.types import TextBlock, ToolUseBlock
 
     plain = assistant("hello", tool_use("t1", "bash", {"command": "ls"}))
@@ -619,14 +619,14 @@ def test_a_reply_of_the_sdk_counts_like_its_plain_form() -> None:
     ) == TokenCounter().message(plain)
 
 
-def test_results_of_many_tools_count_each() -> None:
+def test_results_of_many_tools_count_each():
     ours = TokenCounter()
     message = user(*(tool_result(f"t{index}", f"result {index}") for index in range(5)))
 
     assert ours.message(message) == sum(ours.text(f"result {index}") for index in range(5))
 
 
-def test_the_estimate_of_a_block_is_exact_for_what_was_counted_and_for_short_texts() -> None:
+def test_the_estimate_of_a_block_is_exact_for_what_was_counted_and_for_short_texts():
     counter = TokenCounter()
     long = {"type": "text", "text": "some words of a long text " * 3_000}
     short = {"type": "text", "text": "a few words"}
@@ -638,7 +638,7 @@ def test_the_estimate_of_a_block_is_exact_for_what_was_counted_and_for_short_tex
     assert counter.block_estimate(short) == counter.block(short)
 
 
-def test_the_estimate_of_a_block_encodes_no_long_text() -> None:
+def test_the_estimate_of_a_block_encodes_no_long_text():
     counter = TokenCounter()
     counter.text("warm")
     before = counter.encoded_chars
@@ -648,7 +648,7 @@ def test_the_estimate_of_a_block_encodes_no_long_text() -> None:
     assert counter.encoded_chars == before
 
 
-def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same() -> None:
+def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same():
     counted: list[str] = []
 
     def count(text: str) -> int:
@@ -662,7 +662,7 @@ def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same() -> N
     assert ours.memo_bytes < 1_000
 
 
-def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most() -> None:
+def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most():
     letters = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=300_000)
     text = "".join(letters)
     exact = len(vocabulary.load("o200k_base").encode_ordinary(text))

@@ -32,9 +32,7 @@ def ids(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=40).map("".join))
-def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(
-    name: str, text: str
-) -> None:
+def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(name: str, text: str):
     places = [0, *(found.start() + 1 for found in cuts._CUT.finditer(text)), len(text)]
 
     parts = [text[start:end] for start, end in itertools.pairwise(places)]
@@ -42,7 +40,7 @@ def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(
     assert [token for part in parts for token in ids(name, part)] == ids(name, text)
 
 
-def test_segments_are_the_text_and_not_much_longer_than_asked() -> None:
+def test_segments_are_the_text_and_not_much_longer_than_asked():
     words = random.Random(0).choices(
         ["def f(x):\n", "    return x ", "+ 17\n", "'it''s'", "# 注释。\n"], k=50_000
     )
@@ -55,18 +53,18 @@ def test_segments_are_the_text_and_not_much_longer_than_asked() -> None:
     assert len(parts) > 5
 
 
-def test_a_stretch_without_a_cut_stays_whole() -> None:
+def test_a_stretch_without_a_cut_stays_whole():
     assert [len(part) for part in cuts.segments("a" * 500_000)] == [500_000]
 
 
-def test_a_line_of_base64_is_cut() -> None:
+def test_a_line_of_base64_is_cut():
     line = "".join(random.Random(0).choices("ABCDEFabcdef0123456789+/", k=500_000))
 
     assert len(list(cuts.segments(line))) > 10
 
 
 @each_encoding
-def test_no_token_is_longer_than_the_bound_says(name: str) -> None:
+def test_no_token_is_longer_than_the_bound_says(name: str):
     ranks = vocabulary.load(name)._mergeable_ranks
 
     assert max(map(len, ranks)) == LONGEST_TOKEN_BYTES
@@ -74,9 +72,7 @@ def test_no_token_is_longer_than_the_bound_says(name: str) -> None:
 
 @each_encoding
 @pytest.mark.parametrize("blank", [" ", "\t", "\n"])
-def test_a_long_run_of_blanks_counts_the_same_shortened_wherever_it_stands(
-    name: str, blank: str
-) -> None:
+def test_a_long_run_of_blanks_counts_the_same_shortened_wherever_it_stands(name: str, blank: str):
     longer, shorter = (stock.count(name, text) for text in cuts.period_texts(blank))
     before = ["", "x", ".", "/", "\n", "\r\n", "\t", " ", "x\n", ".\n", "\u00a0"]
     behind = ["", "x", ".", "/", "\n\nx", "\r\n", "\tx", "  \tx", " ", "\u00a0"]
@@ -92,7 +88,7 @@ def test_a_long_run_of_blanks_counts_the_same_shortened_wherever_it_stands(
         )
 
 
-def test_text_without_a_long_run_is_not_copied() -> None:
+def test_text_without_a_long_run_is_not_copied():
     text = "  indented\n\n" * 1000
 
     assert cuts.squeeze(text)[0] is text

@@ -22,7 +22,7 @@ def worth(text: str) -> int:
     return int(text)
 
 
-def test_a_count_is_the_sum_over_all_texts_with_nothing_added() -> None:
+def test_a_count_is_the_sum_over_all_texts_with_nothing_added():
     history = conversation(
         system("be brief"), user("hello world"), step("t1", "bash", {"command": "ls"}, "a.py")
     )
@@ -31,11 +31,11 @@ def test_a_count_is_the_sum_over_all_texts_with_nothing_added() -> None:
     assert count_tokens(history) == sum(stock.count("cl100k_base", text) for text in texts)
 
 
-def test_an_empty_list_counts_nothing() -> None:
+def test_an_empty_list_counts_nothing():
     assert count_tokens([]) == 0
 
 
-def test_system_prompt_and_tools_count_where_they_are_given() -> None:
+def test_system_prompt_and_tools_count_where_they_are_given():
     tool = {"name": "bash", "description": "runs a command", "input_schema": {"type": "object"}}
 
     counted = count_tokens([user("hello")], "be brief", [tool])
@@ -45,7 +45,7 @@ def test_system_prompt_and_tools_count_where_they_are_given() -> None:
     )
 
 
-def test_a_counter_or_a_function_may_be_given() -> None:
+def test_a_counter_or_a_function_may_be_given():
     assert count_tokens([user("hello")], counter=len) == 5
     assert count_tokens([user("你好世界")], counter=TokenCounter("o200k_base")) == stock.count(
         "o200k_base", "你好世界"
@@ -53,28 +53,28 @@ def test_a_counter_or_a_function_may_be_given() -> None:
 
 
 @given(st.integers(0, 10**12))
-def test_a_conservative_count_is_one_and_a_half_rounded_up(tokens: int) -> None:
+def test_a_conservative_count_is_one_and_a_half_rounded_up(tokens: int):
     assert conservative(tokens) == tokens + math.ceil(tokens / 2)
 
 
 @pytest.mark.parametrize(
     ("tokens", "expected"), [("183999", False), ("184000", True), ("190000", True)]
 )
-def test_compaction_begins_at_limit_times_ratio(tokens: str, expected: bool) -> None:
+def test_compaction_begins_at_limit_times_ratio(tokens: str, expected: bool):
     assert should_compact([user(tokens)], counter=worth) is expected
 
 
-def test_an_empty_list_never_compacts() -> None:
+def test_an_empty_list_never_compacts():
     assert not should_compact([], context_token_limit=0, counter=worth)
     assert not should_compact([], counter=worth, system="200000")
 
 
-def test_a_limit_of_zero_is_literal() -> None:
+def test_a_limit_of_zero_is_literal():
     assert should_compact([user("0")], context_token_limit=0, counter=worth)
 
 
 @pytest.mark.parametrize("ratio", [0.07, Decimal("0.07")])
-def test_the_product_is_exact(ratio: Any) -> None:
+def test_the_product_is_exact(ratio: Any):
     assert should_compact(
         [user("7")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth
     )
@@ -83,7 +83,7 @@ def test_the_product_is_exact(ratio: Any) -> None:
     )
 
 
-def test_a_fractional_threshold_is_reached_by_the_next_token() -> None:
+def test_a_fractional_threshold_is_reached_by_the_next_token():
     assert should_compact(
         [user("96")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth
     )
@@ -92,7 +92,7 @@ def test_a_fractional_threshold_is_reached_by_the_next_token() -> None:
     )
 
 
-def test_a_ratio_outside_zero_to_one_is_taken_literally() -> None:
+def test_a_ratio_outside_zero_to_one_is_taken_literally():
     assert not should_compact(
         [user("190")], context_token_limit=100, compact_threshold_ratio=2, counter=worth
     )
@@ -103,7 +103,7 @@ def test_a_ratio_outside_zero_to_one_is_taken_literally() -> None:
 
 def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
 
@@ -112,7 +112,7 @@ def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(
     assert not should_compact([user("500")], context_token_limit=1_001, counter=worth)
 
 
-def test_system_prompt_and_tools_count_towards_the_threshold_where_they_are_given() -> None:
+def test_system_prompt_and_tools_count_towards_the_threshold_where_they_are_given():
     assert not should_compact(
         [user("10")], context_token_limit=30, compact_threshold_ratio=1, counter=worth
     )
@@ -123,7 +123,7 @@ def test_system_prompt_and_tools_count_towards_the_threshold_where_they_are_give
 
 def test_a_short_history_is_judged_without_loading_an_encoding(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
 
     assert not should_compact([user("hello " * 1_000)], counter=TokenCounter())
@@ -138,14 +138,14 @@ def test_a_short_history_is_judged_without_loading_an_encoding(
         {"context_token_limit": "200k"},
     ],
 )
-def test_what_is_no_number_is_refused(nonsense: dict[str, Any]) -> None:
+def test_what_is_no_number_is_refused(nonsense: dict[str, Any]):
     with pytest.raises(SettingsError, match=r"CONTEXT_TOKEN_LIMIT|COMPACT_THRESHOLD_RATIO"):
         should_compact([user("1")], counter=worth, **nonsense)
 
 
 def test_a_variable_that_is_no_number_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "many")
 
     with pytest.raises(SettingsError, match="CONTEXT_TOKEN_LIMIT"):

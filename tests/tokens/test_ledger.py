@@ -64,7 +64,7 @@ LISTS: dict[str, list[Message]] = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-async def test_a_list_that_changed_between_two_turns_is_counted_right(name: str) -> None:
+async def test_a_list_that_changed_between_two_turns_is_counted_right(name: str):
     ledger = Ledger()
     await check_totals(ledger, chat(9))
 
@@ -76,7 +76,7 @@ POOL = [*chat(5), new(), new("and more"), *step("t1", "bash", {"command": "ls"},
 
 
 @given(st.lists(st.lists(st.sampled_from(POOL), max_size=12), max_size=8))
-async def test_any_sequence_of_lists_is_counted_right(lists: list[list[Message]]) -> None:
+async def test_any_sequence_of_lists_is_counted_right(lists: list[list[Message]]):
     ledger = Ledger(TokenCounter(len))
     for messages in lists:
         await check_totals(ledger, messages)
@@ -89,7 +89,7 @@ async def test_any_sequence_of_lists_is_counted_right(lists: list[list[Message]]
 )
 async def test_after_a_rewind_any_list_that_keeps_its_word_is_counted_right(
     first: list[Message], rest: list[Message], known: int
-) -> None:
+):
     ledger = Ledger(TokenCounter(len))
     await check_totals(ledger, first)
 
@@ -98,7 +98,7 @@ async def test_after_a_rewind_any_list_that_keeps_its_word_is_counted_right(
     await check_totals(ledger, first[:known] + rest, known=ledger.known)
 
 
-async def test_a_turn_encodes_only_what_is_new() -> None:
+async def test_a_turn_encodes_only_what_is_new():
     ledger, history = Ledger(TokenCounter()), chat(50)
     await ledger.total(history)
     encoded = ledger.counter.encoded_chars
@@ -109,13 +109,13 @@ async def test_a_turn_encodes_only_what_is_new() -> None:
     assert ledger.counter.encoded_chars == encoded + 19
 
 
-async def test_an_unchanged_list_hands_out_the_very_same_sums() -> None:
+async def test_an_unchanged_list_hands_out_the_very_same_sums():
     ledger, history = Ledger(), chat(5)
 
     assert await ledger.prefix_sums(history) is await ledger.prefix_sums(list(history))
 
 
-async def test_sums_that_were_handed_out_do_not_move() -> None:
+async def test_sums_that_were_handed_out_do_not_move():
     ledger, history = Ledger(), chat(5)
     sums = await ledger.prefix_sums(history)
     before = list(sums)
@@ -128,7 +128,7 @@ async def test_sums_that_were_handed_out_do_not_move() -> None:
     assert list(sums) == before
 
 
-async def test_a_history_rebuilt_from_json_is_known() -> None:
+async def test_a_history_rebuilt_from_json_is_known():
     counted: list[str] = []
 
     def count(words: str) -> int:
@@ -143,7 +143,7 @@ async def test_a_history_rebuilt_from_json_is_known() -> None:
     assert counted == []
 
 
-async def test_results_appended_in_place_to_the_last_message_are_noticed() -> None:
+async def test_results_appended_in_place_to_the_last_message_are_noticed():
     ledger, history = Ledger(), conversation(user("go"), *step("t1", "bash", {}, "done"))
     await ledger.total(history)
 
@@ -153,7 +153,7 @@ async def test_results_appended_in_place_to_the_last_message_are_noticed() -> No
     await check_totals(ledger, history)
 
 
-async def test_a_last_message_whose_text_was_exchanged_in_place_is_noticed() -> None:
+async def test_a_last_message_whose_text_was_exchanged_in_place_is_noticed():
     ledger, history = Ledger(), chat(3)
     await ledger.total(history)
 
@@ -162,7 +162,7 @@ async def test_a_last_message_whose_text_was_exchanged_in_place_is_noticed() -> 
     await check_totals(ledger, history)
 
 
-async def test_a_last_message_edited_in_place_and_followed_by_another_is_noticed() -> None:
+async def test_a_last_message_edited_in_place_and_followed_by_another_is_noticed():
     ledger, history = Ledger(), conversation(user("go"), assistant(text("a"), text("b")))
     await ledger.total(history)
 
@@ -173,7 +173,7 @@ async def test_a_last_message_edited_in_place_and_followed_by_another_is_noticed
     await check_totals(ledger, history)
 
 
-async def test_what_the_caller_vouches_for_is_not_compared() -> None:
+async def test_what_the_caller_vouches_for_is_not_compared():
     ledger, history = Ledger(), chat(5)
     total = await ledger.total(history)
 
@@ -188,11 +188,11 @@ async def test_what_the_caller_vouches_for_is_not_compared() -> None:
     assert await ledger.total(vouched, known=5) == total + ledger.counter.message(new())
 
 
-async def test_vouching_for_more_than_was_ever_seen_counts_the_rest() -> None:
+async def test_vouching_for_more_than_was_ever_seen_counts_the_rest():
     await check_totals(Ledger(), chat(5), known=5)
 
 
-async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_again() -> None:
+async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_again():
     ledger, history = Ledger(), chat(9)
     await ledger.total(history)
     assert ledger.known == 9
@@ -204,7 +204,7 @@ async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_agai
     assert ledger.known == 9
 
 
-async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
+async def test_what_agrees_behind_a_change_is_not_counted_again():
     counted: list[str] = []
 
     def count(words: str) -> int:
@@ -226,13 +226,13 @@ async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
     assert len(counted) < 110
 
 
-async def test_a_tuple_of_messages_will_do() -> None:
+async def test_a_tuple_of_messages_will_do():
     ledger = Ledger()
 
     assert await ledger.total(tuple(chat(3))) == await ledger.total(chat(3))
 
 
-async def test_the_caller_may_go_on_appending_to_its_list() -> None:
+async def test_the_caller_may_go_on_appending_to_its_list():
     ledger, history = Ledger(), chat(3)
     await ledger.total(history)
 
@@ -241,7 +241,7 @@ async def test_the_caller_may_go_on_appending_to_its_list() -> None:
     await check_totals(ledger, history)
 
 
-async def test_counting_leaves_the_list_as_it_was() -> None:
+async def test_counting_leaves_the_list_as_it_was():
     history = chat(3)
     before = copy.deepcopy(history)
 
@@ -257,7 +257,7 @@ def usage(billed: int, **more: Any) -> dict[str, Any]:
     return {"input_tokens": billed, **more}
 
 
-def test_before_the_first_usage_the_estimate_is_the_raw_count() -> None:
+def test_before_the_first_usage_the_estimate_is_the_raw_count():
     ledger = Ledger()
 
     assert ledger.factor == 1
@@ -265,7 +265,7 @@ def test_before_the_first_usage_the_estimate_is_the_raw_count() -> None:
         assert ledger.estimate(tokens, []) == ledger.measured_estimate(tokens) == tokens
 
 
-def test_before_the_first_usage_compaction_begins_at_the_trigger() -> None:
+def test_before_the_first_usage_compaction_begins_at_the_trigger():
     ledger, budget = Ledger(), Budget(window=200_000)
 
     assert not budget.reached(ledger.estimate(183_999, []))
@@ -273,7 +273,7 @@ def test_before_the_first_usage_compaction_begins_at_the_trigger() -> None:
 
 
 @pytest.mark.parametrize(("raw", "billed"), [(2, 20), (1_000, 3_000), (3_000, 4_500)])
-async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw: int, billed: int) -> None:
+async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw: int, billed: int):
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(billed), [user("x" * raw)])
 
@@ -281,14 +281,14 @@ async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw: int, bi
     assert ledger.measured_estimate(2 * raw) == ledger.estimate(2 * raw, [])
 
 
-async def test_a_long_turn_does() -> None:
+async def test_a_long_turn_does():
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(30_000), [user("x" * 20_000)])
 
     assert ledger.measured_estimate(140_000) == ledger.estimate(140_000, []) == 210_000
 
 
-async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was_counted() -> None:
+async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was_counted():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 5_000)]
 
     ledger.observe(usage(210_000), history)
@@ -298,7 +298,7 @@ async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was
     assert ledger.estimate(5_000, history) == 210_000
 
 
-async def test_what_was_billed_is_the_estimate_to_the_token() -> None:
+async def test_what_was_billed_is_the_estimate_to_the_token():
     for billed in (1_000, 1_001, 1_234, 1_999):
         ledger, history = Ledger(TokenCounter(len)), [user("x" * 997)]
 
@@ -307,7 +307,7 @@ async def test_what_was_billed_is_the_estimate_to_the_token() -> None:
         assert ledger.estimate(997, history) == billed
 
 
-async def test_what_the_cache_read_and_wrote_was_billed_too() -> None:
+async def test_what_the_cache_read_and_wrote_was_billed_too():
     from anthropic.types import Usage
 
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
@@ -323,7 +323,7 @@ async def test_what_the_cache_read_and_wrote_was_billed_too() -> None:
     assert ledger.factor == 1.2
 
 
-async def test_fields_that_are_missing_or_none_count_nothing() -> None:
+async def test_fields_that_are_missing_or_none_count_nothing():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
 
     ledger.observe(usage(1_300, cache_creation_input_tokens=None), history)
@@ -331,7 +331,7 @@ async def test_fields_that_are_missing_or_none_count_nothing() -> None:
     assert ledger.factor == 1.3
 
 
-async def test_the_overhead_belongs_to_the_raw_count() -> None:
+async def test_the_overhead_belongs_to_the_raw_count():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 600)]
 
     ledger.observe(usage(1_400), history, overhead=400)
@@ -339,7 +339,7 @@ async def test_the_overhead_belongs_to_the_raw_count() -> None:
     assert ledger.factor == 1.4
 
 
-async def test_what_is_appended_is_estimated_with_the_measured_factor() -> None:
+async def test_what_is_appended_is_estimated_with_the_measured_factor():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(1_300), history)
 
@@ -349,7 +349,7 @@ async def test_what_is_appended_is_estimated_with_the_measured_factor() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [None, {}, usage(0), usage(-5), {"input_tokens": "many"}])
-async def test_a_usage_that_says_nothing_changes_nothing(nonsense: object) -> None:
+async def test_a_usage_that_says_nothing_changes_nothing(nonsense: object):
     ledger = Ledger(TokenCounter(len))
 
     ledger.observe(nonsense, [user("x" * 100)])
@@ -357,7 +357,7 @@ async def test_a_usage_that_says_nothing_changes_nothing(nonsense: object) -> No
     assert ledger.factor == 1
 
 
-async def test_a_usage_for_nothing_changes_nothing() -> None:
+async def test_a_usage_for_nothing_changes_nothing():
     ledger = Ledger()
 
     ledger.observe(usage(100), [])
@@ -365,7 +365,7 @@ async def test_a_usage_for_nothing_changes_nothing() -> None:
     assert ledger.factor == 1
 
 
-async def test_the_factor_never_falls_below_one() -> None:
+async def test_the_factor_never_falls_below_one():
     """A proxy that reports the uncached part only must not make a full window look empty."""
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 10_000)]
 
@@ -375,7 +375,7 @@ async def test_the_factor_never_falls_below_one() -> None:
     assert ledger.estimate(10_000, history) == 10_000
 
 
-async def test_the_factor_never_rises_above_what_text_can_cost() -> None:
+async def test_the_factor_never_rises_above_what_text_can_cost():
     """A large system prompt that the counter was not told of stays what it is.
 
     It does not grow with the text.
@@ -389,7 +389,7 @@ async def test_the_factor_never_rises_above_what_text_can_cost() -> None:
     assert ledger.estimate(200, history) == 20_225
 
 
-async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer() -> None:
+async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(3_000 + 1_500), history)
     history.append(assistant("y" * 4_000))
@@ -400,7 +400,7 @@ async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer(
     assert ledger.estimate(25_000, history) == 3_000 + 37_500
 
 
-def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for() -> None:
+def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for():
     ledger, history = Ledger(TokenCounter()), [user("a text that no stage has counted")]
 
     ledger.observe(usage(100), history)
@@ -410,14 +410,14 @@ def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for() -> None:
     assert ledger.factor > 1.5
 
 
-async def test_a_context_that_was_compacted_is_estimated_by_its_share() -> None:
+async def test_a_context_that_was_compacted_is_estimated_by_its_share():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(150_000), history)
 
     assert ledger.estimate(20_000, [user("y" * 20_000)]) == 30_000
 
 
-async def test_growth_is_measured_anew_after_a_compaction() -> None:
+async def test_growth_is_measured_anew_after_a_compaction():
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(150_000), [user("x" * 100_000)])
     ledger.observe(usage(12_000), [user("x" * 10_000)])
@@ -427,7 +427,7 @@ async def test_growth_is_measured_anew_after_a_compaction() -> None:
     assert ledger.estimate(13_000, []) == 14_400 + 1_200
 
 
-async def test_the_last_usage_counts() -> None:
+async def test_the_last_usage_counts():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(1_200), history)
 
@@ -436,7 +436,7 @@ async def test_the_last_usage_counts() -> None:
     assert ledger.factor == 1.6
 
 
-async def test_each_model_has_its_own_factor() -> None:
+async def test_each_model_has_its_own_factor():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(1_200), history, model="old")
 
@@ -450,7 +450,7 @@ async def test_each_model_has_its_own_factor() -> None:
     assert ledger.factor == 1.2
 
 
-async def test_the_usage_of_another_list_than_the_last_is_put_down_to_that_list() -> None:
+async def test_the_usage_of_another_list_than_the_last_is_put_down_to_that_list():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     await ledger.total([*history, assistant("y" * 5_000)])
 
@@ -466,7 +466,7 @@ async def test_the_usage_of_another_list_than_the_last_is_put_down_to_that_list(
 )
 def test_an_estimate_grows_with_the_count_and_is_never_below_it(
     tokens: int, billed: int, counts: list[int]
-) -> None:
+):
     ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
 
     ledger.observe(usage(billed), [user("x")])
@@ -484,7 +484,7 @@ def test_an_estimate_grows_with_the_count_and_is_never_below_it(
 @pytest.mark.parametrize(
     "field", ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
 )
-async def test_an_impossible_bill_teaches_nothing(billed: object, field: str) -> None:
+async def test_an_impossible_bill_teaches_nothing(billed: object, field: str):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe({field: billed}, history)
@@ -502,7 +502,7 @@ async def test_an_impossible_bill_teaches_nothing(billed: object, field: str) ->
 )
 def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
     tokens: int, bills: list[int], raw: int
-) -> None:
+):
     ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
 
     for billed in bills:
@@ -511,7 +511,7 @@ def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
     assert ledger.estimate(raw, []) <= 2.25 * raw + 32_000
 
 
-def test_an_impossible_bill_that_was_written_down_is_not_learnt() -> None:
+def test_an_impossible_bill_that_was_written_down_is_not_learnt():
     ledger = Ledger()
 
     ledger.load([("m", 1000, 10**15, 0, 0), ("n", 0, 5, 0, 0)])
@@ -541,7 +541,7 @@ ITERATIONS: dict[str, tuple[list[dict[str, Any]], int | None]] = {
 
 
 @pytest.mark.parametrize("name", ITERATIONS)
-async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: str) -> None:
+async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: str):
     iterations, expected = ITERATIONS[name]
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
@@ -550,7 +550,7 @@ async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: s
     assert ledger.estimate(50_000, history) == (expected or 50_000)
 
 
-async def test_the_sdks_own_usage_is_read_the_same_way() -> None:
+async def test_the_sdks_own_usage_is_read_the_same_way():
     from anthropic.types.beta import BetaMessage
 
     edit = {
@@ -587,7 +587,7 @@ async def test_the_sdks_own_usage_is_read_the_same_way() -> None:
         {"usage": usage(100_000), "content": [{"type": "mcp_tool_use", "id": "s", "name": "look"}]},
     ],
 )
-async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: object) -> None:
+async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: object):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe(reply, history)
@@ -596,7 +596,7 @@ async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: objec
 
 
 @pytest.mark.parametrize("searches", [None, {}, {"web_search_requests": 0}])
-async def test_a_reply_without_server_tools_is_billed_as_it_says(searches: object) -> None:
+async def test_a_reply_without_server_tools_is_billed_as_it_says(searches: object):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe(
@@ -606,7 +606,7 @@ async def test_a_reply_without_server_tools_is_billed_as_it_says(searches: objec
     assert ledger.estimate(50_000, history) == 60_000
 
 
-async def test_what_the_server_has_cleared_was_sent_too() -> None:
+async def test_what_the_server_has_cleared_was_sent_too():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
     edits = [
         {"type": "clear_tool_uses_20250919", "cleared_input_tokens": 30_000},
@@ -662,7 +662,7 @@ SUMMARIZED: list[Message] = [
 )
 async def test_what_stands_before_the_servers_last_summary_counts_nothing(
     lists: list[list[Message]],
-) -> None:
+):
     ledger = Ledger(TokenCounter(len))
     for messages in lists:
         sums = counted(messages)
@@ -674,9 +674,7 @@ async def test_what_stands_before_the_servers_last_summary_counts_nothing(
     st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9),
     st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), min_size=1, max_size=9),
 )
-async def test_a_bill_is_compared_with_what_is_billed(
-    seen: list[Message], billed: list[Message]
-) -> None:
+async def test_a_bill_is_compared_with_what_is_billed(seen: list[Message], billed: list[Message]):
     ledger, fresh = Ledger(TokenCounter(len)), Ledger(TokenCounter(len))
     raw = counted(billed)[-1]
     await ledger.total(seen)
@@ -688,7 +686,7 @@ async def test_a_bill_is_compared_with_what_is_billed(
     assert [bill[1] for bill in ledger.samples] == ([raw] if raw else [])
 
 
-async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_summary_on() -> None:
+async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_summary_on():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(110_000), history)
     history += [assistant(SUMMARY_BLOCK, text("ok")), user("go on")]
@@ -701,7 +699,7 @@ async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_su
     assert 60_000 <= estimate <= 1_000 + 1.1 * 60_000 + 1
 
 
-async def test_a_turn_after_the_servers_summary_encodes_only_what_is_new() -> None:
+async def test_a_turn_after_the_servers_summary_encodes_only_what_is_new():
     ledger = Ledger(TokenCounter())
     history = [*chat(50), assistant(SUMMARY_BLOCK, text("ok")), *chat(50)]
     await ledger.total(history)
@@ -753,7 +751,7 @@ def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
 @pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
 def test_after_the_first_usage_the_estimate_is_within_three_per_cent_on_every_transcript(
     price: float, shared: Path
-) -> None:
+):
     check_estimates(shared / "transcripts", lambda raw, _: round(price * raw), growth=0)
 
 
@@ -761,7 +759,7 @@ def test_after_the_first_usage_the_estimate_is_within_three_per_cent_on_every_tr
 @pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
 def test_frames_and_hidden_instructions_in_the_bill_are_soon_told_from_the_price_of_text(
     price: float, shared: Path
-) -> None:
+):
     """6 tokens for the frame of each message, 500 for what the API itself says about tools."""
     check_estimates(
         shared / "transcripts", lambda raw, n: round(price * raw) + 6 * n + 500, growth=1_000

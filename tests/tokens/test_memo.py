@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctxpipe.tokens.memo import Memo
 
 
-def test_what_was_put_is_found() -> None:
+def test_what_was_put_is_found():
     memo: Memo[str, int] = Memo(100)
 
     memo.put("a", 1, 10)
@@ -17,7 +17,7 @@ def test_what_was_put_is_found() -> None:
     assert memo.get("b") is None
 
 
-def test_a_value_may_be_replaced() -> None:
+def test_a_value_may_be_replaced():
     memo: Memo[str, int] = Memo(100)
     memo.put("a", 1, 10)
 
@@ -27,7 +27,7 @@ def test_a_value_may_be_replaced() -> None:
     assert memo.bytes == 20
 
 
-def test_what_takes_more_than_half_is_not_kept() -> None:
+def test_what_takes_more_than_half_is_not_kept():
     memo: Memo[str, int] = Memo(100)
 
     memo.put("a", 1, 51)
@@ -35,7 +35,7 @@ def test_what_takes_more_than_half_is_not_kept() -> None:
     assert memo.get("a") is None
 
 
-def test_what_is_asked_for_stays_and_the_rest_goes() -> None:
+def test_what_is_asked_for_stays_and_the_rest_goes():
     memo: Memo[str, int] = Memo(100)
     memo.put("used", 0, 10)
     for number in range(50):
@@ -49,7 +49,7 @@ def test_what_is_asked_for_stays_and_the_rest_goes() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans())))
 def test_it_never_holds_more_than_its_limit_nor_a_wrong_value(
     steps: list[tuple[int, int, bool]],
-) -> None:
+):
     memo: Memo[int, int] = Memo(100)
     last: dict[int, int] = {}
     for number, (key, size, ask) in enumerate(steps):

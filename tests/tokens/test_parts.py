@@ -51,7 +51,7 @@ def webp(form: bytes, body: bytes) -> str:
 # Blocks -------------------------------------------------------------------------------------------
 
 
-def test_bare_text_and_a_text_block_count_the_same() -> None:
+def test_bare_text_and_a_text_block_count_the_same():
     assert (
         COUNT.message(user("hello world"))
         == COUNT.message(user({"type": "text", "text": "hello world"}))
@@ -59,7 +59,7 @@ def test_bare_text_and_a_text_block_count_the_same() -> None:
     )
 
 
-def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json() -> None:
+def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json():
     block = tool_use("toolu_17", "read_file", {"path": "a b.py", "größe": 3})
 
     assert COUNT.block(block) == sum(
@@ -67,22 +67,22 @@ def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json() -> N
     )
 
 
-def test_a_tool_call_of_a_server_counts_like_any_other() -> None:
+def test_a_tool_call_of_a_server_counts_like_any_other():
     block = tool_use("t1", "web_search", {"query": "x"})
 
     assert COUNT.block({**block, "type": "server_tool_use"}) == COUNT.block(block)
 
 
 @pytest.mark.parametrize(("content", "expected"), [("hello world", 2), ("", 0), ([], 0), (None, 0)])
-def test_a_tool_result_counts_its_content(content: Any, expected: int) -> None:
+def test_a_tool_result_counts_its_content(content: Any, expected: int):
     assert COUNT.block(tool_result("a_long_tool_use_id", content)) == expected
 
 
-def test_a_tool_result_without_content_counts_nothing() -> None:
+def test_a_tool_result_without_content_counts_nothing():
     assert COUNT.block({"type": "tool_result", "tool_use_id": "t1"}) == 0
 
 
-def test_a_tool_result_counts_its_blocks_whatever_they_are() -> None:
+def test_a_tool_result_counts_its_blocks_whatever_they_are():
     blocks = [
         {"type": "text", "text": "hello world"},
         image(png(280, 280)),
@@ -92,24 +92,24 @@ def test_a_tool_result_counts_its_blocks_whatever_they_are() -> None:
     assert COUNT.block(tool_result("t1", blocks)) == 2 + 100 + 1
 
 
-def test_thinking_counts_its_text_and_not_its_signature() -> None:
+def test_thinking_counts_its_text_and_not_its_signature():
     assert COUNT.block({**thinking("hello world"), "signature": "x1" * 5_000}) == 2
 
 
-def test_redacted_thinking_counts_what_its_cipher_may_hide() -> None:
+def test_redacted_thinking_counts_what_its_cipher_may_hide():
     plain = "thinking about it. " * 100
     hidden = {"type": "redacted_thinking", "data": encoded(plain.encode())}
 
     assert COUNT.block(hidden) == pytest.approx(COUNT.text(plain), rel=0.25)
 
 
-def test_an_unknown_block_counts_by_its_json() -> None:
+def test_an_unknown_block_counts_by_its_json():
     block = {"type": "mystery", "note": "something the API will charge for"}
 
     assert COUNT.block(block) == COUNT.text(compact_json(block))
 
 
-def test_an_unknown_block_of_the_sdk_counts_by_its_json() -> None:
+def test_an_unknown_block_of_the_sdk_counts_by_its_json():
     from anthropic.types.web_search_tool_result_error import WebSearchToolResultError
 
     error: Any = WebSearchToolResultError(
@@ -120,7 +120,7 @@ def test_an_unknown_block_of_the_sdk_counts_by_its_json() -> None:
     assert COUNT.block(error) == COUNT.text(compact_json(expected))
 
 
-def test_encoded_data_in_an_unknown_block_does_not_count_at_any_depth() -> None:
+def test_encoded_data_in_an_unknown_block_does_not_count_at_any_depth():
     data = encoded(random.Random(0).randbytes(100_000))
     block = {
         "type": "mystery",
@@ -130,23 +130,23 @@ def test_encoded_data_in_an_unknown_block_does_not_count_at_any_depth() -> None:
     assert 0 < COUNT.block(block) < 40
 
 
-def test_an_image_in_an_unknown_block_counts_by_its_size() -> None:
+def test_an_image_in_an_unknown_block_counts_by_its_size():
     block = {"type": "mystery", "shown": [image(png(280, 280))]}
 
     assert 100 < COUNT.block(block) < 120
 
 
-def test_long_plain_text_in_an_unknown_block_counts() -> None:
+def test_long_plain_text_in_an_unknown_block_counts():
     assert COUNT.block({"type": "mystery", "text": "word " * 1_000}) > 1_000
     assert COUNT.block({"type": "mystery", "text": "abcdef" * 1_000}) > 1_000
 
 
-def test_a_text_that_is_no_string_counts_by_its_json() -> None:
+def test_a_text_that_is_no_string_counts_by_its_json():
     assert COUNT.block({"type": "text", "text": 12}) == 1
     assert COUNT.block({"type": "text", "text": None}) == 0
 
 
-def test_a_reply_appended_as_it_is_counts_like_a_message() -> None:
+def test_a_reply_appended_as_it_is_counts_like_a_message():
     from anthropic.types import Message, TextBlock, Usage
 
     reply: Any = Message(
@@ -163,7 +163,7 @@ def test_a_reply_appended_as_it_is_counts_like_a_message() -> None:
     assert COUNT.message(reply) == 2
 
 
-def test_a_step_counts_as_the_sum_of_its_parts() -> None:
+def test_a_step_counts_as_the_sum_of_its_parts():
     call, result = step("t1", "bash", {"command": "ls"}, "a.py")
 
     assert COUNT.total([call, result]) == sum(
@@ -190,12 +190,12 @@ def test_a_step_counts_as_the_sum_of_its_parts() -> None:
 )
 def test_an_image_takes_a_token_for_each_28_by_28_pixels_once_scaled_down(
     width: int, height: int, tokens: int
-) -> None:
+):
     assert COUNT.block(image(png(width, height))) == tokens
     assert COUNT.block(image(png(height, width))) == tokens
 
 
-def test_two_megabytes_of_image_take_less_than_five_thousand_tokens() -> None:
+def test_two_megabytes_of_image_take_less_than_five_thousand_tokens():
     assert COUNT.block(image(png(2_000, 1_500, behind=2_000_000))) <= IMAGE_TOKENS < 5_000
 
 
@@ -212,7 +212,7 @@ def test_two_megabytes_of_image_take_less_than_five_thousand_tokens() -> None:
     ],
     ids=["png", "jpeg", "jpeg with a preview", "gif", "webp", "lossless webp", "extended webp"],
 )
-def test_the_size_of_an_image_is_read_from_its_header(data: str) -> None:
+def test_the_size_of_an_image_is_read_from_its_header(data: str):
     assert size_of(data) == (640, 480)
 
 
@@ -237,12 +237,12 @@ def test_the_size_of_an_image_is_read_from_its_header(data: str) -> None:
         None,
     ],
 )
-def test_an_image_whose_size_cannot_be_known_counts_as_the_largest(source: Any) -> None:
+def test_an_image_whose_size_cannot_be_known_counts_as_the_largest(source: Any):
     assert COUNT.block({"type": "image", "source": source}) == IMAGE_TOKENS
 
 
 @pytest.mark.parametrize("cut", range(0, 80, 3))
-def test_a_truncated_image_never_raises(cut: int) -> None:
+def test_a_truncated_image_never_raises(cut: int):
     for data in (png(640, 480), jpeg(640, 480), webp(b"VP8L", b"\x2f" + bytes(4))):
         assert COUNT.block(image(data[:cut])) > 0
 
@@ -254,7 +254,7 @@ def document(**source: Any) -> dict[str, Any]:
     return {"type": "document", "source": source}
 
 
-def test_a_document_of_text_counts_its_text_title_and_context() -> None:
+def test_a_document_of_text_counts_its_text_title_and_context():
     block = {
         **document(type="text", media_type="text/plain", data="hello world"),
         "title": "one",
@@ -264,7 +264,7 @@ def test_a_document_of_text_counts_its_text_title_and_context() -> None:
     assert COUNT.block(block) == 4
 
 
-def test_a_document_of_blocks_counts_them() -> None:
+def test_a_document_of_blocks_counts_them():
     assert (
         COUNT.block(
             document(
@@ -311,7 +311,7 @@ def object_stream(*objects: bytes) -> bytes:
         *("a tree of trees", "a dictionary without an end"),
     ],
 )
-def test_a_pdf_counts_by_its_pages(pages: int, objects: bytes) -> None:
+def test_a_pdf_counts_by_its_pages(pages: int, objects: bytes):
     data = encoded(b"%PDF-1.7\n" + objects + bytes(300_000))
 
     assert COUNT.block(document(type="base64", data=data)) == pages * PDF_PAGE_TOKENS
@@ -332,11 +332,11 @@ def test_a_pdf_counts_by_its_pages(pages: int, objects: bytes) -> None:
 )
 def test_a_document_whose_pages_cannot_be_read_counts_the_same_whatever_its_size(
     content: bytes,
-) -> None:
+):
     assert COUNT.block(document(type="base64", data=encoded(content))) == DOCUMENT_TOKENS
 
 
-def test_what_a_pdf_unpacks_to_is_limited() -> None:
+def test_what_a_pdf_unpacks_to_is_limited():
     bomb = object_stream(bytes(40_000_000), PAGE)
 
     assert COUNT.block(document(type="base64", data=encoded(b"%PDF-1.7" + bomb * 3)))
@@ -352,11 +352,11 @@ def test_what_a_pdf_unpacks_to_is_limited() -> None:
         None,
     ],
 )
-def test_a_document_that_lies_elsewhere_has_a_flat_count(source: Any) -> None:
+def test_a_document_that_lies_elsewhere_has_a_flat_count(source: Any):
     assert COUNT.block({"type": "document", "source": source}) == DOCUMENT_TOKENS
 
 
-def test_a_document_of_text_in_base64_counts_its_text() -> None:
+def test_a_document_of_text_in_base64_counts_its_text():
     data = encoded(b"hello world")
 
     assert COUNT.block(document(type="base64", media_type="text/plain", data=data)) == 2

@@ -46,7 +46,7 @@ from ctxpipe.testing import problems
 # The generator ------------------------------------------------------------------------------------
 
 
-def test_every_block_type_of_the_sdk_has_a_place() -> None:
+def test_every_block_type_of_the_sdk_has_a_place():
     placed = {*ASSISTANT_TYPES, *USER_TYPES, *SYSTEM_TYPES, *RESULT_TYPES, *USE_TYPES, "compaction"}
 
     assert placed == {*PARAMS, *MODELS, *SYSTEM_TYPES}
@@ -54,11 +54,11 @@ def test_every_block_type_of_the_sdk_has_a_place() -> None:
 
 @few
 @given(valid_histories())
-def test_what_is_generated_is_accepted(history: list[Message]) -> None:
+def test_what_is_generated_is_accepted(history: list[Message]):
     assert refusals(history) == []
 
 
-def test_many_histories_hold_every_type_of_block() -> None:
+def test_many_histories_hold_every_type_of_block():
     kinds = Counter[str]()
     for seed in range(300):
         for message in wire(Builder(Random(seed), sdk=seed % 2 == 0).history(4)):
@@ -72,7 +72,7 @@ def test_many_histories_hold_every_type_of_block() -> None:
 
 
 @pytest.mark.parametrize("label", sorted(BROKEN))
-def test_each_broken_rule_is_refused(label: str) -> None:
+def test_each_broken_rule_is_refused(label: str):
     random = Random(label)
     histories = [wire(Builder(random).history(4)) for _ in range(25)]
     broken = [history for history in histories if BROKEN[label](history, random)]
@@ -119,7 +119,7 @@ DIFFERENCES: Mapping[str, tuple[str, list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_the_two_differ_only_where_they_should(difference: str) -> None:
+def test_the_two_differ_only_where_they_should(difference: str):
     judge, history = DIFFERENCES[difference]
     messages: Any = history
 
@@ -131,13 +131,13 @@ def test_the_two_differ_only_where_they_should(difference: str) -> None:
 
 @few
 @given(valid_histories())
-def test_what_the_api_accepts_the_check_accepts(history: list[Message]) -> None:
+def test_what_the_api_accepts_the_check_accepts(history: list[Message]):
     assert check(history) == []
 
 
 @few
 @given(broken_histories())
-def test_what_the_api_refuses_the_check_refuses(broken: Broken) -> None:
+def test_what_the_api_refuses_the_check_refuses(broken: Broken):
     history: Any = broken.history
     # Calls that wait and a reply that is to be continued are nothing to repair: the caller goes on
     # with them.
@@ -179,7 +179,7 @@ def is_replacement(part: dict[str, Any]) -> bool:
 @given(broken_histories(), st.booleans(), st.booleans())
 async def test_what_the_api_refuses_comes_back_accepted_and_explained(
     broken: Broken, in_session: bool, sdk: bool
-) -> None:
+):
     history: Any = as_models(broken.history) if sdk else broken.history
     pipeline = ContextPipeline([])
 
@@ -199,7 +199,7 @@ async def test_what_the_api_refuses_comes_back_accepted_and_explained(
 @given(valid_histories(), st.integers(0, 2), st.integers(0, 2), st.booleans(), st.booleans())
 async def test_the_cache_marks_of_system_and_tools_leave_fewer_to_the_messages(
     history: list[Message], of_system: int, of_tools: int, of_request: bool, short: bool
-) -> None:
+):
     short_mark, long_mark = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
     mark = {"cache_control": short_mark if short else long_mark}
     system: Any = [{"type": "text", "text": "Be brief.", **mark} for _ in range(of_system)]

@@ -10,7 +10,7 @@ from conformance.runner import CASES, Case, cases, run
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case['id']} {case['title']}")
-async def test_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert await run(case, tmp_path, monkeypatch) == []
 
 
@@ -42,7 +42,7 @@ async def test_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 async def test_an_expectation_that_does_not_hold_is_told(
     expected: Case, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     case = next(case for case in cases() if case["id"] == "RG-001")
 
     told = await run({**case, "expect": expected}, tmp_path, monkeypatch)
@@ -53,7 +53,7 @@ async def test_an_expectation_that_does_not_hold_is_told(
 
 async def test_a_file_outside_the_cases_folder_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     case = next(case for case in cases() if case["id"] == "RG-001")
     outside = {**case["input"], "output_dir": "$TMP/../../out"}
 
@@ -62,14 +62,14 @@ async def test_a_file_outside_the_cases_folder_is_told(
     assert told == ["written outside the case's folder: j/k/l/out/tool-result-toolu_ratio_1.md"]
 
 
-def test_no_two_cases_have_the_same_id() -> None:
+def test_no_two_cases_have_the_same_id():
     ids = [case["id"] for case in cases()]
 
     assert len(ids) == len(set(ids)) > 0
 
 
 @pytest.mark.shared
-def test_the_cases_here_are_those_of_the_requirements(shared: Path) -> None:
+def test_the_cases_here_are_those_of_the_requirements(shared: Path):
     for file in (shared / "conformance" / "cases").glob("*.json"):
         assert json.loads((CASES / file.name).read_text("utf-8")) == json.loads(
             file.read_text("utf-8")

@@ -128,7 +128,7 @@ READERS: Mapping[str, Callable[[str], tuple[str, dict[str, object]]]] = {
 @pytest.mark.parametrize("reader", READERS)
 async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(
     agent: Agent, reader: str
-) -> None:
+):
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))
     files = agent.files
     assert list(files.values()) == [LONG]
@@ -143,7 +143,7 @@ async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(
     assert [result.content for result in tool_results(agent.context)][1] == seen
 
 
-async def test_reading_back_again_and_again_never_ends_in_another_placeholder(agent: Agent) -> None:
+async def test_reading_back_again_and_again_never_ends_in_another_placeholder(agent: Agent):
     where = pointer(await agent.call("read_file", {"path": "long.log"}))
 
     seen = [await agent.call(*READERS[reader](where)) for reader in list(READERS) * 3]
@@ -153,9 +153,7 @@ async def test_reading_back_again_and_again_never_ends_in_another_placeholder(ag
 
 
 @pytest.mark.parametrize("reader", ["a reading tool", "a shell"])
-async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(
-    agent: Agent, reader: str
-) -> None:
+async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent: Agent, reader: str):
     assert len(HUGE) > 300_000
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
     files = agent.files
@@ -170,7 +168,7 @@ async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(
     assert agent.files == files == {next(iter(files)): HUGE}
 
 
-async def test_page_by_page_the_whole_text_comes_back(agent: Agent) -> None:
+async def test_page_by_page_the_whole_text_comes_back(agent: Agent):
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
 
     pages, offset = "", 0
@@ -183,7 +181,7 @@ async def test_page_by_page_the_whole_text_comes_back(agent: Agent) -> None:
     assert len(agent.files) == 1
 
 
-async def test_a_search_finds_the_place_and_a_page_shows_it(agent: Agent) -> None:
+async def test_a_search_finds_the_place_and_a_page_shows_it(agent: Agent):
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
 
     found = await agent.call("search_offloaded", {"path": where, "pattern": "008191 "})
@@ -196,7 +194,7 @@ async def test_a_search_finds_the_place_and_a_page_shows_it(agent: Agent) -> Non
 
 async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_read_back_too(
     agent: Agent,
-) -> None:
+):
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
 
     made = pointer(await agent.call("bash", {"command": f"sort -k2 -n {shlex.quote(where)}"}))
@@ -210,7 +208,7 @@ async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_r
 
 
 @pytest.mark.parametrize("form", ["absolute", "storage", ".ctxpipe/{key}"])
-async def test_the_circle_closes_for_every_form_of_path(tmp_path: Path, form: str) -> None:
+async def test_the_circle_closes_for_every_form_of_path(tmp_path: Path, form: str):
     (tmp_path / "long.log").write_text(LONG)
     agent = Agent(tmp_path, adopting=True, reference=form)
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))
@@ -226,7 +224,7 @@ async def test_the_circle_closes_for_every_form_of_path(tmp_path: Path, form: st
     assert len(agent.files) == 1
 
 
-async def test_old_results_that_were_offloaded_in_a_batch_come_back_as_well(tmp_path: Path) -> None:
+async def test_old_results_that_were_offloaded_in_a_batch_come_back_as_well(tmp_path: Path):
     lines = "\n".join(LONG.split("\n")[:20])
     (tmp_path / "short.log").write_text(lines)
     agent = Agent(tmp_path, adopting=True)

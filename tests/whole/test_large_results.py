@@ -81,7 +81,7 @@ UNITS = pytest.mark.parametrize("unit", ["line 7 of a log\n", "漢字 🙂\n"], 
 
 
 @UNITS
-def test_it_is_written_in_twice_its_size_at_most(tmp_path: Path, unit: str) -> None:
+def test_it_is_written_in_twice_its_size_at_most(tmp_path: Path, unit: str):
     assert python(WRITE, tmp_path / "root", unit, MEGABYTES, seconds=SECONDS) == "done"
 
 
@@ -96,7 +96,7 @@ def test_it_is_written_in_twice_its_size_at_most(tmp_path: Path, unit: str) -> N
 )
 def test_a_turn_with_a_journal_takes_twice_its_size_at_most(
     tmp_path: Path, journal: str, outcome: str, unit: str
-) -> None:
+):
     arguments = (tmp_path / "root", unit, MEGABYTES, journal, outcome)
 
     assert python(TURN, *arguments, seconds=SECONDS) == "done"

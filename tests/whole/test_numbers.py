@@ -63,7 +63,7 @@ def check_numbers(result: Result, before: int, after: int) -> None:
     assert result.tokens_saved == before - after
 
 
-async def test_direct_offload_alone_shows_what_it_saved() -> None:
+async def test_direct_offload_alone_shows_what_it_saved():
     history = conversation(user("go"), step("t1", result="line of a long log\n" * 700))
 
     result = await ContextPipeline([DirectOffload(LocalStorage(tempfile.mkdtemp()))]).run(
@@ -80,7 +80,7 @@ async def test_direct_offload_alone_shows_what_it_saved() -> None:
 @given(histories(2))
 async def test_a_session_shows_the_numbers_of_a_fresh_count_at_every_turn(
     history: list[Message],
-) -> None:
+):
     session = four().session("s")
     context: list[Message] = []
     for end in range(1, len(history) + 1):
@@ -96,7 +96,7 @@ async def test_a_session_shows_the_numbers_of_a_fresh_count_at_every_turn(
 @given(histories(2))
 async def test_a_run_without_memory_and_a_plan_show_the_numbers_of_a_fresh_count(
     history: list[Message],
-) -> None:
+):
     before = count_tokens(history, system=SYSTEM, tools=TOOLS)
 
     planned = await four().plan(history, session_id="s", system=SYSTEM, tools=TOOLS)
@@ -108,7 +108,7 @@ async def test_a_run_without_memory_and_a_plan_show_the_numbers_of_a_fresh_count
 
 @FEWER
 @given(broken_histories(2, 2))
-async def test_what_a_repair_adds_is_in_the_numbers(history: list[Message]) -> None:
+async def test_what_a_repair_adds_is_in_the_numbers(history: list[Message]):
     result = await four().run(history, session_id="s", force=True)
 
     reported = [(report.tokens_before, report.tokens_after) for report in result.reports]
@@ -116,7 +116,7 @@ async def test_what_a_repair_adds_is_in_the_numbers(history: list[Message]) -> N
     assert result.tokens_after == count_tokens(result.messages)
 
 
-async def test_a_stage_that_adds_shows_a_saving_below_zero() -> None:
+async def test_a_stage_that_adds_shows_a_saving_below_zero():
     async def add(turn: Turn) -> Change:
         return Change([*turn.messages, user("And be brief, please.")], may_grow=True)
 
@@ -142,7 +142,7 @@ async def refused(turn: Turn) -> Change:
 @pytest.mark.parametrize("stage", [failing, refused])
 async def test_a_stage_that_failed_or_was_refused_leaves_the_numbers_as_they_were(
     stage: Stage,
-) -> None:
+):
     history = conversation(user("go on"))
 
     result = await ContextPipeline([stage]).run(history, session_id="s")
@@ -151,7 +151,7 @@ async def test_a_stage_that_failed_or_was_refused_leaves_the_numbers_as_they_wer
     assert result.reports[0].tokens_before > 0
 
 
-async def test_sdk_objects_count_as_they_are_sent() -> None:
+async def test_sdk_objects_count_as_they_are_sent():
     call = ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"})
     messages: list[Any] = [
         user("go"),
@@ -164,7 +164,7 @@ async def test_sdk_objects_count_as_they_are_sent() -> None:
     check_numbers(result, count_tokens(messages), count_tokens(result.messages))
 
 
-async def test_no_text_is_encoded_twice_for_the_numbers() -> None:
+async def test_no_text_is_encoded_twice_for_the_numbers():
     counter = TokenCounter()
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tempfile.mkdtemp()))], counter=counter)
     session, history = (
@@ -182,7 +182,7 @@ async def test_no_text_is_encoded_twice_for_the_numbers() -> None:
 
 async def test_a_counter_that_fails_costs_the_numbers_and_not_the_turn(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     def broken(text: str) -> int:
         raise ZeroDivisionError(text)
 

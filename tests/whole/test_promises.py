@@ -922,7 +922,7 @@ def play(examples: int, begin: int) -> None:
         )
 
 
-def test_every_promise_holds_after_every_step() -> None:
+def test_every_promise_holds_after_every_step():
     steps = int(os.environ.get("PROMISES_STEPS", "2000"))
     begin = int(
         os.environ.get("PROMISES_SEED")

@@ -131,17 +131,17 @@ def name_of(call: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("call", READS, ids=name_of)
-def test_a_call_that_succeeded_puts_its_file_into_the_working_set(call: dict[str, Any]) -> None:
+def test_a_call_that_succeeded_puts_its_file_into_the_working_set(call: dict[str, Any]):
     assert [file.path for file in used(answered(call, tool_result("t", "1\t{}")))] == ["prod.json"]
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_a_call_that_failed_never_does(failure: dict[str, Any]) -> None:
+def test_a_call_that_failed_never_does(failure: dict[str, Any]):
     assert [name_of(call) for call in READS if used(answered(call, failure))] == []
 
 
 @pytest.mark.parametrize("call", READS, ids=name_of)
-def test_a_call_without_a_result_never_does(call: dict[str, Any]) -> None:
+def test_a_call_without_a_result_never_does(call: dict[str, Any]):
     assert used(answered(call)) == []
     assert used([*answered(call), user("Never mind."), assistant("Well.")]) == []
 
@@ -160,7 +160,7 @@ def test_a_call_without_a_result_never_does(call: dict[str, Any]) -> None:
         "bash: cat: comando non trovato",
     ],
 )
-def test_what_a_shell_says_of_a_failure_is_no_success(output: str) -> None:
+def test_what_a_shell_says_of_a_failure_is_no_success(output: str):
     assert (
         used(
             answered(tool_use("t", "bash", {"command": "cat prod.json"}), tool_result("t", output))
@@ -169,7 +169,7 @@ def test_what_a_shell_says_of_a_failure_is_no_success(output: str) -> None:
     )
 
 
-def test_a_file_that_speaks_of_errors_is_still_one_that_was_read() -> None:
+def test_a_file_that_speaks_of_errors_is_still_one_that_was_read():
     source = "\n".join(
         ["# Handling failures", "", *(f"raise Failed('permission denied {n}')" for n in range(40))]
     )
@@ -192,12 +192,12 @@ def test_a_file_that_speaks_of_errors_is_still_one_that_was_read() -> None:
     ],
     ids=name_of,
 )
-def test_a_call_that_names_two_files_shows_neither(call: dict[str, Any]) -> None:
+def test_a_call_that_names_two_files_shows_neither(call: dict[str, Any]):
     assert used(answered(call, tool_result("t", "ok"))) == []
 
 
 @pytest.mark.parametrize("key", ["workdir", "cwd", "working_directory"])
-def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
+def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str):
     call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "/elsewhere"})
 
     paths = [file.path for file in used(answered(call, tool_result("t", "{}")))]
@@ -212,7 +212,7 @@ def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
         *("su app", ". ./moves", "make\n" * 500),
     ],
 )
-def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str) -> None:
+def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str):
     moved = [user("Go."), *step("1", "bash", {"command": line}, "")]
     denied = [
         assistant(tool_use("2", "Read", {"file_path": "a"})),
@@ -231,7 +231,7 @@ def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str)
 @pytest.mark.parametrize(
     "line", ["cat prod.json", "head -5 ./prod.json", "bash -lc 'cat prod.json'"]
 )
-def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: str) -> None:
+def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: str):
     seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
     denied = [
         assistant(tool_use("2", "bash", {"command": line})),
@@ -259,7 +259,7 @@ def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: st
     ],
     ids=name_of,
 )
-def test_a_call_that_was_denied_denies_every_file_that_it_names(call: dict[str, Any]) -> None:
+def test_a_call_that_was_denied_denies_every_file_that_it_names(call: dict[str, Any]):
     seen = [user("Look."), *step("1", "read_file", {"path": "/w/prod.json"}, "{}")]
     denied = [assistant(call), user(tool_result("2", DENIED, is_error=True))]
     found = working_set([*seen, *denied], tools=COMMON_READING_TOOLS, shell=True, work_dir="/w")
@@ -267,7 +267,7 @@ def test_a_call_that_was_denied_denies_every_file_that_it_names(call: dict[str, 
     assert [file.path for file in found if not file.denied] == []
 
 
-def test_a_program_that_fails_denies_no_file() -> None:
+def test_a_program_that_fails_denies_no_file():
     seen = [user("Look."), *step("1", "read_file", {"path": "app.py"}, "x = 1")]
     for call in (
         tool_use("2", "bash", {"command": "python app.py"}),
@@ -278,7 +278,7 @@ def test_a_program_that_fails_denies_no_file() -> None:
         assert [file.path for file in used([*seen, *failed])] == ["app.py"]
 
 
-def test_one_reply_in_several_messages_is_one_reply() -> None:
+def test_one_reply_in_several_messages_is_one_reply():
     seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
     calls = [
         assistant(tool_use("2", "read_file", {"path": "prod.json"})),
@@ -289,13 +289,13 @@ def test_one_reply_in_several_messages_is_one_reply() -> None:
     assert used([*seen, *calls, results]) == []
 
 
-def test_what_lies_in_a_file_may_have_been_a_denial() -> None:
+def test_what_lies_in_a_file_may_have_been_a_denial():
     moved = "[Tool result offloaded to file: .ctxpipe/s/2.md]"
 
     assert used([user("Look."), *step("2", "read_file", {"path": "prod.json"}, moved)]) == []
 
 
-async def test_of_two_results_of_a_call_the_one_that_failed_stays() -> None:
+async def test_of_two_results_of_a_call_the_one_that_failed_stays():
     history = [
         user("Look."),
         assistant(tool_use("1", "read_file", {"path": "prod.json"})),
@@ -321,12 +321,12 @@ async def test_of_two_results_of_a_call_the_one_that_failed_stays() -> None:
         "Zugriff verweigert",
     ],
 )
-def test_denials_in_the_words_of_other_agents_are_known(told: str) -> None:
+def test_denials_in_the_words_of_other_agents_are_known(told: str):
     assert used(answered(READS[0], tool_result("t", told))) == []
 
 
 @pytest.mark.parametrize("key", ["cd", "Cwd", "working_dir", "host", "container", "project_path"])
-def test_a_command_line_that_runs_elsewhere_shows_no_file_of_this_folder(key: str) -> None:
+def test_a_command_line_that_runs_elsewhere_shows_no_file_of_this_folder(key: str):
     call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "elsewhere"})
 
     assert "prod.json" not in [file.path for file in used(answered(call, tool_result("t", "{}")))]
@@ -337,7 +337,7 @@ def used(messages: list[Message]) -> list[Any]:
     return [file for file in found if not file.denied]
 
 
-def test_the_newest_verdict_on_a_file_holds() -> None:
+def test_the_newest_verdict_on_a_file_holds():
     allowed = step("t", "read_file", {"path": "prod.json"}, "{}")
     denied = [allowed[0], user(tool_result("t", DENIED, is_error=True))]
 
@@ -345,7 +345,7 @@ def test_the_newest_verdict_on_a_file_holds() -> None:
     assert [file.path for file in used([user("a"), *denied, *allowed])] == ["prod.json"]
 
 
-def test_an_id_that_is_used_again_lends_no_result_to_the_call_before() -> None:
+def test_an_id_that_is_used_again_lends_no_result_to_the_call_before():
     history = [
         *answered(
             tool_use("1", "read_file", {"path": "prod.json"}),
@@ -357,7 +357,7 @@ def test_an_id_that_is_used_again_lends_no_result_to_the_call_before() -> None:
     assert [file.path for file in used(history)] == ["open.txt"]
 
 
-def test_of_parallel_calls_each_has_its_own_verdict() -> None:
+def test_of_parallel_calls_each_has_its_own_verdict():
     calls = assistant(*(tool_use(name, "read_file", {"path": name}) for name in ("a", "b", "c")))
     results = user(
         tool_result("c", "c"), tool_result("a", "a"), tool_result("b", DENIED, is_error=True)
@@ -370,9 +370,7 @@ def test_of_parallel_calls_each_has_its_own_verdict() -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-async def test_a_denied_file_is_never_in_the_context(
-    project: Path, failure: dict[str, Any]
-) -> None:
+async def test_a_denied_file_is_never_in_the_context(project: Path, failure: dict[str, Any]):
     seen = step("s", "read_file", {"path": "prod.json"}, TEXT)
 
     context, detail = await compacted([*seen, *answered(READS[0], failure)], project)
@@ -385,7 +383,7 @@ async def test_a_denied_file_is_never_in_the_context(
 @pytest.mark.parametrize("other", ["alias.json", "sub/../alias.json", "{root}/alias.json"])
 async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     project: Path, make: Callable[[Path, Path], None], other: str
-) -> None:
+):
     make(project / "prod.json", project / "alias.json")
     (project / "sub").mkdir()
     seen = step("1", "read_file", {"path": other.format(root=project)}, TEXT)
@@ -413,7 +411,7 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     ],
 )
 @pytest.mark.parametrize("where", ["first", "later", "result", "assistant"])
-async def test_no_text_opens_a_file(project: Path, text: str, where: str) -> None:
+async def test_no_text_opens_a_file(project: Path, text: str, where: str):
     histories = {
         "first": [user(text), assistant("What?")],
         "later": [user("Hello."), assistant("Hi."), user(text), assistant("What?")],
@@ -432,7 +430,7 @@ async def test_no_text_opens_a_file(project: Path, text: str, where: str) -> Non
 )
 async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so(
     project: Path, name: str
-) -> None:
+):
     if "\0" not in name:
         (project / name).write_text(SECRET)
 
@@ -447,7 +445,7 @@ async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so
 
 async def test_the_log_counts_what_is_not_restored_and_names_no_path(
     project: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.INFO, "ctxpipe")
 
     _, detail = await compacted(
@@ -469,7 +467,7 @@ HIDDEN = TEXT.replace(SECRET, "[hidden]")
 )
 async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
     project: Path, call: dict[str, Any], shown: str
-) -> None:
+):
     context, detail = await compacted(answered(call, tool_result("t", shown)), project)
 
     assert SECRET not in context
@@ -492,7 +490,7 @@ async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
 )
 async def test_what_could_have_changed_a_file_explains_why_it_is_not_as_it_was_shown(
     project: Path, later: dict[str, Any], comes_back: bool
-) -> None:
+):
     seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
     change = [assistant(later), user(tool_result("2", "done"))]
 
@@ -520,7 +518,7 @@ async def test_what_could_have_changed_a_file_explains_why_it_is_not_as_it_was_s
 )
 async def test_what_was_denied_has_changed_nothing(
     project: Path, later: dict[str, Any], denied: dict[str, Any]
-) -> None:
+):
     seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
 
     context, _ = await compacted([user("Look."), *seen, assistant(later), user(denied)], project)
@@ -538,7 +536,7 @@ async def test_what_was_denied_has_changed_nothing(
 )
 async def test_what_the_agent_wrote_and_somebody_else_replaced_stays_out(
     project: Path, given: dict[str, Any]
-) -> None:
+):
     seen = step("1", "read_file", {"path": "prod.json"}, TEXT.splitlines()[1])
     written = step("2", "Write", {"file_path": "prod.json", **given}, "ok")
 
@@ -547,7 +545,7 @@ async def test_what_the_agent_wrote_and_somebody_else_replaced_stays_out(
     assert SECRET not in context
 
 
-async def test_what_the_agent_wrote_counts_as_shown(project: Path) -> None:
+async def test_what_the_agent_wrote_counts_as_shown(project: Path):
     seen = step("1", "read_file", {"path": "prod.json"}, "")
     written = step("2", "Write", {"file_path": "prod.json", "content": TEXT}, "ok")
 
@@ -557,7 +555,7 @@ async def test_what_the_agent_wrote_counts_as_shown(project: Path) -> None:
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
 async def test_what_was_hidden_under_one_name_does_not_come_back_under_another(
     project: Path, make: Callable[[Path, Path], None]
-) -> None:
+):
     make(project / "prod.json", project / "alias.json")
     names = {"prod.json": HIDDEN, "alias.json": TEXT.splitlines()[1]}
     views = [step(name, "read_file", {"path": name}, text) for name, text in names.items()]
@@ -571,7 +569,7 @@ async def test_what_was_hidden_under_one_name_does_not_come_back_under_another(
 @pytest.mark.parametrize("shown", [TEXT, HIDDEN, "The user chose not to proceed."])
 async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
     project: Path, shown: str, preview: Preview | None
-) -> None:
+):
     storage = LocalStorage(project.parent / "kept")
     filler = "".join(f'  "n{n}": {n},\n' for n in range(100))
     (project / "prod.json").write_text(TEXT + filler)
@@ -601,7 +599,7 @@ async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
 @pytest.mark.parametrize("told", [DENIED, "Отказано в доступе пользователем"])
 async def test_a_denial_of_a_program_that_opens_the_file_counts(
     project: Path, line: str, told: str
-) -> None:
+):
     seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
     denied = [
         assistant(tool_use("2", "bash", {"command": line})),
@@ -622,9 +620,7 @@ async def test_a_denial_of_a_program_that_opens_the_file_counts(
         ("python -m pytest prod.json", "2 failed, 3 passed"),
     ],
 )
-async def test_a_program_that_ran_and_failed_denies_no_file(
-    project: Path, line: str, told: str
-) -> None:
+async def test_a_program_that_ran_and_failed_denies_no_file(project: Path, line: str, told: str):
     seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
     failed = [
         assistant(tool_use("2", "bash", {"command": line})),
@@ -634,7 +630,7 @@ async def test_a_program_that_ran_and_failed_denies_no_file(
     assert SECRET in (await compacted([user("Look."), *seen, *failed], project))[0]
 
 
-async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path) -> None:
+async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path):
     def hide(text: str) -> str:
         return text.replace(SECRET, "[gone]")
 
@@ -654,7 +650,7 @@ async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path)
     assert SECRET in contexts["nothing"]
 
 
-async def test_a_redact_that_fails_keeps_the_file_out(project: Path) -> None:
+async def test_a_redact_that_fails_keeps_the_file_out(project: Path):
     def fail(text: str) -> str:
         raise ValueError(text)
 
@@ -666,7 +662,7 @@ async def test_a_redact_that_fails_keeps_the_file_out(project: Path) -> None:
     assert len(detail.warnings) == 1
 
 
-async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: Path) -> None:
+async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: Path):
     async def read_as_the_tool_does(path: str) -> str | None:
         if path == "broken.json":
             raise RuntimeError(SECRET)
@@ -695,7 +691,7 @@ async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: 
 
 async def test_without_restore_no_file_is_opened_and_the_report_says_so(
     project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(project)
     stage = Compact(summarize, archive=LocalStorage(project.parent / "kept"))
     history = [
@@ -712,7 +708,7 @@ async def test_without_restore_no_file_is_opened_and_the_report_says_so(
     assert result.reports[0].detail.warnings == ("no files are restored: Compact has no restore=",)
 
 
-async def test_what_is_denied_can_be_replaced(project: Path) -> None:
+async def test_what_is_denied_can_be_replaced(project: Path):
     (project / ".env").write_text("A=1")
     both = [
         user("Look."),
@@ -730,7 +726,7 @@ async def test_what_is_denied_can_be_replaced(project: Path) -> None:
 
 async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
     tmp_path: Path,
-) -> None:
+):
     folder = tmp_path / "secrets" / "project"
     folder.mkdir(parents=True)
     (folder / "a.py").write_text("a = 1")
@@ -752,9 +748,7 @@ async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
 @pytest.mark.parametrize(
     "path", ["/proc/self/comm", "proc/self/comm", "/dev/null/../../proc/self/status", "//sys/x"]
 )
-async def test_below_the_root_of_the_disk_the_system_stays_denied(
-    tmp_path: Path, path: str
-) -> None:
+async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path: Path, path: str):
     project = tmp_path / "project"
     project.mkdir()
     history = [user("Look."), *step("1", "read_file", {"path": path}, "x"), LONG, user("Go on.")]
@@ -769,7 +763,7 @@ async def test_below_the_root_of_the_disk_the_system_stays_denied(
     assert detail.restored == ()
 
 
-async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project: Path) -> None:
+async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project: Path):
     asked: list[str] = []
 
     class Remote:
@@ -817,12 +811,12 @@ async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project:
         {"work_dir": ".", "deny": "*.key"},
     ],
 )
-def test_settings_that_are_invalid_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_that_are_invalid_are_refused(settings: dict[str, Any]):
     with pytest.raises(SettingsError):
         Restore(**settings)
 
 
-def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path: Path) -> None:
+def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     with pytest.raises(TypeError, match="work_dir"):
         presets.coding_agent(storage)  # type: ignore[call-arg]

@@ -116,7 +116,7 @@ class SyncStage:
         (LocalStorage(tempfile.mkdtemp()), "is not callable"),
     ],
 )
-def test_what_can_be_no_stage_is_refused(stage: Any, words: str) -> None:
+def test_what_can_be_no_stage_is_refused(stage: Any, words: str):
     with pytest.raises(SettingsError, match=words):
         ContextPipeline([stage])
     with pytest.raises(SettingsError, match=words):
@@ -168,13 +168,13 @@ def old_style(turn: Turn) -> Any:
         old_style,
     ],
 )
-async def test_whatever_may_answer_with_something_to_await_is_a_stage(stage: Any) -> None:
+async def test_whatever_may_answer_with_something_to_await_is_a_stage(stage: Any):
     result = await ContextPipeline([stage]).run(HISTORY, session_id="s")
 
     assert result.reports[0].outcome is Outcome.SKIPPED
 
 
-async def test_an_answer_that_cannot_be_awaited_is_reported_with_the_way_out() -> None:
+async def test_an_answer_that_cannot_be_awaited_is_reported_with_the_way_out():
     def name(turn: Turn) -> str:
         return turn.session_id.upper()
 
@@ -463,7 +463,7 @@ CASES = [
 @pytest.mark.parametrize(("make", "sound", "name", "values"), CASES)
 def test_a_setting_of_the_wrong_type_is_refused_by_name(
     make: Callable[..., object], sound: dict[str, Any], name: str, values: Sequence[Any]
-) -> None:
+):
     for value in values:
         try:
             with pytest.raises(SettingsError) as refused:
@@ -483,7 +483,7 @@ def test_a_setting_of_the_wrong_type_is_refused_by_name(
     sorted({make for make, *_ in WRONG if isinstance(make, type)}, key=str),
     ids=lambda made: made.__name__,
 )
-def test_the_table_holds_every_field(made: Any) -> None:
+def test_the_table_holds_every_field(made: Any):
     tested = {name for make, _, wrong in WRONG if make is made for name in wrong}
     settings = (
         {field.name for field in fields(made) if field.init}
@@ -495,7 +495,7 @@ def test_the_table_holds_every_field(made: Any) -> None:
 
 
 @pytest.mark.parametrize("session_id", [None, 5, b"s", "", "s" * 1_001])
-async def test_a_wrong_session_id_is_refused_by_every_door(session_id: Any) -> None:
+async def test_a_wrong_session_id_is_refused_by_every_door(session_id: Any):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(SettingsError, match="session_id is "):
             await attempt(HISTORY, session_id=session_id)
@@ -534,7 +534,7 @@ CLIENTS: list[tuple[Callable[[MessagesServer], Any], str]] = [
 @pytest.mark.parametrize(("client", "words"), CLIENTS)
 async def test_a_client_that_cannot_be_awaited_is_refused_before_anything_is_sent(
     client: Callable[[MessagesServer], Any], words: str
-) -> None:
+):
     session = ContextPipeline([skip]).session("s")
     async with MessagesServer(["never sent"]) as server:
         with pytest.raises(SettingsError, match=words):
@@ -546,7 +546,7 @@ async def test_a_client_that_cannot_be_awaited_is_refused_before_anything_is_sen
     assert server.calls == 0
 
 
-async def test_the_beta_of_a_client_takes_betas() -> None:
+async def test_the_beta_of_a_client_takes_betas():
     session = ContextPipeline([skip]).session("s")
     async with messages_api(MessagesServer(["Hello."])) as (_, client):
         beta = cast("Any", client.beta)
@@ -617,9 +617,7 @@ REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="t
         ({"role": "x" * 5_000, "content": "hi"}, "has the role 'xxx"),
     ],
 )
-async def test_a_message_of_another_api_is_refused_with_where_to_read_on(
-    message: Any, words: str
-) -> None:
+async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message: Any, words: str):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(InvalidHistory) as refused:
             await attempt([*HISTORY, message], session_id="s")
@@ -644,14 +642,14 @@ async def generator_of_messages() -> Any:
         (5, "a history is a list of messages, not int"),
     ],
 )
-async def test_what_is_no_list_is_refused_with_the_way_out(history: Any, words: str) -> None:
+async def test_what_is_no_list_is_refused_with_the_way_out(history: Any, words: str):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(InvalidHistory) as refused:
             await attempt(history, session_id="s")
         assert words in str(refused.value)
 
 
-async def test_a_result_in_place_of_the_history_is_refused_with_the_way_out() -> None:
+async def test_a_result_in_place_of_the_history_is_refused_with_the_way_out():
     result = await ContextPipeline().run(HISTORY, session_id="s")
 
     with pytest.raises(InvalidHistory, match=r"not Result; give the history, or result\.messages"):
@@ -664,7 +662,7 @@ async def test_a_result_in_place_of_the_history_is_refused_with_the_way_out() ->
 @pytest.mark.parametrize(
     "usage", [None, 5, "usage", {}, [], {"prompt_tokens": 5}, {"usage": None}, {"usage": {}}]
 )
-async def test_what_holds_no_usage_is_refused(usage: Any) -> None:
+async def test_what_holds_no_usage_is_refused(usage: Any):
     pipeline = ContextPipeline([skip])
     session = pipeline.session("s")
     await session.run(HISTORY)
@@ -686,7 +684,7 @@ async def test_what_holds_no_usage_is_refused(usage: Any) -> None:
         ),
     ],
 )
-async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) -> None:
+async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any):
     session = ContextPipeline([skip]).session("s")
     await session.run(conversation(user("word " * 600)))
 
@@ -709,6 +707,6 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) ->
 )
 async def test_arguments_of_a_turn_that_make_no_sense_are_refused_by_name(
     wrong: dict[str, Any], words: str
-) -> None:
+):
     with pytest.raises(SettingsError, match=words):
         await ContextPipeline().session("s").run(HISTORY, **wrong)

@@ -146,7 +146,7 @@ def logged(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> str:
 @pytest.mark.parametrize("name", STAGES)
 async def test_whatever_a_stage_does_or_raises_nothing_of_the_conversation_is_told(
     name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     pipeline = ContextPipeline([STAGES[name]()], budget=Budget(window=1_000), on_report=quoting)
     session, history = pipeline.session("s"), secretive()
     told: list[Result] = []
@@ -166,7 +166,7 @@ async def test_whatever_a_stage_does_or_raises_nothing_of_the_conversation_is_to
 
 async def test_a_session_that_cannot_use_its_journal_tells_nothing_of_the_conversation(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     asked: list[object] = []
 
     class LoudJournal(LocalStorage):
@@ -186,7 +186,7 @@ async def test_a_session_that_cannot_use_its_journal_tells_nothing_of_the_conver
     assert not any(CANARY in notice for notice in result.notices)
 
 
-async def test_reprs_of_what_a_stage_sees_hold_no_messages() -> None:
+async def test_reprs_of_what_a_stage_sees_hold_no_messages():
     seen: list[object] = []
 
     async def look(turn: Turn) -> Change:
@@ -204,7 +204,7 @@ async def test_reprs_of_what_a_stage_sees_hold_no_messages() -> None:
 
 async def test_three_hundred_offloaded_results_are_one_short_line(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     history = conversation(user("go"), *(step(f"t{n}", result="x" * 2_000) for n in range(300)))
     pipeline = ContextPipeline([BatchOffload(storage(), gate=RatioGate(0), keep_recent=0)])
 
@@ -217,7 +217,7 @@ async def test_three_hundred_offloaded_results_are_one_short_line(
     assert "blocks moved to files" in line
 
 
-def test_spans_hold_nothing_of_the_conversation_even_of_an_error_that_is_raised() -> None:
+def test_spans_hold_nothing_of_the_conversation_even_of_an_error_that_is_raised():
     script = f"""
 import anyio
 from opentelemetry import trace
@@ -262,13 +262,13 @@ anyio.run(main)
     ],
     ids=lambda shown: type(shown).__name__,
 )
-def test_reprs_of_what_holds_texts_show_none(shown: object) -> None:
+def test_reprs_of_what_holds_texts_show_none(shown: object):
     assert CANARY not in repr(shown)
 
 
 async def test_folders_of_a_storage_are_told_at_debug_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     root = tmp_path / "acme-merger"
     root.mkdir()
     (root / "s").write_text("no folder")

@@ -90,9 +90,7 @@ LONG: dict[str, Callable[[], list[Message]]] = {
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_what_is_long_is_looked_at_in_a_thread(
-    name: str, threads: Threads, tmp_path: Path
-) -> None:
+async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads, tmp_path: Path):
     history = LONG[name]()
     for module, work in ((stages, "ensure_messages"), (repair, "check"), (repair, "repair")):
         threads.watch(module, work)
@@ -104,7 +102,7 @@ async def test_what_is_long_is_looked_at_in_a_thread(
     assert threads.on_the_loop == set()
 
 
-async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path) -> None:
+async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path):
     threads.watch(repair, "check")
 
     await ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s").run(steps(20))
@@ -113,7 +111,7 @@ async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("count", [30, 300])
-async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_path: Path) -> None:
+async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_path: Path):
     for work in ("editable_region", "file_views", "filter_calls", "delete_centre", "join_parts"):
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
@@ -131,7 +129,7 @@ async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_
 )
 async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     show: Callable[[str], str], threads: Threads, tmp_path: Path
-) -> None:
+):
     threads.watch(offload, "contains_excerpt")
     storage = LocalStorage(tmp_path)
     text = "".join(f"line {number}\n" for number in range(20_000))
@@ -146,7 +144,7 @@ async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
 
 async def test_what_is_too_long_to_be_compared_is_offloaded_like_any_other_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     monkeypatch.setattr(offload, "MOST_COMPARED", 150_000)
     storage = LocalStorage(tmp_path)
     text = "".join(f"line {number}\n" for number in range(20_000))
@@ -165,7 +163,7 @@ TEXTS = st.text(st.sampled_from('ab1- \n\t漢🙂"\\\ud800\udc00'), max_size=60)
 
 
 @given(TEXTS, st.integers(1, 7))
-def test_pieces_make_up_the_text_and_part_no_surrogates(text: str, size: int) -> None:
+def test_pieces_make_up_the_text_and_part_no_surrogates(text: str, size: int):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pieces, "_PIECE_CHARS", size)
         found = list(pieces.pieces(text))
@@ -181,7 +179,7 @@ def test_pieces_make_up_the_text_and_part_no_surrogates(text: str, size: int) ->
 
 
 @given(TEXTS, st.integers(1, 9))
-def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int) -> None:
+def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int):
     whole = f"{text} a1b2c3d4 {text} PROJ-123\n" * 3
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pieces, "_SEARCH_CHARS", size * 20)
@@ -191,7 +189,7 @@ def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int) -> None
     assert all(len(piece) <= size * 40 for piece in found)
 
 
-def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch):
     history = conversation(user("see PROJ-123, a1b2c3d4 " * 50), assistant("PROJ-123 a1b2c3d4"))
     whole = activity.identifiers(history)
     monkeypatch.setattr(pieces, "_SEARCH_CHARS", 40)
@@ -205,7 +203,7 @@ def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch
         lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     )
 )
-def test_json_made_in_steps_is_the_same(value: Any) -> None:
+def test_json_made_in_steps_is_the_same(value: Any):
     whole = compact_json(value)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(values, "_IN_ONE_STEP", 0)
@@ -215,7 +213,7 @@ def test_json_made_in_steps_is_the_same(value: Any) -> None:
 
 
 @given(st.lists(st.text("ab \t\n\x0b\u2028", max_size=9), max_size=9), st.integers(1, 5))
-def test_lines_are_compared_in_steps_as_at_once(lines: list[str], step: int) -> None:
+def test_lines_are_compared_in_steps_as_at_once(lines: list[str], step: int):
     text = "\n".join(lines)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(offload, "_STEP_CHARS", step)
@@ -227,11 +225,11 @@ def test_lines_are_compared_in_steps_as_at_once(lines: list[str], step: int) -> 
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_long_histories_are_bulky(name: str) -> None:
+def test_long_histories_are_bulky(name: str):
     assert is_bulky(LONG[name]())
 
 
-def test_a_short_history_and_a_known_one_are_not_bulky() -> None:
+def test_a_short_history_and_a_known_one_are_not_bulky():
     history = steps(300)
 
     assert not is_bulky(steps(20))
@@ -241,7 +239,7 @@ def test_a_short_history_and_a_known_one_are_not_bulky() -> None:
 
 def test_whether_something_is_bulky_is_asked_of_anything_and_costs_little(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     endless: list[Any] = []
     endless.append(endless)
     visited: list[int] = []
