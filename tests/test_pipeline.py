@@ -1225,7 +1225,7 @@ class Caller:
 async def test_what_is_remembered_changes_nothing(
     source: list[Message], other: list[Message], data: st.DataObject
 ):
-    """The same turns through a remembered session and fresh pipelines: equal results (R10c)."""
+    """The same turns through a remembered session and fresh pipelines: equal results."""
     caller, last = Caller(data, source, other), None
     with tempfile.TemporaryDirectory() as root:
         remembered = offloading(root)

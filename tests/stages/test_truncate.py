@@ -621,7 +621,7 @@ async def test_the_report_names_the_first_message_that_changed() -> None:
 
 
 async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path: Path) -> None:
-    """Four parallel results of 300 kB (R19).
+    """Four parallel results of 300 kB.
 
     Cheap stages come first, pairs stay whole, the originals lie on disk.
     """

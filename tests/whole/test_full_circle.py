@@ -1,4 +1,4 @@
-"""The full circle, and nothing goes round and round (R3).
+"""The full circle, and nothing goes round and round.
 
 A long result goes to a file, and the model reads it again.
 """
