@@ -1,8 +1,7 @@
 """Texts and records in an object store: S3, GCS, Azure, a folder, or memory, over obstore.
 
 ```text
-<session>/texts/<SHA-256>        a text, once for all keys of the session that have it
-<session>/names/<key>            which text the key has, and where its characters are
+<session>/texts/<key>            a text
 <session>/records/<name>.json    an archive
 <session>/used                   when the session was used last, and what it is called
 =deleted/<digest>                that a session was deleted
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import re
 import time
 from collections.abc import (
@@ -70,65 +68,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-FORM = 1
-_STEP = 1 << 16  # characters from one mark to the next
-_LONG = 100_000  # characters that are hashed in a worker thread
+_LONG = 100_000  # characters that are encoded in a worker thread
 _CHUNK = 1000  # objects that are listed or deleted at once
-_METHODS = ("put_async", "get_async", "get_range_async", "head_async", "delete_async", "list")
-_PARTS = ("texts", "names", "records", "used")
+_METHODS = ("put_async", "get_async", "head_async", "delete_async", "list")
+_PARTS = ("texts", "records", "used")
 _USED = "used"
 _TOMBSTONES = "=deleted"
 
 _FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _RECORD = re.compile(r".*-(\d+)\.json")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Pointer:
-    """Which text a key has. *marks* are the bytes before each so-many characters.
-
-    Without *marks* each character of it is one byte.
-    """
-
-    folder: str
-    digest: str
-    chars: int
-    size: int
-    marks: list[int]
-
-    @property
-    def content(self) -> bytes:
-        """What is stored under the key."""
-        values = {
-            "form": FORM,
-            "text": self.digest,
-            "chars": self.chars,
-            "bytes": self.size,
-            "marks": self.marks,
-        }
-        return json.dumps(values).encode()
-
-    @property
-    def path(self) -> str:
-        return f"{self.folder}/texts/{self.digest}"
-
-    def start(self, offset: int) -> tuple[int, int]:
-        """A byte at or before the character *offset*, and which character begins there."""
-        if not self.marks:
-            return offset, offset
-        step = offset // _STEP
-        return self.marks[step - 1] if step else 0, step * _STEP
-
-    def end(self, offset: int) -> int:
-        """A byte at or after the character *offset*."""
-        if not self.marks:
-            return offset
-        step = -(-offset // _STEP)
-        if 0 < step <= len(self.marks):
-            return self.marks[step - 1]
-        return self.size
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -136,8 +85,8 @@ class ObjectStorage:
     """Texts and archives in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
 
     A text is there whole or not at all, and who was first is decided by conditional creation, which
-    the store must have. Equal texts are stored once in a session, and never across sessions. A page
-    is read by its range of bytes. Texts have URLs: the model needs `offload_tools` to read them.
+    the store must have. A page is cut out of the whole text. Texts have URLs: the model needs
+    `offload_tools` to read them.
 
     *redact*, *clock* and *reference* are those of `LocalStorage`. At most *connections* requests
     are made at the same time in an event loop, each for up to *timeout* seconds, tries again of the
@@ -198,72 +147,40 @@ class ObjectStorage:
         return locations
 
     async def _write(self, key: str, text: str, made: list[str]) -> str:
-        """Store *text*, and point to it from *key* or the next free one; return that.
+        """Store *text* under *key* or the next free one; return that.
 
-        The objects are added to those *made*.
+        The object is added to those *made*.
         """
-        folder = _folder(key)
-        pointer, content = await in_thread_if(len(text) > _LONG, self._encode, folder, text)
-        # The text before the pointer: what can be found is whole.
-        if await self._create(pointer.path, content):
-            made.append(pointer.path)
+        content = await in_thread_if(len(text) > _LONG, self._encode, text)
         for name in candidate_keys(key, text):
-            path = _pointer_path(name)
-            if await self._create(path, pointer.content):
+            path = _text_path(name)
+            if await self._create(path, content):
                 made.append(path)
                 return name
-            present = await self._pointer(name)
-            if present is not None and present.digest == pointer.digest:
+            if await self._get(path) == content:
                 return name
         raise AssertionError("there are names without end")
 
-    def _encode(self, folder: str, text: str) -> tuple[_Pointer, bytes]:
-        text = storable(redact_text(text, self.redact) if self.redact else text)
-        content = text.encode()
-        marks: list[int] = []
-        if len(content) != len(text):
-            size = 0
-            for start in range(0, len(text), _STEP):
-                size += len(text[start : start + _STEP].encode())
-                marks.append(size)
-        digest = hashlib.sha256(content).hexdigest()
-        return _Pointer(folder, digest, len(text), len(content), marks), content
+    def _encode(self, text: str) -> bytes:
+        return storable(redact_text(text, self.redact) if self.redact else text).encode()
 
     # Reading --------------------------------------------------------------------------------------
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.
 
-        Raises StorageError when there is no such text, also when something has deleted it, and when
-        it was changed; SettingsError for a negative number.
+        Raises StorageError when there is no such text, SettingsError for a negative number.
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
-            pointer = await self._pointer(key)
-            if pointer is not None:
-                return await self._page(location, pointer, offset, limit)
-            if key.endswith(".json"):
+            content = await self._get(_text_path(key))
+            if content is None and key.endswith(".json"):
                 content = await self._get(_record_path(key))
-                if content is not None:
-                    return Page.of(content.decode("utf-8", "replace"), offset, limit)
-        raise _missing(location)
-
-    async def _page(self, location: str, pointer: _Pointer, offset: int, limit: int | None) -> Page:
-        offset = min(offset, pointer.chars)
-        end = pointer.chars if limit is None else min(offset + limit, pointer.chars)
-        if (offset, end) == (0, pointer.chars):
-            content = await self._get(pointer.path)
-            if content is None:
-                raise _missing(location)
-            text = await in_thread_if(len(content) > _LONG, _verify, location, pointer, content)
-            return Page(text, 0, pointer.chars)
-        first_byte, first = pointer.start(offset)
-        content = await self._get_range(pointer.path, first_byte, pointer.end(end))
-        if content is None:
-            raise _missing(location)
-        page = content.decode("utf-8", "replace")[offset - first : end - first]
-        return Page(page, offset, pointer.chars)
+            if content is not None:
+                text = await in_thread_if(len(content) > _LONG, content.decode, "utf-8", "replace")
+                return Page.of(text, offset, limit)
+        raise StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")
 
     async def missing(self, locations: Sequence[str], /) -> list[str]:
         """Those of *locations* at which there is no text. Raises StorageError."""
@@ -271,30 +188,12 @@ class ObjectStorage:
 
         async def ask(location: str) -> None:
             for key in possible_keys(location):
-                pointer = await self._pointer(key)
-                if pointer is not None and await self._head(pointer.path):
+                if await self._head(_text_path(key)):
                     return
             gone.append(location)
 
         await self._at_once(ask, zip(locations))
         return gone
-
-    async def _pointer(self, key: str) -> _Pointer | None:
-        content = await self._get(_pointer_path(key))
-        if content is None:
-            return None
-        try:
-            values = json.loads(content)
-            if values["form"] > FORM:
-                reason = f"{url_of(key)} was written by a newer ctxpipe; update ctxpipe"
-                raise StorageError(errno.ENOTSUP, reason)
-            digest, marks = values["text"], [int(mark) for mark in values["marks"]]
-            chars, size = int(values["chars"]), int(values["bytes"])
-        except (ValueError, TypeError, LookupError) as error:
-            raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed") from error
-        if not _SHA256.fullmatch(str(digest)) or min(chars, size, *marks) < 0:
-            raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed")
-        return _Pointer(_folder(key), digest, chars, size, marks)
 
     # Records --------------------------------------------------------------------------------------
 
@@ -454,11 +353,9 @@ class ObjectStorage:
                 if _owner(path) == folder:
                     paths.append(path)
                     size += item["size"]
-        # Pointers first: what can be found is whole.
-        ordered = sorted(paths, key=lambda path: "/names/" not in path)
-        await self._delete_objects(ordered)
+        await self._delete_objects(paths)
         self._touched.pop(folder, None)
-        return Cleaned(tuple(ordered), size)
+        return Cleaned(tuple(paths), size)
 
     async def _delete_objects(self, paths: Sequence[str]) -> None:
         for start in range(0, len(paths), _CHUNK):
@@ -481,16 +378,6 @@ class ObjectStorage:
     async def _get(self, path: str) -> bytes | None:
         async def get() -> bytes:
             return bytes(await (await self.store.get_async(path)).bytes_async())
-
-        return await self._find(get)
-
-    async def _get_range(self, path: str, start: int, end: int) -> bytes | None:
-        """The bytes of an object from *start* to *end*, None where there is none."""
-        if start >= end:
-            return b"" if (await self._head(path)) else None
-
-        async def get() -> bytes:
-            return bytes(await self.store.get_range_async(path, start=start, end=end))
 
         return await self._find(get)
 
@@ -596,12 +483,12 @@ def _object_folder(folder: str) -> str:
     return f"={_digest(folder)[:32]}"
 
 
-def _pointer_path(key: str) -> str:
+def _text_path(key: str) -> str:
     _, *parts = key_parts(key)
     name = "/".join(parts) or key
     if not _NAME.fullmatch(name):
         name = f"={_digest(name)[:40]}"
-    return f"{_folder(key)}/names/{name}"
+    return f"{_folder(key)}/texts/{name}"
 
 
 def _record_path(key: str) -> str:
@@ -622,14 +509,3 @@ def _owner(path: str) -> str | None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _verify(location: str, pointer: _Pointer, content: bytes) -> str:
-    """The text in *content*. Raises StorageError unless it is what was written."""
-    if hashlib.sha256(content).hexdigest() != pointer.digest:
-        raise StorageError(errno.EILSEQ, f"{location} was changed")
-    return content.decode()
-
-
-def _missing(location: str) -> StorageError:
-    return StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")

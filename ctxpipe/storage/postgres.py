@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from itertools import count
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, fail_after
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
-from ..settings import COUNT, NUMBER, TEXT, check_extra, excerpt
-from .generations import tombstone_seconds
+from ..settings import COUNT, TEXT, check_extra, excerpt
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import NewEntry, ServerJournal
+from .shared_journals import ServerJournal
+from .sql_journals import SQLJournal, Statement
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORM = 1
+_VALUE = re.compile(r":(\w+)")
 _TABLE_NAME = re.compile(r"(?:[a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
 # What a server says that is about to stop, or has just begun; without a code the line was cut.
 _PASSING = ("08", "57P01", "57P02", "57P03")
@@ -43,64 +43,8 @@ create table if not exists TABLE (
 comment on table TABLE is 'ctxpipe journal, form 1';
 """
 _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'), 'pg_class')"
-# The primary key decides who was first.
-_APPEND = """
-with first as (select token from TABLE where session = %(session)s and number = 0),
-added as (
-    insert into TABLE (session, number, entry, token)
-    select %(session)s, %(number)s, %(entry)s, %(token)s
-    where (%(number)s = 0 or (
-        exists (select from TABLE where session = %(session)s and number = %(number)s - 1)
-        and (select token from first) = coalesce(%(seen)s, (select token from first))
-    )) and not exists (select from TABLE where session = %(grave)s and token <> %(tombstone)s)
-    on conflict do nothing
-    returning coalesce((select token from first), token)
-),
-named as (
-    insert into TABLE (session, number, entry, token)
-    select %(session)s, -1, %(name)s, '' where exists (select from added)
-    on conflict do nothing
-)
-select * from added
-"""
-_FIND = """
-select (select token from TABLE where session = %(session)s and number = 0)
-from TABLE where session = %(session)s and number = %(number)s and token = %(token)s
-"""
-_ENTRIES = """
-select number, entry, token from TABLE
-where session = %(session)s and (number >= %(start)s or number = 0)
-union all select -2, '', token from TABLE where session = %(grave)s order by number
-"""
-_RENAME = """
-update TABLE set session = %(name)s where session = %(session)s and number >= 0
-and (select token from TABLE where session = %(session)s and number = 0) = %(seen)s
-"""
-_DELETE = (
-    "delete from TABLE where session = %(session)s or starts_with(session, %(session)s || '/')"
-)
-# Appends share this lock: one that has not seen the tombstone is seen by the deletion.
-_HOLD_OFF = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
-_SHARE = "select pg_advisory_xact_lock_shared(hashtextextended(%s, 0))"
-_TOMBSTONE = """
-insert into TABLE (session, number, entry, token) values (%(grave)s, 0, '', %(tombstone)s)
-on conflict (session, number) do update set token = excluded.token, written = excluded.written
-"""
-_OLD_TOMBSTONES = """
-delete from TABLE
-where starts_with(session, '/') and written <= now() - make_interval(secs => %s)
-"""
-_STALE = """
-with gone as (
-    delete from TABLE where session in (
-        select session from TABLE where not starts_with(session, '/') group by session
-        having max(written) <= now() - make_interval(secs => %s)
-    )
-    returning number
-)
-select count(*) from gone where number >= 0
-"""
-_SESSIONS = "select entry from TABLE where number = -1"
+# Whoever writes to a session holds this lock until the end of the transaction.
+_HOLD = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
 _LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 _UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 
@@ -115,7 +59,7 @@ class _Connections:
     leased: set[str] = field(default_factory=set)
 
 
-class PostgresJournal(ServerJournal):
+class PostgresJournal(SQLJournal, ServerJournal):
     """The journals of sessions in one table of the database at *conninfo*.
 
     *conninfo* is a URL or a connection string of libpq. The *table*, such as "ctxpipe_journal" or
@@ -132,6 +76,7 @@ class PostgresJournal(ServerJournal):
     """
 
     _server = "database"
+    _age = "extract(epoch from now() - written)"
 
     def __init__(
         self,
@@ -161,21 +106,6 @@ class PostgresJournal(ServerJournal):
     def __repr__(self) -> str:
         return f"<PostgresJournal {self.table!r}>"  # the connection string may hold a password
 
-    async def cleanup(self, *, max_age: float) -> int:
-        """Delete the journals that nobody has written to for *max_age* seconds; how many entries.
-
-        Raises StorageError, and SettingsError for a negative age.
-        """
-        NUMBER.check("max_age", max_age)
-
-        async def delete(connection: AsyncConnection[Any]) -> int:
-            await connection.execute(self._sql(_OLD_TOMBSTONES), [tombstone_seconds()])
-            cursor = await connection.execute(self._sql(_STALE), [max_age])
-            [count] = await cursor.fetchone() or [0]
-            return int(count)
-
-        return await self._run(delete)
-
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
         connections = self._connections()
@@ -184,69 +114,31 @@ class PostgresJournal(ServerJournal):
             await leasing.close()
         await self._close_idle()
 
-    # What a database does -------------------------------------------------------------------------
+    # Transactions ---------------------------------------------------------------------------------
 
-    async def _append(self, new: NewEntry) -> str | None:
-        row = asdict(new)
-        tries = count(1)
+    async def _transact(
+        self, work: Callable[[], Generator[Statement, list[Any], T]], session: str = ""
+    ) -> T:
+        async def transact(connection: AsyncConnection[Any]) -> T:
+            statements = work()
+            rows: Any = None
+            # What need not be waited for is sent together: a turn takes two round trips.
+            async with connection.pipeline(), connection.transaction():
+                if session:
+                    await connection.execute(_HOLD, [f"{self.table}/{session}/writing"])
+                while True:
+                    try:
+                        statement, values = statements.send(rows)
+                    except StopIteration as end:
+                        result: T = end.value
+                        return result
+                    cursor = await connection.execute(self._query(statement), values)
+                    rows = await cursor.fetchall() if statement.split()[0] == "select" else []
 
-        async def insert(connection: AsyncConnection[Any]) -> str | None:
-            is_first_try = next(tries) == 1
-            async with connection.pipeline():
-                await connection.execute(_SHARE, [self._deletion_of(new.session)])
-                cursor = await connection.execute(self._sql(_APPEND), row)
-            answer = await cursor.fetchone()
-            if answer is None and not is_first_try:
-                # The answer to an earlier try got lost, and it may have been yes.
-                cursor = await connection.execute(self._sql(_FIND), row)
-                answer = await cursor.fetchone()
-            return answer[0] if answer else None
+        return await self._run(transact)
 
-        return await self._run(insert)
-
-    async def _entries(
-        self, session: str, start: int, grave: str
-    ) -> tuple[str | None, Sequence[str], str | None]:
-
-        rows = await self._fetch(_ENTRIES, {"session": session, "start": start, "grave": grave})
-        tokens = {number: token for number, _, token in rows if number <= 0}
-        entries = [entry for number, entry, _ in rows if number >= start]
-        return tokens.get(0), entries, tokens.get(-2)
-
-    async def _set_aside(self, session: str, seen: str, name: str) -> bool:
-        row = {"session": session, "seen": seen, "name": name}
-
-        async def rename(connection: AsyncConnection[Any]) -> bool:
-            cursor = await connection.execute(self._sql(_RENAME), row)
-            return int(cursor.rowcount) > 0
-
-        return await self._run(rename)
-
-    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
-        row = {"session": session, "grave": grave, "tombstone": tombstone}
-
-        async def delete(connection: AsyncConnection[Any]) -> None:
-            async with connection.transaction():
-                await connection.execute(_HOLD_OFF, [self._deletion_of(session)])
-                await connection.execute(self._sql(_DELETE), row)
-                await connection.execute(self._sql(_TOMBSTONE), row)
-
-        await self._run(delete)
-
-    def _deletion_of(self, session: str) -> str:
-        return f"{self.table}/{session}/deletion"
-
-    async def _sessions(self) -> list[str]:
-        return [name for [name] in await self._fetch(_SESSIONS, {})]
-
-    async def _fetch(self, statement: str, row: Mapping[str, object]) -> list[Any]:
-        async def read(connection: AsyncConnection[Any]) -> list[Any]:
-            return await (await connection.execute(self._sql(statement), row)).fetchall()
-
-        return await self._run(read)
-
-    def _sql(self, statement: str) -> bytes:
-        return statement.replace("TABLE", self.table).encode()
+    def _query(self, statement: str) -> bytes:
+        return _VALUE.sub(r"%(\1)s", self._sql(statement)).encode()
 
     # Leases ---------------------------------------------------------------------------------------
 
@@ -342,10 +234,10 @@ class PostgresJournal(ServerJournal):
         """Make the table where there is none. Raises StorageError for one of a newer form."""
         if self._is_migrated:
             return
-        cursor = await connection.execute(self._sql(_READ_FORM))
+        cursor = await connection.execute(self._sql(_READ_FORM).encode())
         table, comment = await cursor.fetchone() or (None, None)
         if table is None or comment is None:
-            await connection.execute(self._sql(_MIGRATE))
+            await connection.execute(self._sql(_MIGRATE).encode())
         elif comment != f"ctxpipe journal, form {FORM}":
             reason = f"the table {self.table} is of another form ({comment}); update ctxpipe"
             raise StorageError(errno.ENOTSUP, reason)

@@ -326,7 +326,7 @@ async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the
         assert await resumed.history() == history
 
 
-@pytest.mark.parametrize("packets", range(1, 10))
+@pytest.mark.parametrize("packets", range(1, 14))
 async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_anothers(
     postgres_url: str, packets: int
 ) -> None:
