@@ -122,13 +122,11 @@ def outcomes(result: Result) -> dict[str, Outcome]:
 
 def answerable(history: list[Message]) -> list[Message]:
     """*history* as a loop would send it: what waits is answered, and the user speaks last."""
-    waiting = (
-        [user(*(tool_result(call.id) for call in pending_calls(history)))]
-        if pending_calls(history)
-        else []
-    )
-    ends = history[-1:] and history[-1]["role"] == "assistant" and not waiting
-    return [*history, *waiting, *([user("Go on.")] if ends or not history else [])]
+    if pending_calls(history):
+        return [*history, user(*(tool_result(call.id) for call in pending_calls(history)))]
+    if history and history[-1]["role"] == "user":
+        return history
+    return [*history, user("Go on.")]
 
 
 @settings(

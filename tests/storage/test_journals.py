@@ -19,13 +19,11 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from processes import prepared_python, python, small_disk
 
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.placeholders.names import session_folder
-from ctxpipe.storage import JournalStorage, waiting
+from ctxpipe.storage import waiting
 from ctxpipe.storage.journals import JournalFile, Position, SessionLock
 from ctxpipe.storage.ownership import JOURNAL, StorageRoot
 
@@ -55,83 +53,12 @@ async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> li
 # Numbers ----------------------------------------------------------------------------------------
 
 
-def test_a_local_storage_is_a_storage_for_journals(storage: LocalStorage) -> None:
-    assert isinstance(storage, JournalStorage)
-
-
-async def test_entries_come_back_in_their_order(storage: LocalStorage) -> None:
-    entries = await filled(storage, 5)
-
-    assert await storage.entries("s") == entries
-    assert await LocalStorage(storage.root).entries("s") == entries
-
-
-async def test_entries_are_given_from_a_number_on(storage: LocalStorage) -> None:
-    entries = await filled(storage, 5)
-
-    for reader in (storage, LocalStorage(storage.root)):
-        found = [await reader.entries("s", start) for start in (3, 0, 5, 9)]
-        assert found == [entries[3:], entries, [], []]
-
-
 async def test_a_session_without_a_journal_has_no_entries(
     storage: LocalStorage,
     tmp_path: Path,
 ) -> None:
     assert await storage.entries("s") == []
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_an_entry_that_is_there_is_not_written_again(storage: LocalStorage) -> None:
-    assert await storage.append("s", 0, "the first")
-
-    for writer in (storage, LocalStorage(storage.root)):
-        assert not await writer.append("s", 0, "another")
-    assert await storage.entries("s") == ["the first"]
-
-
-@pytest.mark.parametrize("number", [2, 9])
-async def test_an_entry_that_would_leave_a_gap_is_not_written(
-    storage: LocalStorage,
-    number: int,
-) -> None:
-    await storage.append("s", 0, "the first")
-
-    assert not await storage.append("s", number, "later")
-    assert await storage.entries("s") == ["the first"]
-
-
-async def test_what_another_storage_wrote_is_seen_at_once(storage: LocalStorage) -> None:
-    other = LocalStorage(storage.root)
-    for number in range(6):
-        assert await (storage, other)[number % 2].append("s", number, str(number))
-        assert await storage.entries("s", number) == await other.entries("s", number) != []
-
-    assert await storage.entries("s") == list("012345")
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=20))
-async def test_whoever_writes_each_number_is_written_once_in_order(
-    attempts: list[tuple[int, bool]],
-) -> None:
-    async with anyio.TemporaryDirectory() as root:
-        storages, expected = (LocalStorage(root), LocalStorage(root)), list[str]()
-        for turn, (number, is_first) in enumerate(attempts):
-            written = await storages[is_first].append("s", number, f"turn {turn}")
-            assert written is (number == len(expected))
-            expected += [f"turn {turn}"] * written
-        assert [await storage.entries("s") for storage in storages] == [expected, expected]
-
-
-ODD = ["", "ä 漢 🔑", "x" * 3_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb"]
-
-
-@pytest.mark.parametrize("entry", ODD, ids=["empty", "not ASCII", "long", "breaks", "return"])
-async def test_any_line_of_text_comes_back_as_it_was(storage: LocalStorage, entry: str) -> None:
-    for number in range(3):
-        assert await storage.append("s", number, entry)
-
-    assert await LocalStorage(storage.root).entries("s") == [entry] * 3
 
 
 # At the same time -------------------------------------------------------------------------------
@@ -464,39 +391,6 @@ async def test_while_one_session_is_locked_the_loop_and_others_go_on(
 # Setting aside ----------------------------------------------------------------------------------
 
 
-async def test_a_journal_that_is_set_aside_is_kept_and_a_new_one_begins(
-    storage: LocalStorage,
-    tmp_path: Path,
-) -> None:
-    await filled(storage, 3)
-
-    names = [await storage.set_aside("s")]
-    assert await storage.entries("s") == []
-    await storage.append("s", 0, "new")
-    names.append(await storage.set_aside("s"))
-
-    assert names == ["journal-set-aside-1.jsonl", "journal-set-aside-2.jsonl"]
-    held = [(tmp_path / "s" / name).read_text() for name in names]
-    assert held == ["entry 0\nentry 1\nentry 2\n", "new\n"]
-
-
-async def test_while_another_has_it_open_a_journal_can_be_set_aside(
-    storage: LocalStorage,
-    tmp_path: Path,
-) -> None:
-    other = LocalStorage(tmp_path)
-    await filled(storage, 3)
-    assert len(await other.entries("s")) == 3
-    name = await storage.set_aside("s")
-
-    assert await other.entries("s") == await other.entries("s", 3) == []
-    assert not await other.append("s", 3, "of the old one")
-    assert await other.append("s", 0, "of the new one")
-
-    assert (tmp_path / "s" / name).read_text().count("\n") == 3
-    assert await storage.entries("s") == ["of the new one"]
-
-
 def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_the_new_one(
     tmp_path: Path, path: Path
 ) -> None:
@@ -512,13 +406,6 @@ def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_t
         assert waiting.result(20)
     assert path.read_text() == "new\n"
     assert path.with_name(name).read_text() == "entry 0\nentry 1\n"
-
-
-async def test_no_journal_cannot_be_set_aside(storage: LocalStorage) -> None:
-    await filled(storage, 1)
-    await storage.set_aside("s")
-
-    assert await storage.set_aside("s") == ""
 
 
 async def test_what_was_set_aside_goes_with_the_session(
@@ -578,14 +465,6 @@ async def test_hostile_names_of_sessions_stay_inside(tmp_path: Path, hostile: st
     assert await storage.entries(hostile) == ["x"]
     folders = {path.parent for path in tmp_path.rglob("*") if path.suffix in {".jsonl", ".lock"}}
     assert folders == {root / session_folder(hostile)}
-
-
-async def test_sessions_whose_names_are_alike_share_no_journal(storage: LocalStorage) -> None:
-    names = ["a/b", "a-b", "a_b", "A-b", "a b", "a/B"]
-    for name in names:
-        assert await storage.append(name, 0, name)
-
-    assert [await storage.entries(name) for name in names] == [[name] for name in names]
 
 
 # Only regular files, and no waiting -------------------------------------------------------------
@@ -708,15 +587,6 @@ async def is_free(root: Path, seconds: float = 0) -> bool:
         return held
 
 
-async def test_a_lease_is_held_by_one_at_a_time(storage: LocalStorage, tmp_path: Path) -> None:
-    async with storage.lease("s", 0) as held:
-        assert held
-        assert not await is_free(tmp_path)
-        async with storage.lease("another session", 0) as another:
-            assert another
-    assert await is_free(tmp_path)
-
-
 def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path) -> None:
     with leasing(tmp_path) as process:
         assert not anyio.run(is_free, tmp_path)
@@ -724,19 +594,6 @@ def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path) -
         process.communicate()
 
         assert anyio.run(is_free, tmp_path)
-
-
-async def test_a_lease_is_waited_for(storage: LocalStorage, tmp_path: Path) -> None:
-    async def let_go() -> None:
-        async with storage.lease("s", 0):
-            began.set()
-            await anyio.sleep(0.3)
-
-    began = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(let_go)
-        await began.wait()
-        assert await is_free(tmp_path, seconds=20)
 
 
 async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
