@@ -135,10 +135,9 @@ class Meter:
             max(0, for_hour - read_tokens),
         )
 
-    def charge_items(self, body: JsonObject, key: str) -> Usage:
-        """Bill the prompt of *body*, whose items are at *key*, as OpenAI does, and cache it."""
-        prompt = self.read_items(body, key)
-        cached = self.charge(prompt, self.find(prompt)).cache_read_input_tokens
+    def charge_items(self, prompt: Prompt, read: int) -> Usage:
+        """Bill the *prompt* of `read_items` as OpenAI does, of which the cache has up to *read*."""
+        cached = self.charge(prompt, read).cache_read_input_tokens
         cached -= cached % STEP
         if cached < self.model.min_cached_tokens:
             cached = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from ..errors import SettingsError
 from ..settings import CALLABLE
@@ -66,10 +67,8 @@ def storage_conformance(
     if failing is not None:
         for protocol in protocols:
             checks += FAILURE_CHECKS[protocol]
-    return [
-        StorageCheck(check.__name__.replace("_", " "), check, factory, redacting, failing)
-        for check in checks
-    ]
+    place = partial(StoragePlace, factory, redacting, failing)
+    return [StorageCheck(check.__name__.replace("_", " "), check, place) for check in checks]
 
 
 def _implements(protocols: Collection[type], extras: Collection[str]) -> Check:

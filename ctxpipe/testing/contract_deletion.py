@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ from ..stages.offload import DirectOffload
 from ..storage import Archive, JournalStorage, TextWriter
 from ..storage.generations import delete_sessions
 from ..summarizers import Summary
-from .contract_failures import fill, text_or_none
-from .storage import StoragePlace, expect
+from .contract_failures import fill
+from .storage import StoragePlace, entries_of, expect, text_or_none
 
 SESSION = "cust1/a b"
 WORDS = "what a person said"
@@ -40,30 +41,28 @@ def request_of(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-def session_on(storage: Any, *stages: Any) -> Session:
+def session_on(storage: Any, *stages: Any, name: str = SESSION) -> Session:
     """A session that writes whatever *storage* takes, after *stages*."""
     used = list(stages)
     if isinstance(storage, TextWriter):
         used.append(DirectOffload(storage, min_chars=1000))
     journal = storage if isinstance(storage, JournalStorage) else None
-    return ContextPipeline(used).session(SESSION, journal=journal)
+    return ContextPipeline(used).session(name, journal=journal)
 
 
 async def expect_deleted(work: Awaitable[object], promise: str) -> None:
     """Raise ContractBroken unless *work* raises SessionDeleted."""
-    try:
+    with suppress(SessionDeleted):
         await work
-    except SessionDeleted:
-        return
-    expect(False, f"{promise}: SessionDeleted")
+        expect(False, f"{promise}: SessionDeleted")
 
 
 async def expect_nothing_kept(place: StoragePlace, session: Session) -> None:
     """Raise ContractBroken when the deleted session can be found anywhere."""
     storage = await place.storage()
     if isinstance(storage, JournalStorage):
-        entries = await storage.entries(SESSION)
-        expect(WORDS not in "".join(entries), "no entry of it is written again")
+        entries = "".join(await storage.entries(SESSION))
+        expect(WORDS not in entries, "no entry of it is written again")
     if isinstance(storage, Archive):
         records = [where for where in await storage.records(SESSION) if where.endswith(".json")]
         expect(records == [], "no record of it is written again")
@@ -88,8 +87,8 @@ async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
             others = {where for where in kept if where.endswith(".json")}
             expect(others <= set(await reader.records("s2")), "those of others are")
         if isinstance(reader, JournalStorage):
-            expect(list(await reader.entries("s")) == [], "its journal is gone")
-            expect(list(await reader.entries("s2")) == ["entry"], "other journals stay")
+            expect(await entries_of(reader, "s") == [], "its journal is gone")
+            expect(await entries_of(reader, "s2") == ["entry"], "other journals stay")
     await storage.delete("s")
     await storage.delete("never heard of")
     expect((await fill(other, "s"))[:6] == gone[:6], "a session of that name begins anew")
@@ -201,20 +200,15 @@ async def an_answer_in_a_deleted_session_is_not_kept(place: StoragePlace) -> Non
 async def sessions_are_listed_and_deleted_in_whole_components(place: StoragePlace) -> None:
     storage, other = await place.storages(2)
     for name in NAMES:
-        session = ContextPipeline(
-            [DirectOffload(storage, min_chars=1000)] if isinstance(storage, TextWriter) else []
-        ).session(name, journal=storage if isinstance(storage, JournalStorage) else None)
-        await session.run(talk(name))
+        await session_on(storage, name=name).run(talk(name))
     expect(sorted(await other.sessions()) == sorted(NAMES), "every session is listed")
     below = ["cust1", "cust1/B", "cust1/a", "cust1/a/b"]
     for prefix in ("cust1", "cust1/"):
         expect(sorted(await other.sessions(prefix)) == below, "whole components are compared")
     for prefix in ("", "/"):
-        try:
+        with suppress(SettingsError):
             await other.sessions(prefix)
-        except SettingsError:
-            continue
-        expect(False, "an empty prefix is an error")
+            expect(False, "an empty prefix is an error")
     expect(await delete_sessions("cust1/", other) == below, "all below a prefix are deleted")
     expect(sorted(await storage.sessions()) == sorted(set(NAMES) - set(below)), "the others stay")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ..errors import StorageError
@@ -12,7 +12,15 @@ from ..pipeline import ContextPipeline
 from ..session import Session
 from ..stages.offload import DirectOffload
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
-from .storage import Check, StoragePlace, expect, expect_error
+from .storage import (
+    Check,
+    StoragePlace,
+    entries_of,
+    expect,
+    expect_error,
+    text_at,
+    text_or_none,
+)
 
 MOST_OPERATIONS = 200
 TEXT = "0123456789漢\n" * 3_000
@@ -31,13 +39,11 @@ async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
     *look* sees each time what there is, and whether it was done.
     """
     for operations in range(MOST_OPERATIONS):
-        is_done = True
-        backend = place.failing_storage(operations)
-        async with backend as storage:
-            try:
+        is_done = False
+        async with place.failing(place.name, operations) as storage:
+            with suppress(StorageError):
                 await act(storage, operations)
-            except StorageError:
-                is_done = False
+                is_done = True
         await look(operations, is_done)
         if is_done:
             expect(operations > 0, "a backend that fails at once fails the call")
@@ -45,32 +51,22 @@ async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
     expect(False, f"{MOST_OPERATIONS} operations are enough")
 
 
-async def text_or_none(storage: Any, location: str) -> str | None:
-    """The text at *location*, None where there is none."""
-    try:
-        page = await storage.read(location)
-    except StorageError as error:
-        expect(error.errno == errno.ENOENT, "what was not written is not there")
-        return None
-    return str(page.text)
-
-
 async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) -> None:
     healthy = await place.storage()
 
-    texts = [f"{index} {TEXT}" for index in range(3)]
-
-    def batch(number: int) -> list[tuple[str, str]]:
-        return list(zip([f"s/{number}-{index}.md" for index in range(3)], texts, strict=True))
+    def batch(number: int) -> dict[str, str]:
+        return {f"s/{number}-{index}.md": f"{index} {TEXT}" for index in range(3)}
 
     async def write(storage: Any, number: int) -> None:
-        await storage.write(batch(number))
+        await storage.write(list(batch(number).items()))
 
     async def look(number: int, is_done: bool) -> None:
-        for key, text in batch(number):
+        texts = batch(number)
+        for key, text in texts.items():
             found = await text_or_none(healthy, key)
             expect(found == text or (found is None and not is_done), "a text is whole or absent")
-        for location, text in zip(await healthy.write(batch(number)), texts, strict=True):
+        locations = await healthy.write(list(texts.items()))
+        for location, text in zip(locations, texts.values(), strict=True):
             expect(await text_or_none(healthy, location) == text, "the next write succeeds")
 
     await fail_everywhere(place, write, look)
@@ -81,7 +77,7 @@ async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace) ->
     await healthy.write([("s/a.md", TEXT)])
 
     async def read(storage: Any, _: int) -> None:
-        expect((await storage.read("s/a.md")).text == TEXT, "a text is read whole")
+        expect(await text_at(storage, "s/a.md") == TEXT, "a text is read whole")
 
     async def look(_number: int, _is_done: bool) -> None:
         expect(await text_or_none(healthy, "s/a.md") == TEXT, "reading changes nothing")
@@ -113,21 +109,19 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(place: StoragePlace
     await healthy.append("s", 0, "the first")
 
     async def append(storage: Any, number: int) -> None:
-        expect(len(await healthy.entries("s")) > 0, "the journal is there")
         count = len(await healthy.entries("s"))
+        expect(count, "the journal is there")
         await storage.entries("s")
         await storage.append("s", count, f"{number} {TEXT!r}")
 
     async def look(number: int, is_done: bool) -> None:
-        entries = list(await healthy.entries("s"))
+        entries = await entries_of(healthy, "s")
         times = entries.count(f"{number} {TEXT!r}")
-        least = 1 if is_done else 0
-        expect(least <= times <= 1, "an entry is there once, or not")
+        expect(is_done <= times <= 1, "an entry is there once, or not")
         expect(await healthy.append("s", len(entries), f"after {number}"), "the next is written")
-        for entry in list(await healthy.entries("s"))[1:]:
-            is_after = entry.startswith("after ")
-            is_whole = entry.endswith(repr(TEXT))
-            expect(is_after or is_whole, "an entry is whole")
+        for entry in await entries_of(healthy, "s", 1):
+            is_whole = entry.startswith("after ") or entry.endswith(repr(TEXT))
+            expect(is_whole, "an entry is whole")
 
     await fail_everywhere(place, append, look)
 
@@ -157,11 +151,10 @@ async def a_secret_is_hidden_in_whatever_is_written(place: StoragePlace) -> None
     if isinstance(storage, TextWriter) and isinstance(storage, TextReader):
         texts = [("s/a.md", KEY), ("s/b.md", json.dumps({"key": f"漢{KEY}"}))]
         for location in await storage.write(texts):
-            page = await storage.read(location)
-            expect(is_hidden_in(page.text), "texts hide it")
+            expect(is_hidden_in(await text_at(storage, location)), "texts hide it")
     if isinstance(storage, Archive) and isinstance(storage, TextReader):
-        page = await storage.read(await storage.save("s", "compact", talk))
-        expect(is_hidden_in(page.text), "records hide it")
+        location = await storage.save("s", "compact", talk)
+        expect(is_hidden_in(await text_at(storage, location)), "records hide it")
     if isinstance(storage, JournalStorage):
         await ContextPipeline([]).session("s", journal=storage).run(talk)  # type: ignore[arg-type]
         expect(is_hidden_in("".join(await storage.entries("s"))), "journals hide it")
@@ -228,13 +221,11 @@ async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
     result = await session(first).run(history)
     resumed = await session(second).run(history)
     expect(resumed.messages == result.messages, "another process sends the same context")
-    has_texts = isinstance(first, TextReader)
-    if has_texts:
-        entries = await first.entries("a b")
+    if isinstance(first, TextReader):
+        entries = await entries_of(first, "a b")
         expect(sum(map(len, entries)) < len(TEXT), "no entry repeats what is in a text")
     expect(await session(second).history() == history, "the journal gives the history back")
-    expect(not result.notices, "nothing is to be said about it")
-    expect(not resumed.notices, "nothing is to be said about it")
+    expect(not (result.notices or resumed.notices), "nothing is to be said about it")
 
 
 FAILURE_CHECKS: Mapping[type, Sequence[Check]] = {

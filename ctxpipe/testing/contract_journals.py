@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
 
 import anyio
 
-from .storage import StoragePlace, expect, expect_error
+from .storage import StoragePlace, at_once, entries_of, expect, expect_error
 
 ODD_ENTRIES = ["", "ä 漢 🔑", "x" * 1_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb", '{"a": "\\u0000"}']
 SESSIONS = [
@@ -26,24 +25,17 @@ SESSIONS = [
 ]
 
 
-async def entries_of(journal: Any, session: str) -> list[str]:
-    """All that *journal* has of *session*."""
-    return list(await journal.entries(session))
-
-
 async def entries_come_back_in_their_order(place: StoragePlace) -> None:
     writer, reader = await place.storages(2)
-    found = await entries_of(writer, "s")
-    expect(found == [], "a new session has no entries")
+    expect(await entries_of(writer, "s") == [], "a new session has no entries")
     entries = [f"entry {number}" for number in range(25)]
     for number, entry in enumerate(entries):
         expect(await writer.append("s", number, entry) is True, "a new entry is written")
-        found = await reader.entries("s", number)
-        expect(list(found) == [entry], "others see it at once")
+        expect(await entries_of(reader, "s", number) == [entry], "others see it at once")
     for storage in (writer, reader):
         for start in (0, 3, 24, 25, 99):
-            found = await storage.entries("s", start)
-            expect(list(found) == entries[start:], "entries are given from a number on")
+            found = await entries_of(storage, "s", start)
+            expect(found == entries[start:], "entries are given from a number on")
 
 
 async def an_entry_is_written_once(place: StoragePlace) -> None:
@@ -74,9 +66,7 @@ async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
                 wins.append((entry, line))
             expect(await journal.entries("s", entry), "whoever lost sees the entry that won")
 
-    async with anyio.create_task_group() as writers:
-        for number in range(8):
-            writers.start_soon(write, number)
+    await at_once(8, write)
     wins.sort()
     expect([number for number, _ in wins] == list(range(12)), "one of eight wins each number")
     lines = [line for _, line in wins]
@@ -90,7 +80,7 @@ async def any_line_of_text_is_an_entry(place: StoragePlace) -> None:
     expect(await entries_of(reader, "s") == ODD_ENTRIES, "any line of text comes back")
     number = len(ODD_ENTRIES)
     await expect_error(writer.append("s", number, "two\nlines"), "an entry is one line")
-    expect(list(await reader.entries("s", number)) == [], "two lines are not written")
+    expect(await entries_of(reader, "s", number) == [], "two lines are not written")
 
 
 async def sessions_share_nothing_whatever_they_are_called(place: StoragePlace) -> None:
@@ -102,10 +92,8 @@ async def sessions_share_nothing_whatever_they_are_called(place: StoragePlace) -
 
 
 async def places_share_no_journal(place: StoragePlace) -> None:
-    storage = await place.storage()
-    other = await place.storage(f"{place.name}b")
-    await storage.append("s", 0, "entry")
-    expect(await entries_of(other, "s") == [], "another place has not got the entry")
+    await (await place.storage()).append("s", 0, "entry")
+    expect(await entries_of(await place.other(), "s") == [], "another place has not got the entry")
 
 
 async def a_journal_is_set_aside_once(place: StoragePlace) -> None:
@@ -168,16 +156,11 @@ async def a_lease_is_waited_for(place: StoragePlace) -> None:
     expect(0.2 <= waited[0] < 10, "whoever waits gets it when it is free")
 
 
-def fail() -> None:
-    """Raise an error that is no fault of the storage."""
-    raise KeyError("inside")
-
-
 async def a_lease_ends_with_an_error_inside(place: StoragePlace) -> None:
     first, second = await place.storages(2)
     with suppress(KeyError):
         async with first.lease("s", 0):
-            fail()
+            raise KeyError("inside")
     async with second.lease("s", 5) as is_held:
         expect(is_held is True, "an error releases the lease")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from ..tokens import as_counter
-from .billing import Meter
 from .chat_rules import chat_problems
 from .openai_replies import (
     chat_events,
@@ -23,10 +21,11 @@ from .openai_replies import (
 )
 from .replies import Answer, Failure
 from .responses_rules import item_type, responses_problems
-from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream
+from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream, stream_response
 from .turns import JsonObject
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.responses import Response
 
     from .running import Endpoint
@@ -53,14 +52,9 @@ class OpenAIServer(ScriptedServer):
     """
 
     late_refusal: bool = False
-    _meter: Meter = field(init=False, repr=False)
     _stored: dict[str, JsonObject] = field(default_factory=dict, init=False, repr=False)
     _conversations: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
     _reasoned: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        ScriptedServer.__post_init__(self)
-        self._meter = Meter(self.model, as_counter(self.counter), self.clock)
 
     @property
     def base_url(self) -> str:
@@ -86,7 +80,9 @@ class OpenAIServer(ScriptedServer):
         if found:
             yield from found
             return
-        received.tokens = self._meter.read_items(self._effective(received), _key(received)).tokens
+        key = "messages" if is_chat else "input"
+        received.prompt = self._meter.read_items(self._effective(received), key)
+        received.tokens = received.prompt.tokens
         if received.tokens > self.model.window and not self._refuses_late(received):
             yield self._too_long(received)
 
@@ -164,8 +160,9 @@ class OpenAIServer(ScriptedServer):
         return await anyio.to_thread.run_sync(self._write, received, reply, limiter=limiter)
 
     def _write(self, received: Received, reply: Answer) -> dict[str, Any]:
+        assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         effective = self._effective(received)
-        usage = self._meter.charge_items(effective, _key(received))
+        usage = self._meter.charge_items(received.prompt, received.cached)
         received.usage = usage
         output = self._meter.output_tokens(reply.blocks)
         if received.path == CHAT:
@@ -215,14 +212,12 @@ class OpenAIServer(ScriptedServer):
     def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:  # noqa: ARG002
         return openai_error_json(failure)
 
-    def _instead(self, received: Received) -> Response | None:
-        """A stream that begins well, and then refuses the prompt. Observed."""
+    async def _respond(self, request: Request, received: Received) -> Response:
+        """Observed: a stream that begins well may still refuse the prompt."""
         if received.tokens <= self.model.window:
-            return None
+            return await ScriptedServer._respond(self, request, received)  # noqa: SLF001  its own base
         problem = self._too_long(received)
         received.problems = (problem,)
-        from starlette.responses import StreamingResponse
-
         failed = {
             "id": "resp_late",
             "object": "response",
@@ -230,8 +225,9 @@ class OpenAIServer(ScriptedServer):
             "output": [],
             "error": {"code": TOO_LONG, "message": problem},
         }
-        return StreamingResponse(response_events(failed), media_type="text/event-stream")
 
+        async def content() -> AsyncIterator[bytes]:
+            for event in response_events(failed):
+                yield event
 
-def _key(received: Received) -> str:
-    return "messages" if received.path == CHAT else "input"
+        return stream_response(content(), received)

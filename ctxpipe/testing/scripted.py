@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from ..errors import CtxpipeError, SettingsError
-from ..tokens import Counting, TokenCounter
-from .billing import Prompt, Usage
+from ..tokens import Counting, TokenCounter, as_counter
+from .billing import Meter, Prompt, Usage
 from .replies import Answer, Cut, Failure, Hang, Reply, answer
 from .rules import BadBody, Model, RequestBody, parse_body
 from .turns import JsonObject
@@ -89,6 +89,7 @@ class ScriptedServer(ABC):
     requests: list[Received] = field(default_factory=list, init=False)
     errors: list[Exception] = field(default_factory=list, init=False)
     _next: Callable[[RequestBody], Reply | Awaitable[Reply]] = field(init=False, repr=False)
+    _meter: Meter = field(init=False, repr=False)
     _running: Running | None = field(default=None, init=False, repr=False)
     _numbers: Iterator[int] = field(init=False, repr=False)
     _one_at_a_time: anyio.CapacityLimiter = field(init=False, repr=False)
@@ -99,10 +100,8 @@ class ScriptedServer(ABC):
                 "script is a single text; give a list of replies, or a function from request to "
                 "reply"
             )
-        if callable(self.script):
-            self._next = self.script
-        else:
-            self._next = _in_order(self.script)
+        self._next = self.script if callable(self.script) else _in_order(self.script)
+        self._meter = Meter(self.model, as_counter(self.counter), self.clock)
         self._numbers = itertools.count(1)
 
     # What a provider's server says of itself ------------------------------------------------------
@@ -125,9 +124,6 @@ class ScriptedServer(ABC):
         """
         ...
 
-    def _accept(self, received: Received) -> None:  # noqa: B027  most have nothing to note
-        """Note what holds when a valid request comes in, before it is answered."""
-
     @abstractmethod
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         """The body of the plain answer *reply*, which is billed here."""
@@ -147,10 +143,6 @@ class ScriptedServer(ABC):
     def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:
         """The body of an error."""
         ...
-
-    def _instead(self, received: Received) -> Response | None:  # noqa: ARG002
-        """What is answered without asking the script; None: the script is asked."""
-        return None
 
     # Life -----------------------------------------------------------------------------------------
 
@@ -240,11 +232,9 @@ class ScriptedServer(ABC):
     # Replies --------------------------------------------------------------------------------------
 
     async def _respond(self, request: Request, received: Received) -> Response:
-        instead = self._instead(received)
-        if instead is not None:
-            return instead
         try:
-            self._accept(received)
+            if received.prompt is not None:
+                received.cached = self._meter.find(received.prompt)
             reply = await self._ask(received.body)
             received.reply = reply
             return await self._render(request, received, reply)
@@ -266,50 +256,42 @@ class ScriptedServer(ABC):
     async def _render(
         self, request: Request, received: Received, reply: Answer | _Interruption
     ) -> Response:
+        """The whole answer that *reply* is, or half of the one after which it breaks off."""
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
-        if isinstance(reply, Answer):
-            return await self._answer(received, reply)
-        breaks_off = is_stream(received) and reply.after is not None
-        if isinstance(reply, Failure) and not breaks_off:
+        begun = reply if isinstance(reply, Answer) else reply.after
+        if isinstance(reply, Failure) and not (begun and is_stream(received)):
             return self._refusal(reply, received)
-        if reply.after is None:
+        if begun is None:
             await self._end(request, reply)
-        return await self._break_off(request, received, reply, reply.after or Answer())
-
-    async def _answer(self, received: Received, reply: Answer) -> Response:
-        message = await self._message(received, reply)
-        if is_stream(received):
-            return _stream(_pace(self._events(received, message), reply.pause_seconds), received)
-        return json_response(message, received)
-
-    async def _break_off(
-        self, request: Request, received: Received, reply: _Interruption, begun: Answer
-    ) -> Response:
-        """Half of the answer *begun*, then the end that *reply* is."""
         message = await self._message(received, begun)
+        if is_stream(received):
+            chunks = list(self._events(received, message))
+            if begun is not reply:
+                del chunks[len(chunks) // 2 :]
+        elif begun is reply:
+            return json_response(message, received)
+        else:
+            body = json.dumps(message).encode()
+            chunks = [body[: len(body) // 2]]
 
-        async def half() -> AsyncIterator[bytes]:
-            if is_stream(received):
-                events = list(self._events(received, message))
-                first_half = events[: len(events) // 2]
-                async for chunk in _pace(first_half, begun.pause_seconds):
-                    yield chunk
-            else:
-                body = json.dumps(message).encode()
-                yield body[: len(body) // 2]
+        async def content() -> AsyncIterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+                await anyio.sleep(begun.pause_seconds)
             if isinstance(reply, Failure):
                 yield self._error_event(reply, received)
-                return
-            await self._end(request, reply)
+            elif begun is not reply:
+                await self._end(request, reply)
 
-        return _stream(half(), received)
+        return stream_response(content(), received)
 
-    async def _end(self, request: Request, reply: _Interruption) -> None:
+    async def _end(self, request: Request, reply: Answer | _Interruption) -> NoReturn:
         """Break the connection, or wait until the client does."""
         if isinstance(reply, Cut) and self._running is not None:
             self._running.abort(request)
-        await anyio.sleep_forever()
+        while True:
+            await anyio.sleep_forever()
 
     def _refusal(self, failure: Failure, received: Received) -> Response:
         error = self._error_body(failure, received)
@@ -368,12 +350,6 @@ async def _while_connected(request: Request, work: Callable[[], Awaitable[Respon
     return response
 
 
-async def _pace(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-        await anyio.sleep(pause_seconds)
-
-
 def json_response(
     body: JsonObject, received: Received, status: int = 200, **headers: str
 ) -> Response:
@@ -383,10 +359,9 @@ def json_response(
     return JSONResponse(body, status, {"request-id": received.id, **headers})
 
 
-def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
+def stream_response(content: AsyncIterator[bytes], received: Received) -> Response:
+    """The answer that sends *content*, chunk by chunk."""
     from starlette.responses import StreamingResponse
 
-    media_type = "application/json"
-    if is_stream(received):
-        media_type = "text/event-stream"
-    return StreamingResponse(chunks, headers={"request-id": received.id}, media_type=media_type)
+    media_type = "text/event-stream" if is_stream(received) else "application/json"
+    return StreamingResponse(content, headers={"request-id": received.id}, media_type=media_type)

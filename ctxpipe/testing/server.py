@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio.to_thread
 
-from ..tokens import as_counter
-from .billing import Meter
 from .replies import Answer, Failure, error_json, event, message_json, stream_events
 from .rules import THINKING, RequestBody, problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, json_response
@@ -40,12 +38,6 @@ class MessagesServer(ScriptedServer):
     the block ends. Raises SettingsError when *script* is a single text. Entering it raises
     MissingExtra when starlette or uvicorn is not installed.
     """
-
-    _meter: Meter = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        ScriptedServer.__post_init__(self)
-        self._meter = Meter(self.model, as_counter(self.counter), self.clock)
 
     @property
     def calls(self) -> int:
@@ -89,10 +81,6 @@ class MessagesServer(ScriptedServer):
             yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
 
     # Replies --------------------------------------------------------------------------------------
-
-    def _accept(self, received: Received) -> None:
-        if received.prompt is not None:
-            received.cached = self._meter.find(received.prompt)
 
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered

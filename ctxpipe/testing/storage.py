@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import anyio
 
 from ..errors import StorageError
 
@@ -35,19 +38,58 @@ async def expect_error(work: Awaitable[object], promise: str) -> StorageError:
     raise ContractBroken(f"{promise}: StorageError")
 
 
+async def at_once(count: int, work: Callable[[int], Coroutine[Any, Any, object]]) -> None:
+    """Do *work* with each number below *count*, all at the same time."""
+    async with anyio.create_task_group() as workers:
+        for number in range(count):
+            workers.start_soon(work, number)
+
+
+async def write_one(storage: Any, key: str, text: str) -> str:
+    """Write *text* under *key*; its location."""
+    [location] = await storage.write([(key, text)])
+    return str(location)
+
+
+async def text_at(storage: Any, location: str) -> str:
+    """The whole text that *storage* has at *location*."""
+    return str((await storage.read(location)).text)
+
+
+async def text_or_none(storage: Any, location: str) -> str | None:
+    """The text at *location*, None where there is none."""
+    try:
+        return await text_at(storage, location)
+    except StorageError as error:
+        expect(error.errno == errno.ENOENT, "what was not written is not there")
+        return None
+
+
+async def entries_of(journal: Any, session: str, start: int = 0) -> list[str]:
+    """What *journal* has of *session*, from entry *start* on."""
+    return list(await journal.entries(session, start))
+
+
 @dataclass(slots=True)
 class StoragePlace:
-    """A new and empty place, and the storages on it."""
+    """A new and empty place, and the storages on it.
+
+    ``make``, ``redacting`` and ``failing`` are what `storage_conformance` was given.
+    """
 
     make: Factory
-    redacting: Redacting | None = None
-    failing: Failing | None = None
+    redacting: Any = None
+    failing: Any = None
     name: str = field(default_factory=lambda: f"p{secrets.token_hex(6)}")
-    _made: list[Any] = field(default_factory=list)
+    _made: dict[int, Any] = field(default_factory=dict)  # by identity: one may be given twice
 
     async def storage(self, name: str = "") -> Any:
         """A storage on this place, or on the one called *name*."""
         return await self._keep(self.make(name or self.name))
+
+    async def other(self) -> Any:
+        """A storage on another place."""
+        return await self.storage(f"{self.name}b")
 
     async def storages(self, count: int) -> list[Any]:
         """Several on this place, as in several processes."""
@@ -55,29 +97,18 @@ class StoragePlace:
 
     async def redacting_storage(self, redact: Callable[[str], str]) -> Any:
         """A storage on this place that hides secrets with *redact*."""
-        if self.redacting is None:
-            raise ContractBroken("no factory makes a storage that redacts")
         return await self._keep(self.redacting(self.name, redact))
-
-    def failing_storage(self, operations: int) -> AbstractAsyncContextManager[Any]:
-        """A storage on this place whose backend fails after so many *operations*."""
-        if self.failing is None:
-            raise ContractBroken("no factory makes a storage that fails")
-        return self.failing(self.name, operations)
 
     async def close(self) -> None:
         """Close every storage that can be closed."""
-        for storage in self._made:
-            close = getattr(storage, "aclose", None)
-            if close is not None:
+        for storage in self._made.values():
+            if hasattr(storage, "aclose"):
                 with suppress(StorageError):
-                    await close()
-        self._made.clear()
+                    await storage.aclose()
 
     async def _keep(self, made: Any) -> Any:
         storage = await made if inspect.isawaitable(made) else made
-        if not any(storage is other for other in self._made):
-            self._made.append(storage)
+        self._made[id(storage)] = storage
         return storage
 
 
@@ -90,15 +121,13 @@ class StorageCheck:
 
     name: str
     check: Check = field(repr=False)
-    make: Factory = field(repr=False)
-    redacting: Redacting | None = field(default=None, repr=False)
-    failing: Failing | None = field(default=None, repr=False)
+    place: Callable[[], StoragePlace] = field(repr=False)
 
     def __str__(self) -> str:
         return self.name
 
     async def __call__(self) -> None:
-        place = StoragePlace(self.make, self.redacting, self.failing)
+        place = self.place()
         try:
             await self.check(place)
         finally:
