@@ -6,10 +6,10 @@ They hold the items of OpenAI's responses API, one to a line, and much beside th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..messages import kind
+from ..messages import field, kind
 from ..wire import ResponsesCodec
 from .foreign import Items
 from .openai_responses import valid_item
@@ -51,53 +51,39 @@ class _Rollout:
 
     def add(self, record: Record) -> None:
         """Read the line *record*."""
-        line = record.fields
-        payload = line.get("payload")
-        if not isinstance(payload, Mapping):
-            payload = {}
-        match line.get("type"):
-            case "response_item" if kind(payload) in COMPACTIONS:
+        payload = record.fields.get("payload")
+        match kind(record.fields), kind(payload):
+            case "response_item", name if name in COMPACTIONS:
                 self._dropped["summary of a compaction"] += 1
                 return
-            case "response_item" if kind(payload) not in NEVER_SENT:
-                self._items.add(valid_item(payload, record.place), line.get("timestamp"))
+            case "response_item", name if name not in NEVER_SENT:
+                item = valid_item(payload or {}, record.place)
+                self._items.add(item, record.fields.get("timestamp"))
                 return
-            case "session_meta":
-                self._start(payload)
-            case "turn_context":
-                self._model = str(payload.get("model") or self._model)
-            case "compacted":
-                self._drop_summary(payload)
-            case "token_usage_record":
-                self._bill(payload.get("usage"))
-            case "event_msg":
-                self._note(payload)
+            case "session_meta", _ if not self._instructions:
+                # A fork has its own line first, and then those of the session that it is from.
+                instructions = field(field(payload, "base_instructions"), "text")
+                self._instructions = str(instructions or "")
+            case "turn_context", _:
+                self._model = str(field(payload, "model") or self._model)
+            case "compacted", _:
+                self._drop_summary(str(field(payload, "message") or ""))
+            case "token_usage_record", _:
+                self._bill(field(payload, "usage"))
+            case "event_msg", "user_message":
+                self._begin_turn()
+            case "event_msg", "item_completed" if kind(field(payload, "item")) == "UserMessage":
+                self._begin_turn()
+            case "event_msg", "thread_rolled_back":
+                self._take_back(field(payload, "num_turns"))
+            case "event_msg", "token_count":
+                self._bill(field(field(payload, "info"), "last_token_usage"))
         self._dropped["not a message"] += 1
 
     def recording(self) -> Recording:
         """All that was read."""
         request = {"model": self._model, "instructions": self._instructions}
         return self._items.recording("codex rollout", request, self._dropped)
-
-    def _start(self, session: Mapping[str, Any]) -> None:
-        # A fork has its own line first, and then those of the session that it is from.
-        instructions = session.get("base_instructions")
-        if isinstance(instructions, Mapping) and not self._instructions:
-            self._instructions = str(instructions.get("text") or "")
-
-    def _note(self, event: Mapping[str, Any]) -> None:
-        item = event.get("item")
-        match event.get("type"):
-            case "user_message":
-                self._begin_turn()
-            case "item_completed" if kind(item) == "UserMessage":
-                self._begin_turn()
-            case "thread_rolled_back":
-                self._take_back(event.get("num_turns"))
-            case "token_count":
-                info = event.get("info")
-                if isinstance(info, Mapping):
-                    self._bill(info.get("last_token_usage"))
 
     def _begin_turn(self) -> None:
         """Note where the user's message is, which comes before the event that tells of it."""
@@ -108,49 +94,44 @@ class _Rollout:
     def _take_back(self, turns: object) -> None:
         if not isinstance(turns, int) or turns < 1 or not self._turns:
             return
-        start = self._turns[-turns:][0]
-        self._dropped["taken back by the user"] += len(self._items.items) - start
-        self._items.cut(start)
+        self._drop_from(self._turns[-turns:][0], "taken back by the user")
         del self._turns[-turns:]
 
-    def _drop_summary(self, compaction: Mapping[str, Any]) -> None:
-        """Drop the reply that is the summary; the file also has it as the message of *compaction*.
+    def _drop_summary(self, compaction: str) -> None:
+        """Drop the reply that is the summary; the file has it again in the text of a *compaction*.
 
         The reply comes last, with its reasoning before it.
         """
+        items = self._items.items
         last = self._last("assistant")
-        if last is None or last + 1 != len(self._items.items):
+        if last is None or last + 1 != len(items):
             return
-        said = self._codec.read(self._items.items[last]).blocks[0].get("text")
-        if not said or said not in str(compaction.get("message") or ""):
+        said = self._codec.read(items[last].fields).blocks[0].get("text")
+        if not said or said not in compaction:
             return
-        start = last
-        while start and kind(self._items.items[start - 1]) == "reasoning":
-            start -= 1
-        self._dropped["summary of a compaction"] += last + 1 - start
-        self._items.cut(start)
+        while last and kind(items[last - 1].fields) == "reasoning":
+            last -= 1
+        self._drop_from(last, "summary of a compaction")
+
+    def _drop_from(self, start: int, reason: str) -> None:
+        self._dropped[reason] += len(self._items.items) - start
+        del self._items.items[start:]
 
     def _bill(self, usage: object) -> None:
-        """Note *usage* for the newest reply; it is told more than once."""
+        """Note *usage* for the newest reply; the file says it more than once."""
         last = self._last("assistant")
-        if last is not None and last not in self._items.usages:
-            self._items.bill(last, _usage(usage), self._model)
+        if last is None or self._items.items[last].usage or not isinstance(usage, Mapping):
+            return
+        details = {
+            "cached_tokens": usage.get("cached_input_tokens"),
+            "cache_write_tokens": usage.get("cache_write_input_tokens"),
+        }
+        billed = {**usage, "input_tokens_details": details}
+        self._items.bill(self._items.items[last], billed, self._model)
 
     def _last(self, side: str) -> int | None:
         """The index of the newest item of *side*."""
-        items: Sequence[Mapping[str, Any]] = self._items.items
-        for index in reversed(range(len(items))):
-            if self._codec.read(items[index]).side == side:
+        for index, item in reversed(list(enumerate(self._items.items))):
+            if self._codec.read(item.fields).side == side:
                 return index
         return None
-
-
-def _usage(usage: object) -> object:
-    """A bill under codex's names as one of the API."""
-    if not isinstance(usage, Mapping):
-        return None
-    details = {
-        "cached_tokens": usage.get("cached_input_tokens"),
-        "cache_write_tokens": usage.get("cache_write_input_tokens"),
-    }
-    return {**usage, "input_tokens_details": details}

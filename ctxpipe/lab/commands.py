@@ -20,12 +20,12 @@ from ..providers.prices import Prices, prices_of
 from ..settings import EXAMPLE_MODEL
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
-from .batch import FileReplay, Reporter, Workers, cluster, replay_files, workers
+from .batch import FileReplay, Reporter, cluster, replay_files, workers
 from .cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .contents import Contents, contents, total_contents
 from .narration import narrate
 from .page import write_page
-from .policies import NONE, POLICIES, Policy, policies
+from .policies import NONE, POLICIES, policies
 from .recordings import Recordings, find_recordings
 from .replay import LAPSES_EVERY, PipelineMaker, Settings
 from .report import Figures, Report, figures
@@ -42,8 +42,6 @@ from .transcripts import STDIN, Transcript, read_transcript
 from .workbench import Workbench
 
 PRESET = "coding"
-
-T = TypeVar("T")
 
 Files = Annotated[
     list[str],
@@ -115,17 +113,28 @@ def replay(
     The first policy (none, unless --compare begins otherwise) is the baseline of the others.
     """
     prices = _prices(model, read)
-    makers = _makers(compare, config, prices)
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    names = names or ([NONE] if config else [NONE, PRESET])
+    # Each is tried once, so that an invalid one is reported before the work begins.
+    makers = policies([*names, str(config)] if config else names, prices)
     found = recordings(files)
     baseline = next(iter(makers))
     reporter: Reporter | None = None
     if html:
         _check_writable(html)
         reporter = partial(narrate, prices=prices if model else None)
-    settings = Settings(rest_every=LAPSES_EVERY, strict=strict)
     count = min(processes or os.cpu_count() or 1, len(found.files))
-    with cluster(scheduler) if scheduler else workers(count) as executor:
-        replays = _replay_all(found.files, makers, settings, executor, reporter)
+    at_work = cluster(scheduler) if scheduler else workers(count)
+    with at_work as executor, _progress() as progress:
+        task = progress.add_task("replaying", total=len(found.files))
+        replays = replay_files(
+            found.files,
+            makers,
+            Settings(rest_every=LAPSES_EVERY, strict=strict),
+            executor=executor,
+            reporter=reporter,
+            progress=lambda _file: progress.advance(task),
+        )
     by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
     totals = figures([file.replays for file in replays], prices, baseline)
     unit = "dollars" if model else "input tokens"
@@ -143,19 +152,6 @@ def replay(
         raise typer.Exit(1)
 
 
-def _makers(compare: str, config: Path | None, prices: Prices) -> dict[str, Policy]:
-    """What to replay through, by name.
-
-    Each is tried once, so that an invalid one is reported before the work begins.
-    """
-    names = [name.strip() for name in compare.split(",") if name.strip()]
-    if not names:
-        names = [NONE] if config else [NONE, PRESET]
-    if config:
-        names.append(str(config))
-    return policies(names, prices)
-
-
 def recordings(names: Sequence[str]) -> Recordings:
     """The recordings that *names* stand for; what was skipped is said."""
     with _progress() as progress:
@@ -164,25 +160,6 @@ def recordings(names: Sequence[str]) -> Recordings:
     if skipped:
         print_notice(skipped)
     return found
-
-
-def _replay_all(
-    files: Sequence[str],
-    makers: Mapping[str, Policy],
-    settings: Settings,
-    executor: Workers,
-    reporter: Reporter | None,
-) -> list[FileReplay]:
-    with _progress() as progress:
-        task = progress.add_task("replaying", total=len(set(files)))
-        return replay_files(
-            files,
-            makers,
-            settings,
-            executor=executor,
-            reporter=reporter,
-            progress=lambda _file: progress.advance(task),
-        )
 
 
 def _check_writable(html: Path) -> None:
@@ -287,26 +264,17 @@ def inspect(
     if cache and plan:
         raise SettingsError("give --cache or --plan, not both")
     prices = prices_of(model) if model else None
-    [make] = policies([plan]).values() if plan else [None]
     found = recordings(files)
-    counter = TokenCounter()
-    if make:
-        plans, errors = _look_at_each(found.files, lambda transcript: _plan(transcript, make))
-        total = _Plan([], sum(one.saved for one in plans.values()))
-        _print_each(plans, _print_plan, lambda _plans: total, errors, found, as_json=as_json)
+    if plan:
+        [make] = policies([plan]).values()
+        _inspect_each(found, partial(_plan, make=make), _print_plan, _total_plan, as_json=as_json)
     elif cache:
-        reports, errors = _look_at_each(
-            found.files, lambda transcript: cache_report(transcript, counter, prices)
-        )
-        _print_each(reports, _print_cache, total_report, errors, found, as_json=as_json)
+        look = partial(cache_report, counter=TokenCounter(), prices=prices)
+        _inspect_each(found, look, _print_cache, total_report, as_json=as_json)
     else:
-        fillings, errors = _look_at_each(
-            found.files, lambda transcript: contents(transcript, counter, most)
-        )
+        fill = partial(contents, counter=TokenCounter(), most=most)
         add = partial(total_contents, most=most)
-        _print_each(fillings, _print_contents, add, errors, found, as_json=as_json)
-    if errors:
-        raise typer.Exit(1)
+        _inspect_each(found, fill, _print_contents, add, as_json=as_json)
 
 
 class _Shown(Protocol):
@@ -318,31 +286,23 @@ class _Shown(Protocol):
 S = TypeVar("S", bound=_Shown)
 
 
-def _look_at_each(
-    files: Sequence[str], look: Callable[[Transcript], T]
-) -> tuple[dict[str, T], dict[str, str]]:
-    """What *look* finds in each of *files*, and the errors of those that fail, by path."""
-    found: dict[str, T] = {}
-    errors: dict[str, str] = {}
-    with _progress() as progress:
-        for path in progress.track(files, description="reading"):
-            try:
-                found[path] = look(read_transcript(path))
-            except CtxpipeError as error:
-                errors[path] = str(error)
-    return found, errors
-
-
-def _print_each(
-    shown: Mapping[str, S],
+def _inspect_each(
+    found: Recordings,
+    look: Callable[[Transcript], S],
     show: Callable[[str, S], None],
     add: Callable[[Iterable[S]], S],
-    errors: Mapping[str, str],
-    found: Recordings,
     *,
     as_json: bool,
 ) -> None:
-    """Print what was found in each file and, of several, what *add* makes of them together."""
+    """Print what *look* finds in each file and, of several, what *add* makes of them together."""
+    shown: dict[str, S] = {}
+    errors: dict[str, str] = {}
+    with _progress() as progress:
+        for path in progress.track(found.files, description="reading"):
+            try:
+                shown[path] = look(read_transcript(path))
+            except CtxpipeError as error:
+                errors[path] = str(error)
     if as_json:
         print_json(
             {
@@ -357,27 +317,23 @@ def _print_each(
             show(_display_name(path), one)
         if len(shown) > 1:
             show(f"all {len(shown):,} conversations", add(shown.values()))
-    for error in errors.values():
-        print_error(error)
+    for text in errors.values():
+        print_error(text)
+    if errors:
+        raise typer.Exit(1)
 
 
 def _print_contents(name: str, filling: Contents) -> None:
-    total = filling.kinds.total()
+    total = filling.kinds.total() or 1
     kinds = filling.kinds.most_common()
-    shares = [(kind, as_number(n), as_percent(n / total) if total else "") for kind, n in kinds]
+    shares = [(kind, as_number(n), as_percent(n / total)) for kind, n in kinds]
     print_table(f"{name}: {filling}", ("what", "tokens", "share"), shares)
     if filling.tools:
         tools = [(tool, as_number(calls), as_number(n)) for tool, calls, n in filling.by_tool]
         print_table("by tool", ("tool", "calls", "tokens"), tools)
     blocks = [
-        (
-            _display_name(block.file),
-            f"{block.message}",
-            block.what,
-            as_number(block.tokens),
-            block.begins,
-        )
-        for block in filling.largest
+        (_display_name(it.file), f"{it.message}", it.what, as_number(it.tokens), it.begins)
+        for it in filling.largest
     ]
     headings = ("file", "message", "what", "tokens", "begins")
     first = 1 if filling.format else 0  # several conversations have no format in common
@@ -415,10 +371,13 @@ def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
     result: Result = anyio.run(plan, transcript.messages)
     stages = []
     for report in result.reports:
-        is_planned = report.outcome is Outcome.PLANNED
-        outcome = "would act" if is_planned else report.outcome.value
+        outcome = "would act" if report.outcome is Outcome.PLANNED else report.outcome.value
         stages.append((report.stage, outcome, report.reason or str(report.detail or "")))
     return _Plan(stages, result.tokens_saved)
+
+
+def _total_plan(plans: Iterable[_Plan]) -> _Plan:
+    return _Plan([], sum(plan.saved for plan in plans))
 
 
 def _print_plan(name: str, plan: _Plan) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InvalidHistory
-from ..wire import Codec, Translation, Units
+from ..wire import Codec, Translation
+from ..wire.codec import Unit
 from ..wire.usage import openai_usage
 from ..wire.values import text_block
 from .records import Entry, Format, Recording, seconds
@@ -22,96 +23,83 @@ KINDS: Mapping[Any, str] = {
 
 
 @dataclass(slots=True)
+class Item:
+    """An item of a conversation: its *fields*, when it is from, the reply's usage and model."""
+
+    fields: Mapping[str, Any]
+    seconds: float | None = None
+    usage: Mapping[str, object] | None = None
+    model: str = ""
+
+
 class Items:
-    """The *items* of a conversation in the form of *codec*, and by index what is known of each.
+    """The *items* of a conversation in the form of *codec*."""
 
-    *given* is what the last request with the whole history has sent.
-    """
+    def __init__(self, codec: Codec) -> None:
+        self.items: list[Item] = []
+        self._codec = codec
+        self._known: list[Item] = []  # of the request before, by place
+        self._given: list[Any] = []  # what the last request with the whole history has sent
 
-    codec: Codec
-    items: list[Mapping[str, Any]] = field(default_factory=list)
-    seconds: dict[int, float] = field(default_factory=dict)
-    usages: dict[int, Mapping[str, object]] = field(default_factory=dict)
-    models: dict[int, str] = field(default_factory=dict)
-    given: list[Any] = field(default_factory=list)
+    def add(self, fields: Mapping[str, Any], time: object = None) -> None:
+        """Add the item with these *fields*, which is from *time*.
 
-    def add(self, item: Mapping[str, Any], time: object = None) -> None:
-        """Add *item*, which is from *time*."""
+        What is known of the item that had its place in the request before is known of it too.
+        """
+        item = Item(fields)
+        if len(self.items) < len(self._known):
+            item = replace(self._known[len(self.items)], fields=fields)
         when = seconds(time)
-        if when is not None:
-            self.seconds[len(self.items)] = when
+        item.seconds = item.seconds if when is None else when
         self.items.append(item)
 
     def begin(self, given: list[Any], place: str) -> None:
         """Begin again, for a request that sends the whole history: *given*.
 
-        What is known by index stays. Raises InvalidHistory, naming the *place*, where *given* does
-        not continue what the request before has sent.
+        Raises InvalidHistory, naming the *place*, where *given* does not continue what the request
+        before has sent.
         """
-        if given[: len(self.given)] != self.given:
+        if given[: len(self._given)] != self._given:
             raise InvalidHistory(
                 f"{place}: this request does not begin as the one before; "
                 "give each conversation a file of its own"
             )
-        self.given = given
-        self.items.clear()
+        self._given = given
+        self._known, self.items = self.items, []
 
-    def bill(self, index: int, usage: object, model: object) -> None:
-        """Note what the reply was billed that the item at *index* is of, and its model."""
-        billed = openai_usage(usage)
-        if billed is not None:
-            self.usages[index] = billed
-        if isinstance(model, str) and model:
-            self.models[index] = model
-
-    def cut(self, start: int) -> None:
-        """Forget the items from *start* on."""
-        del self.items[start:]
-        for known in (self.seconds, self.usages, self.models):
-            for index in [index for index in known if index >= start]:
-                del known[index]
+    def bill(self, item: Item, usage: object, model: object) -> None:
+        """Note what the reply was billed that *item* is of, and its model."""
+        item.usage = openai_usage(usage) or item.usage
+        if isinstance(model, str):
+            item.model = model or item.model
 
     def recording(
-        self, form: Format, request: Mapping[str, Any], dropped: Mapping[str, int] | None = None
+        self, form: Format, request: Mapping[str, Any], dropped: Mapping[str, int]
     ) -> Recording:
         """All of it as messages, as a mount would give them to a session.
 
         The instructions of the *request*, and what leading items say that are not shaped, are the
         system prompt.
         """
-        units = Translation(self.codec).read(self.items)
-        beside = {
-            "model": request.get("model"),
-            "tools": request.get("tools"),
-            "system": _system(request.get("instructions"), units),
-        }
-        return Recording(
-            form,
-            [self._entry(units, index) for index in range(len(units.units))],
-            request=beside,
-            dropped=dropped or {},
-        )
+        units = Translation(self._codec).read([item.fields for item in self.items])
+        system = request.get("instructions") or None
+        if units.system:
+            own = [text_block(system)] if isinstance(system, str) else []
+            system = [*own, *units.system]
+        beside = {"model": request.get("model"), "tools": request.get("tools"), "system": system}
+        return Recording(form, list(map(self._entry, units.units)), beside, dropped)
 
-    def _entry(self, units: Units, index: int) -> Entry:
-        unit = units.units[index]
-        places = range(unit.start, unit.stop)
-        times = [self.seconds[place] for place in places if place in self.seconds]
-        usages = [self.usages[place] for place in places if place in self.usages]
-        models = [self.models[place] for place in places if place in self.models]
+    def _entry(self, unit: Unit) -> Entry:
+        items = self.items[unit.start : unit.stop]
+        times = [item.seconds for item in items if item.seconds is not None]
+        usages = [item.usage for item in items if item.usage]
+        models = [item.model for item in items if item.model]
         return Entry(
             unit.message,
-            seconds=times[0] if times else None,
-            usage=usages[-1] if usages else None,
-            model=models[-1] if models else "",
+            times[0] if times else None,
+            usages[-1] if usages else None,
+            models[-1] if models else "",
         )
-
-
-def _system(instructions: object, units: Units) -> object:
-    if not units.system:
-        return instructions or None
-    if isinstance(instructions, str) and instructions:
-        return [text_block(instructions), *units.system]
-    return units.system
 
 
 # Requests and responses ---------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def read(records: Sequence[Record]) -> Recording:
             continue
         request = request_of(fields)
         _add_exchange(items, record, is_only=len(records) == 1)
-    return items.recording("OpenAI chat", request)
+    return items.recording("OpenAI chat", request, {})
 
 
 def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
@@ -69,11 +69,10 @@ def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
         _add_message(items, message, place)
     response = request_of(record.fields, "response")
     choices = response.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+    if not (isinstance(choices, list) and choices and isinstance(choices[0], Mapping)):
         return
-    start = len(items.items)
     _add_message(items, choices[0].get("message"), record.place, response.get("created"))
-    items.bill(start, response.get("usage"), response.get("model"))
+    items.bill(items.items[-1], response.get("usage"), response.get("model"))
 
 
 def _add_message(items: Items, message: object, place: str, time: object = None) -> None:
@@ -95,6 +94,6 @@ def _add_message(items: Items, message: object, place: str, time: object = None)
     for call in fields.get("tool_calls") or ():
         valid_object(call, place, "a tool call", id=str)
     valid_object(fields.get("function_call") or {}, place, name=str)
-    if role == "assistant":
-        items.bill(len(items.items), fields.get("usage"), fields.get("model"))
     items.add(fields, time or fields.get("timestamp"))
+    if role == "assistant":
+        items.bill(items.items[-1], fields.get("usage"), fields.get("model"))

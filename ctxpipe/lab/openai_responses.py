@@ -53,8 +53,7 @@ def _add_exchange(items: Items, record: Record) -> None:
     place = record.place
     request = request_of(record.fields)
     new = _input(request, place)
-    is_whole = not any(request.get(name) for name in STORED)
-    if is_whole:
+    if not any(request.get(name) for name in STORED):
         items.begin(new, place)
     for item in new:
         items.add(valid_item(item, place))
@@ -62,7 +61,8 @@ def _add_exchange(items: Items, record: Record) -> None:
     start = len(items.items)
     for item in response.get("output") or ():
         items.add(valid_item(item, place), response.get("created_at"))
-    items.bill(start, response.get("usage"), response.get("model"))
+    for item in items.items[start : start + 1]:
+        items.bill(item, response.get("usage"), response.get("model"))
 
 
 def _input(request: Mapping[str, Any], place: str) -> list[Any]:

@@ -6,8 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from ..messages import Message
-from ..wire.values import image_block, opaque_block, says, text_block
+from ..messages import Message, field
+from ..wire.values import (
+    image_block,
+    opaque_block,
+    result_block,
+    says,
+    text_block,
+    thinking_block,
+    use_block,
+)
 from .foreign import valid_object
 from .records import Entry, Record, Recording, second_conversation, seconds
 
@@ -98,32 +106,27 @@ def _entry(role: str, blocks: list[Block], time: float | None) -> Iterator[Entry
 def _call(part: Mapping[str, Any]) -> tuple[Block, list[Block]]:
     """A call, and its result, where it has one."""
     state = part.get("state")
-    if not isinstance(state, Mapping):
-        state = {}
-    given = state.get("input")
+    given = field(state, "input")
     call = str(part.get("callID") or "")
-    use = {
-        "type": "tool_use",
-        "id": call,
-        "name": str(part.get("tool") or "unknown"),
-        "input": dict(given) if isinstance(given, Mapping) else {},
-    }
-    if state.get("status") in WAITING:
+    arguments = dict(given) if isinstance(given, Mapping) else {}
+    use = use_block(call, part.get("tool") or "unknown", arguments)
+    status = field(state, "status")
+    if status in WAITING:
         return use, []
-    result: Block = {"type": "tool_result", "tool_use_id": call}
-    if state.get("status") == "error":
-        return use, [result | {"content": str(state.get("error") or ""), "is_error": True}]
-    return use, [result | {"content": str(state.get("output") or "")}]
+    if status == "error":
+        result = result_block(call, str(field(state, "error") or ""))
+        return use, [result | {"is_error": True}]
+    return use, [result_block(call, str(field(state, "output") or ""))]
 
 
 def _blocks(part: Mapping[str, Any], dropped: Counter[str]) -> Iterator[Block]:
     """What a *part* says that is no call."""
     text = part.get("text")
     match part.get("type"):
-        case "text" if isinstance(text, str) and says(text) and not part.get("ignored"):
+        case "text" if says(text) and not part.get("ignored"):
             yield text_block(text)
-        case "reasoning" if isinstance(text, str) and says(text):
-            yield {"type": "thinking", "thinking": text, "signature": UNSIGNED}
+        case "reasoning" if says(text):
+            yield thinking_block(text, UNSIGNED)
         case "file":
             yield image_block(part.get("url")) or opaque_block(part)
         case _:
@@ -135,17 +138,14 @@ def _usage(tokens: object) -> Mapping[str, object] | None:
     if not isinstance(tokens, Mapping):
         return None
     cache = tokens.get("cache")
-    if not isinstance(cache, Mapping):
-        cache = {}
     return {
         "input_tokens": tokens.get("input", 0),
-        "cache_read_input_tokens": cache.get("read", 0),
-        "cache_creation_input_tokens": cache.get("write", 0),
+        "cache_read_input_tokens": field(cache, "read", 0),
+        "cache_creation_input_tokens": field(cache, "write", 0),
         "output_tokens": tokens.get("output", 0),
     }
 
 
 def _time(holder: object, name: str) -> float | None:
     """When it was *name*, "created" or "end"; None where that is unknown."""
-    times = holder.get("time") if isinstance(holder, Mapping) else None
-    return seconds(times.get(name)) if isinstance(times, Mapping) else None
+    return seconds(field(field(holder, "time"), name))

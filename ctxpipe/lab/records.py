@@ -63,9 +63,9 @@ class Recording:
 
 def entry(message: Message, fields: Mapping[str, Any], time: object) -> Entry:
     """*message* with its *time*, and with what *fields*, those of the reply, say about it."""
-    usage = counts(fields.get("usage"))
-    model = str(fields.get("model") or "")
-    return Entry(message, seconds(time), usage, model)
+    usage = fields.get("usage")
+    billed = usage if isinstance(usage, Mapping) else None
+    return Entry(message, seconds(time), billed, str(fields.get("model") or ""))
 
 
 def as_message(fields: Mapping[str, Any], place: str) -> Message:
@@ -93,12 +93,7 @@ def seconds(time: object) -> float | None:
             return datetime.fromisoformat(time).timestamp()
         if not isinstance(time, int | float) or not math.isfinite(time):
             return None
-        is_milliseconds = time > 1e11  # as JavaScript counts
-        return time / 1000 if is_milliseconds else float(time)
+        # JavaScript counts in milliseconds.
+        return time / 1000 if time > 1e11 else float(time)
     except (ValueError, OverflowError):  # no date, or none that fits a number of seconds
         return None
-
-
-def counts(fields: object) -> Mapping[str, object] | None:
-    """A reply's usage, where it is one."""
-    return fields if isinstance(fields, Mapping) else None

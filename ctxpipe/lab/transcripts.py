@@ -120,14 +120,12 @@ def _details(messages: Sequence[Message], entries: Sequence[Entry]) -> Iterator[
     kept = set(map(id, messages))
     has_places = len(messages) == len(entries)
     for index, message in enumerate(messages):
-        details = known.get(id(message))
-        if details is None and has_places:
-            there = entries[index]
-            has_gone = id(there.message) not in kept
-            if has_gone and there.message["role"] == message["role"]:
-                details = there
-        if details is not None:
-            yield index, details
+        if id(message) in known:
+            yield index, known[id(message)]
+        elif has_places:
+            there = entries[index].message
+            if id(there) not in kept and there["role"] == message["role"]:
+                yield index, entries[index]
 
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
@@ -143,16 +141,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         messages = repair(messages)
     if not any(message["role"] == "assistant" for message in messages):
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
-    seconds = {}
-    usages = {}
-    models = {}
-    for index, details in _details(messages, entries):
-        if details.seconds is not None:
-            seconds[index] = details.seconds
-        if details.usage:
-            usages[index] = details.usage
-        if details.model:
-            models[index] = details.model
+    known = dict(_details(messages, entries))
     first_model = next((entry.model for entry in entries if entry.model), "")
     return Transcript(
         name,
@@ -161,9 +150,9 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         model=str(request.get("model") or first_model),
         system=_system(request, name),
         tools=_tools(request, name),
-        seconds=seconds,
-        usages=usages,
-        models=models,
+        seconds={at: one.seconds for at, one in known.items() if one.seconds is not None},
+        usages={at: one.usage for at, one in known.items() if one.usage},
+        models={at: one.model for at, one in known.items() if one.model},
         repaired=problems,
         dropped=recording.dropped,
     )
@@ -195,9 +184,7 @@ def _ensure_encodable(value: object, beginning: str) -> None:
 
 
 def _are_objects(values: object) -> bool:
-    if not isinstance(values, list):
-        return False
-    return all(isinstance(value, Mapping) for value in values)
+    return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
 
 
 # From records to messages -------------------------------------------------------------------------

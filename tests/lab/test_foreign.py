@@ -22,27 +22,17 @@ def items(*values: dict[str, Any]) -> Items:
     return found
 
 
-def test_what_is_cut_is_forgotten_with_its_bill():
-    found = items(ASKED, REPLY, ASKED, REPLY)
-    for index in (1, 3):
-        found.bill(index, USAGE, "m-1")
-    found.cut(2)
-
-    entries = found.recording("OpenAI chat", {}).entries
-    assert [entry.message["role"] for entry in entries] == ["user", "assistant"]
-    assert list(found.usages) == list(found.models) == [1]
-
-
 def test_bills_stay_when_the_whole_history_is_sent_again():
     found = items()
     found.begin([ASKED], "line 1")
     found.add(ASKED)
-    found.bill(1, USAGE, "m-1")
+    found.add(REPLY)
+    found.bill(found.items[1], USAGE, "m-1")
     found.begin([ASKED, REPLY, ASKED], "line 2")
     for value in (ASKED, REPLY, ASKED):
         found.add(value)
 
-    [_, reply, _] = found.recording("OpenAI chat", {}).entries
+    [_, reply, _] = found.recording("OpenAI chat", {}, {}).entries
     assert reply.usage == {
         "input_tokens": 100,
         "cache_read_input_tokens": 0,
@@ -54,7 +44,7 @@ def test_bills_stay_when_the_whole_history_is_sent_again():
 def test_the_instructions_come_before_what_leading_items_say():
     found = items({"role": "system", "content": "Be brief."}, ASKED, REPLY)
 
-    request = found.recording("OpenAI chat", {"instructions": "You code."}).request
+    request = found.recording("OpenAI chat", {"instructions": "You code."}, {}).request
     assert request["system"] == [
         {"type": "text", "text": "You code."},
         {"type": "text", "text": "Be brief."},

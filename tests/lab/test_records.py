@@ -7,7 +7,7 @@ import json
 import pytest
 from histories import user
 
-from ctxpipe.lab.records import as_message, counts, seconds
+from ctxpipe.lab.records import as_message, entry, seconds
 from ctxpipe.lab.transcripts import parse_transcript
 
 
@@ -30,7 +30,7 @@ def test_of_a_messages_fields_only_role_and_content_are_kept():
 
 @pytest.mark.parametrize("usage", [None, 7, "many", [1]])
 def test_what_is_no_bill_is_none(usage: object):
-    assert counts(usage) is None
+    assert entry(user("Hi."), {"usage": usage}, None).usage is None
 
 
 @pytest.mark.parametrize("time", [None, "", "soon", [], {}, 10**400, float("nan"), float("inf")])
