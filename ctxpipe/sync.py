@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
-    from .conversation.signals import Diagnostics
+    from .conversation.observers import Diagnostics
     from .messages import Message
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal

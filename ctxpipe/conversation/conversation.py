@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .._threads.threads import in_thread_if
 from ..edits.thinking import mark_stale
@@ -28,7 +28,6 @@ from ..messages import Message, ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
-from ..stages.collapse import Collapse
 from ..stages.compact import Compact
 from ..stages.reports import Result
 from ..storage.generations import GONE
@@ -37,12 +36,11 @@ from ..storage.waiting import lock_deadline
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
-from .cache_watch import CacheWatch
 from .gate import Exchanges, Gate, stages_are_asking
 from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
+from .observers import Diagnostics, Shaped, observers_of
 from .open_calls import add_appended
-from .signals import Diagnostics, Signals, Watch
 from .state import PipelineSettings, Request, can_be_about, last_bill, learn_window, model_of
 
 if TYPE_CHECKING:
@@ -110,16 +108,13 @@ class Conversation:
         """Know nothing of the conversation yet."""
         self._state = self._settings.new_state()
         self._memory = self._new_memory(self._state)
-        self._cache = CacheWatch(self._settings.counter, self._settings.prices, self._clock)
+        self._observers = observers_of(self._settings, self.session_id, self._clock)
         self._cached_at: float | None = None
         self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._next_focus: str | None = None  # of the compaction that is due
         self._is_owner = False  # of the history
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
         self.fill: float = 0.0
-        self._watch: Watch | None = None
-        if any(isinstance(stage, Collapse) for stage in self._settings.stages):
-            self._watch = Watch(self.session_id)
 
     def _begin_anew(self) -> None:
         """Drop what is known of a conversation that was deleted."""
@@ -184,8 +179,10 @@ class Conversation:
     @property
     def diagnostics(self) -> Diagnostics:
         """As `Session.diagnostics`."""
-        signals = Signals() if self._watch is None else self._watch.signals
-        return Diagnostics(tuple(self._cache.misses), self._cache.tallies(), signals)
+        found: dict[str, Any] = {}
+        for observer in self._observers:
+            found.update(observer.findings())
+        return Diagnostics(**found)
 
     # Who may work on it ---------------------------------------------------------------------------
 
@@ -264,13 +261,10 @@ class Conversation:
                 self._client = client or self._client
                 expired = self._is_cache_expired()
                 asked = Request(system, tools, request or {}, force, expired, self._client)
-                for sentence in await self._cache.news():
-                    self._memory.notify(sentence)
                 result = await self._shape(history, asked)
                 self.turns += 1
                 tokens = self._state.ledger.estimate(result.tokens_after, result.messages)
                 self.fill = tokens / self._settings.budget_for(self._state, asked.options).trigger
-                self._cache.send(result, asked)
                 return result
             finally:
                 self._memory.taken = 0
@@ -331,7 +325,7 @@ class Conversation:
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
             elif await self._commit(step):
-                return await self._finish(step, result)
+                return await self._finish(step, asked, result)
             await memory.catch_up(history)
 
     async def _align(self, history: list[Message], *, thorough: bool) -> Step:
@@ -365,17 +359,17 @@ class Conversation:
         await self._ensure_not_deleted()
         return True
 
-    async def _finish(self, step: Step, result: Result) -> Result:
+    async def _finish(self, step: Step, asked: Request, result: Result) -> Result:
         """Remember *step*; the *result* for the caller."""
         memory = self._memory
-        if self._watch is not None:
-            for warning in await self._watch.follow(memory.timeline, step, result.reports):
-                memory.notify(warning)
         first = result.first_changed_index
         if memory.unreported is not None:
             end = len(result.messages)
             first = min(memory.unreported, end if first is None else first, end)
-        self._cache.note(step, first)
+        context = Shaped(memory.timeline, step, asked, result, first)
+        for observer in self._observers:
+            for sentence in await observer.shaped(context):
+                memory.notify(sentence)
         self._apply(step)
         self._state.agreed = len(memory.timeline.context)
         notices, memory.notices = tuple(memory.notices), []
@@ -593,11 +587,13 @@ class Conversation:
         For who places cache marks after `run`: what the cache diagnostics know of a request is
         otherwise what `run` was given. *body* holds the arguments of ``messages.create``.
         """
-        self._cache.send_as(context, body)
+        for observer in self._observers:
+            observer.sent(context.messages, body)
 
     def forget(self, context: Result) -> None:
         """Tell that the request with *context* has failed."""
-        self._cache.forget(context.messages)
+        for observer in self._observers:
+            observer.refused(context.messages)
 
     def learn(self, reply: object, sent: Result) -> None:
         """Observe *reply*, the answer to *sent*.
@@ -622,7 +618,8 @@ class Conversation:
         overhead = self._state.overhead.tokens
         self._state.ledger.observe(usage, billed, overhead=overhead, model=model)
         self._cached_at = self._clock() if cached_tokens(usage) else None
-        self._cache.observe(usage, sent, model)
+        for observer in self._observers:
+            observer.billed(usage, sent, model)
 
     def _is_cache_expired(self) -> bool:
         """Whether the provider's prompt cache is known to have lapsed."""

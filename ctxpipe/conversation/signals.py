@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .._threads.pieces import overlapping_pieces
 from .._threads.threads import in_thread_if
 from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..placeholders.names import session_folder
 from ..placeholders.notes import find_imitations, note_of
-from ..prompt_cache import CacheMiss, Tally
-from ..stages.reports import Collapsed, Outcome, StageReport
-from .timeline import Step, Timeline
+from ..stages.reports import Collapsed, Outcome
+from .observers import Observer, Shaped, Signals
+from .state import PipelineSettings
 
 MOST_READ_BACK = 15.0
 """Steps read back per 100 calls; on recorded sessions there are five to seven."""
@@ -34,60 +33,13 @@ IMITATED = (
 _DIGEST = 16  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """What a session has counted since it was opened, where old exchanges collapse.
-
-    Since its first rewrite: *calls* of the model, the *steps_read_back*, which are tool calls that
-    name the file of a collapsed step, and the *imitations*, which are lines of replies in the
-    form of a note. Before it and after it: all *tool_calls*, and those *repeated*, with the tool
-    and the input of an earlier one. What a journal tells of other processes counts as before it.
-    """
-
-    calls: int = 0
-    steps_read_back: int = 0
-    imitations: int = 0
-    tool_calls_before: int = 0
-    repeated_before: int = 0
-    tool_calls_after: int = 0
-    repeated_after: int = 0
-
-    @property
-    def read_back_rate(self) -> float:
-        """Steps read back per 100 calls."""
-        return 100 * self.steps_read_back / self.calls if self.calls else 0.0
-
-    @property
-    def repeat_share_before(self) -> float:
-        """The share of repeated calls before the first rewrite."""
-        return self.repeated_before / self.tool_calls_before if self.tool_calls_before else 0.0
-
-    @property
-    def repeat_share_after(self) -> float:
-        """The share of repeated calls after the first rewrite."""
-        return self.repeated_after / self.tool_calls_after if self.tool_calls_after else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostics:
-    """What the replies that `Session.observe` was shown tell of a session.
-
-    *cache_misses* are the newest misses of the provider's prompt cache, *cache_tally* all of them
-    by cause, those of most tokens first. Costs are in dollars, and None where nobody knows the
-    prices of the model: give the pipeline ``prices=``. They are looked up with the next turn.
-    *signals* are what to watch where old exchanges collapse, in a pipeline with a `Collapse` stage;
-    a notice and a warning say once when a count is too high.
-    """
-
-    cache_misses: Sequence[CacheMiss]
-    cache_tally: Sequence[Tally]
-    signals: Signals
-
-
-class Watch:
+class Watch(Observer):
     """Counts the `Signals` of one session from its new messages, and warns of each once."""
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(
+        self, settings: PipelineSettings, session_id: str, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(settings, session_id, clock)
         folder = re.escape(session_folder(session_id))
         self._step = re.compile(
             rf"{folder}[/\\]s[\d{{*?\[]|(?<![\w./\\-])s\d{{1,9}}(?:-[0-9a-f]{{8}})?\.md(?![\w-])"
@@ -103,13 +55,15 @@ class Watch:
         """What was counted so far."""
         return Signals(**self._counts)
 
-    async def follow(
-        self, timeline: Timeline, step: Step, reports: Sequence[StageReport]
-    ) -> list[str]:
-        """Count what *step*, a turn with *reports*, adds to *timeline*; the warnings that are new.
+    def findings(self) -> Mapping[str, object]:
+        return {"signals": self.signals}
 
-        Others may have played what *timeline* has before the first turn.
+    async def shaped(self, context: Shaped) -> list[str]:
+        """Count what a turn adds to its timeline; the warnings that are new.
+
+        Others may have played what the timeline has before the first turn.
         """
+        timeline, step = context.timeline, context.step
         if not self._has_resumed:
             self._has_resumed = True
             known = timeline.history[: step.known]
@@ -117,7 +71,7 @@ class Watch:
             self._has_rewritten = any(map(note_of, timeline.context))
         if not step.agreement.is_cut:  # on another branch the same calls come again
             await in_thread_if(step.agreement.is_bulk is not False, self.learn, step.messages)
-        for report in reports:
+        for report in context.result.reports:
             if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
                 self.note_rewrite()
         return self.new_warnings()

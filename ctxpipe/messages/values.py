@@ -47,8 +47,9 @@ def as_dict(block: object) -> dict[str, Any]:
         return dict(block)
     dump = getattr(block, "model_dump", None)
     if dump is None:
-        name = type(block).__name__
-        raise InvalidHistory(f"a content block is {name}, neither a mapping nor an SDK object")
+        raise InvalidHistory(
+            f"a content block is {type(block).__name__}, neither a mapping nor an SDK object"
+        )
     options: dict[str, Any] = {"mode": "json", "exclude_unset": True, "by_alias": True}
     hidden = getattr(block, "__api_exclude__", None)
     if hidden:
@@ -263,8 +264,7 @@ def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
 
 
 def _inside_model(item: object) -> Sequence[object] | str:
-    extra = getattr(item, "__pydantic_extra__", None) or {}
-    values = [*vars(item).values(), *extra.values()]
+    values = [*vars(item).values(), *(getattr(item, "__pydantic_extra__", None) or {}).values()]
     if all(type(value) in _PLAIN for value in values):
         return values
     try:

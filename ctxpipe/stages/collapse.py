@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
@@ -64,6 +64,8 @@ class Collapse:
 
     Raises SettingsError for settings that are invalid.
     """
+
+    observers: ClassVar = ("ctxpipe.conversation.signals:Watch",)
 
     storage: TextWriter
     prices: Prices = field(default_factory=Prices.relative)

@@ -225,20 +225,6 @@ class TokenCounter:
             at_most += tokens - bound
         return known > limit
 
-    def head(self, text: str, limit: int) -> str:
-        """The longest known prefix of *text* with at most *limit* tokens.
-
-        No more is encoded than that needs.
-        """
-        if limit <= 0:
-            return ""
-        tokens: float | None = self._known.get(text)
-        if tokens is None:
-            tokens = self._encoder.at_most(text)
-        if tokens <= limit:
-            return text
-        return self._encoder.head(text, limit)
-
     # Within ---------------------------------------------------------------------------------------
 
     def _parts(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._threads.pieces import pieces
 from ..errors import SettingsError
-from ..messages import is_encodable
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:
@@ -118,38 +116,6 @@ class Tiktoken:
         first, second = _halves(text)
         return self._ids(first) + self._ids(second)
 
-    def head(self, text: str, limit: int) -> str:
-        segments: Iterable[str] = (text,)
-        if self._shipped:
-            segments = cuts.segments(text)
-        end = 0
-        for segment in segments:
-            tokens = self.at_least(segment)
-            if tokens <= limit:
-                tokens = self._count_segment(segment)
-            if tokens > limit:
-                return text[: end + len(self._cut(segment, limit))]
-            limit -= tokens
-            end += len(segment)
-        return text
-
-    def _cut(self, segment: str, limit: int) -> str:
-        part = segment[: 4 * limit + 64]
-        while len(part) < len(segment) and self._count(part) <= limit:
-            part = segment[: 2 * len(part)]
-        if not is_encodable(part):  # decoding would not return the same characters
-            return longest_prefix(part, limit, self._count)
-        encoding = self.load()
-        ids = self._ids(part)[:limit]
-        while ids:
-            # The last token may end inside a character; and a prefix may split into more pieces
-            # than before.
-            prefix = part[: len(encoding.decode_bytes(ids).decode(errors="ignore"))]
-            if self._count(prefix) <= limit:
-                return prefix
-            ids.pop()
-        return ""
-
 
 def _halves(text: str) -> tuple[str, str]:
     middle = len(text) // 2
@@ -188,9 +154,6 @@ class Function:
     def in_one_step(self, text: str) -> bool:  # noqa: ARG002
         return True
 
-    def head(self, text: str, limit: int) -> str:
-        return longest_prefix(text, limit, self.count)
-
     def count(self, text: str) -> int:
         self.encoded_chars += len(text)
         tokens = self._function(text)
@@ -204,9 +167,3 @@ class Function:
 
 Encoder: TypeAlias = Tiktoken | Function
 """Counts a text, and gives bounds of the count without counting."""
-
-
-def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:
-    """A prefix of at most *limit* tokens, the longest if *count* never falls as the text grows."""
-    length = bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))
-    return text[:length]

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from .._threads.threads import in_thread_if
-from ..messages import Message, is_equal
+from ..messages import Message, common_prefix, is_equal
 from ..messages import field as read
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
@@ -185,7 +185,7 @@ class Ledger:
         """How many of *messages*, from the first on, are those counted already."""
         if self._seen and not is_equal(_content(self._seen[-1]), self._tail):
             self._forget_last()  # agents append results to the last message in place
-        return _common(messages, self._seen, known or 0)
+        return common_prefix(messages, self._seen, known or 0)
 
     def _forget_last(self) -> None:
         del self._seen[-1:]
@@ -205,7 +205,7 @@ class Ledger:
     async def _recount(self, messages: list[Message], same: int) -> None:
         """Count *messages* anew, except the first *same* and those that are equal at the end."""
         old_sums = self._sums
-        same_at_end = _common(messages[same:][::-1], self._seen[same:][::-1])
+        same_at_end = common_prefix(messages[same:][::-1], self._seen[same:][::-1])
         new_end = len(messages) - same_at_end
         counts, new_summaries = await self._count(messages[same:new_end], same)
         end = len(self._seen) - same_at_end
@@ -351,19 +351,3 @@ def _content(message: Message) -> object:
     if isinstance(content, list):
         return list(content)
     return content
-
-
-def _common(ours: list[Message], theirs: list[Message], low: int = 0) -> int:
-    """How many leading items are equal; the first *low* are known to be."""
-    high = min(len(ours), len(theirs))
-    low = min(low, high)
-    # Slices compare fast where the objects are the same.
-    if is_equal(ours[low:high], theirs[low:high]):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_equal(ours[low:middle], theirs[low:middle]):
-            low = middle
-        else:
-            high = middle
-    return low

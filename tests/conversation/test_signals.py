@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from histories import assistant, conversation, step, user
 
-from ctxpipe import Collapse, ContextPipeline, LocalStorage, Session
-from ctxpipe.conversation.signals import Signals, Watch
+from ctxpipe import Budget, Collapse, ContextPipeline, LocalStorage, Session, TokenCounter
+from ctxpipe.conversation.observers import Signals
+from ctxpipe.conversation.signals import Watch
+from ctxpipe.conversation.state import PipelineSettings
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Prices
 from ctxpipe.storage.memory import MemoryStorage
@@ -132,7 +135,7 @@ async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once() -> None:
 
 
 async def test_few_calls_are_no_reason_to_warn() -> None:
-    watch = Watch("job")
+    watch = Watch(PipelineSettings(Budget(), TokenCounter()), "job", time.time)
     watch.note_rewrite()
     watch.learn(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
 

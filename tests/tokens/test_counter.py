@@ -174,7 +174,6 @@ def test_an_encoding_that_does_not_ship_may_be_passed_in():
     mine = TokenCounter(letters)
 
     assert mine.text("hello é" * 20_000) == 8 * 20_000
-    assert mine.head("hello", 3) == "hel"
     assert mine.over("hello", 4)
     assert not mine.over("hello", 5)
 
@@ -190,7 +189,6 @@ async def test_a_function_of_the_users_own_works_everywhere():
     assert await words.texts(["a b", "c " * 50_000]) == [2, 50_000]
     assert words.over(history, 7)
     assert not words.over(history, 8)
-    assert words.head("one two three four", 2) == "one two "
 
 
 def test_a_function_may_count_more_tokens_than_there_are_bytes():
@@ -479,14 +477,6 @@ def test_what_the_bounds_decide_loads_no_encoding(
     assert ours.over([user(text)], limit) is expected
 
 
-def test_a_text_that_surely_fits_is_its_own_head_and_loads_no_encoding(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
-
-    assert TokenCounter().head("short", 5) == "short"
-
-
 def test_over_stops_early():
     ours, text = TokenCounter(), "some line of text\n" * 100_000
 
@@ -500,57 +490,6 @@ def test_over_stops_at_the_message_that_decides():
 
     assert ours.over(history, 6_000)
     assert ours.encoded_chars < 6 * 13_000
-
-
-def test_head_stops_early():
-    ours, text = TokenCounter(), "some line of text\n" * 100_000
-
-    assert ours.text(ours.head(text, 5_000)) == 5_000
-    assert ours.encoded_chars < 300_000
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(text=st.lists(st.sampled_from(WORDS), max_size=60).map("".join), limit=st.integers(-1, 60))
-def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(
-    name: str, text: str, limit: int
-):
-    ours = TokenCounter(name)
-
-    head = ours.head(text, limit)
-
-    assert text.startswith(head)
-    assert ours.text(head) <= max(0, limit)
-    if ours.text(text) <= limit:
-        assert head == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "word " * 30_000,
-        "中文。" * 30_000,
-        "x1" * 60_000,
-        "a" * 90_000,
-        " " * 300_000,
-        "-" * 200_000,
-    ],
-)
-def test_head_leaves_little_of_the_limit_unused(text: str):
-    ours = TokenCounter()
-
-    assert 1_990 <= ours.text(ours.head(text, 2_000)) <= 2_000
-
-
-def test_head_of_a_text_that_cannot_be_cut_encodes_little_of_it():
-    ours = TokenCounter()
-
-    ours.head("a" * 10_000_000, 2_000)
-
-    assert ours.encoded_chars < 100_000
-
-
-def test_head_splits_no_character():
-    assert "\ufffd" not in TokenCounter().head("👨‍👩‍👧" * 50, 20)
 
 
 # Messages -----------------------------------------------------------------------------------------

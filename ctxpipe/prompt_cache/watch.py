@@ -7,90 +7,81 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .._logs import logger
 from .._threads.threads import in_thread
+from ..conversation.observers import Observer, Shaped
+from ..conversation.state import PipelineSettings
 from ..errors import SettingsError
 from ..messages import Message
-from ..prompt_cache import CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
-from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, prices_of
-from ..stages.reports import Result
-from ..tokens import TokenCounter
-from .state import Request
-from .timeline import Step
+from .diagnostics import CacheDiagnostics
+from .misses import CacheMiss, Cause, Tally, as_bill, most_tokens_first
+from .prompts import Sent
 
 MOST_MISSES = 200
 
 
-class CacheWatch:
+class CacheWatch(Observer):
     """The misses of one session, the newest *misses* and a tally of all by cause.
 
     *prices* are those of the pipeline; without any, those that are listed for the model count.
     """
 
     def __init__(
-        self, counter: TokenCounter, prices: Prices | None, clock: Callable[[], float]
+        self, settings: PipelineSettings, session_id: str, clock: Callable[[], float]
     ) -> None:
+        super().__init__(settings, session_id, clock)
         self.misses: deque[CacheMiss] = deque(maxlen=MOST_MISSES)
-        self._counter = counter
-        self._diagnostics = CacheDiagnostics(counter)
-        self._clock = clock
-        self._prices = prices
+        self._diagnostics = CacheDiagnostics(settings.counter)
         self._listed: dict[str | None, Prices | None] = {}
         self._tallies: dict[Cause, Tally] = {}
         self._unreported: list[CacheMiss] = []
-        self._rewritten_from: int | None = None
-        self._edited_from: int | None = None
 
     # What happens ---------------------------------------------------------------------------------
 
-    def note(self, step: Step, first_changed: int | None) -> None:
-        """Note from where on a turn has changed the context, and from where on its caller has."""
-        self._rewritten_from = _first(self._rewritten_from, first_changed)
-        if step.agreement.has_diverged:
-            self._edited_from = _first(self._edited_from, step.kept)
-
-    def send(self, result: Result, asked: Request) -> None:
-        """The context of *result* is about to be sent, as far as the session knows."""
+    async def shaped(self, context: Shaped) -> list[str]:
+        """Remember the request; a sentence for each cause of misses that is new and avoidable."""
+        step, asked, result = context.step, context.request, context.result
         sent = Sent(
             result.messages,
-            self._clock(),
+            self.clock(),
             asked.system,
             asked.tools,
             {**asked.options, **result.request_options},
-            self._rewritten_from,
-            self._edited_from,
+            context.rewritten_from,
+            step.kept if step.agreement.has_diverged else None,
             are_marks_known=False,
             is_amended=bool(result.request_options),
         )
-        self._rewritten_from = self._edited_from = None
         self._diagnostics.send(sent, result.messages)
+        return await self._news()
 
-    def send_as(self, result: Result, body: Mapping[str, object]) -> None:
-        """The context of *result* goes out in *body*, with all the marks that it will have."""
-        self._diagnostics.send_as(result.messages, body, self._clock())
+    def sent(self, messages: Sequence[Message], body: Mapping[str, object]) -> None:
+        """The request goes out in *body*, with all the marks that it will have."""
+        self._diagnostics.send_as(messages, body, self.clock())
 
-    def forget(self, messages: Sequence[Message]) -> None:
-        """The request with *messages* was refused."""
+    def refused(self, messages: Sequence[Message]) -> None:
+        """The request has written nothing to the cache."""
         self._diagnostics.forget(messages)
 
-    def observe(self, usage: object, sent: Sequence[Message] | None, model: str | None) -> None:
-        """The bill of the request with the messages *sent*, by default of the last one."""
+    def billed(self, usage: object, messages: Sequence[Message] | None, model: str | None) -> None:
+        """Compare the *usage* with what the request should have read from the cache."""
         try:
-            found = self._diagnostics.observe(as_bill(usage), sent, messages=sent, model=model)
+            found = self._diagnostics.observe(
+                as_bill(usage), messages, messages=messages, model=model
+            )
         except Exception as error:  # no diagnosis is worth a turn
             logger.debug("the cache diagnostics failed, and begin anew", exc_info=error)
-            self._diagnostics = CacheDiagnostics(self._counter)
+            self._diagnostics = CacheDiagnostics(self.settings.counter)
             return
         self.misses += found
         self._unreported += found
 
     # What was found -------------------------------------------------------------------------------
 
-    async def news(self) -> list[str]:
-        """A sentence for each cause that is new and that the caller can do something about."""
+    async def _news(self) -> list[str]:
         if not self._unreported:
             return []
         for model in {miss.model for miss in self._unreported}:
-            if self._prices is None and model not in self._listed:
+            if self.settings.prices is None and model not in self._listed:
                 self._listed[model] = await in_thread(_find_prices, model)
         return self._report()
 
@@ -109,12 +100,12 @@ class CacheWatch:
         return sentences
 
     def _prices_for(self, miss: CacheMiss) -> Prices | None:
-        if self._prices is not None:
-            return self._prices
-        return self._listed.get(miss.model)
+        return self.settings.prices or self._listed.get(miss.model)
 
-    def tallies(self) -> list[Tally]:
-        """All misses by cause, those of most tokens first."""
+    def findings(self) -> Mapping[str, object]:
+        return {"cache_misses": tuple(self.misses), "cache_tally": self._all_tallies()}
+
+    def _all_tallies(self) -> list[Tally]:
         tallies = {
             cause: Tally(cause, tally.misses, tally.tokens, tally.cost, tally.detail)
             for cause, tally in self._tallies.items()
@@ -124,10 +115,6 @@ class CacheWatch:
             tally = tallies.setdefault(miss.cause, Tally(miss.cause))
             tally.add(miss, None if prices is None else miss.cost(prices))
         return most_tokens_first(tallies.values())
-
-
-def _first(one: int | None, other: int | None) -> int | None:
-    return min([place for place in (one, other) if place is not None], default=None)
 
 
 def _find_prices(model: str | None) -> Prices | None:
