@@ -52,7 +52,6 @@ from ctxpipe import (
     Prices,
     RatioGate,
     Result,
-    SettingsError,
     Skip,
     SmartTruncate,
     Stage,
@@ -211,29 +210,6 @@ async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten(
         await pipeline.run([*HISTORY, cast("Message", {"content": "x"})], session_id="s")
 
     assert (await pipeline.run(HISTORY, session_id="s")).messages is HISTORY
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"on_error": "ignore"}, "on_error is 'ignore'"),
-        ({"max_sessions": 0}, "max_sessions is 0"),
-        ({"max_sessions": "9"}, "max_sessions is '9'"),
-        ({"counter": "no such encoding"}, "no such encoding"),
-        ({"thinking": "forget"}, "thinking is 'forget'"),
-        ({"stages": [5]}, "5 is not callable"),
-    ],
-)
-def test_nonsense_is_refused_at_construction_by_name(options: dict[str, Any], words: str):
-    with pytest.raises(SettingsError, match=words):
-        ContextPipeline(**options)
-
-
-@pytest.mark.parametrize("session", [None, 5, b"s"])
-async def test_a_session_that_is_no_text_is_refused_by_name(session: Any):
-    for attempt in (ContextPipeline().run, ContextPipeline().plan):
-        with pytest.raises(SettingsError, match="session_id is"):
-            await attempt(HISTORY, session_id=session)
 
 
 # Guarding -----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ from ctxpipe.testing import (
 from ctxpipe.wire import conversation
 
 LONG = "a long line of output\n" * 100
-KEYS = {"chat": "messages", "responses": "input"}
 
 every_api = pytest.mark.parametrize("api", ["chat", "responses"])
 every_way = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
@@ -292,31 +290,6 @@ async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, api: str, s
 # Something to do ----------------------------------------------------------------------------------
 
 
-@every_api
-async def test_each_request_begins_as_the_one_before_did(tmp_path: Path, api: str):
-    http_client = shaping(offloading(tmp_path), session_id="s")
-
-    async with talk(call_twice, http_client) as (server, client):
-        await work(client, api, 6)
-
-    for before, after in pairwise(server.requests):
-        assert items_of(after)[: len(items_of(before))] == items_of(before)
-
-
-@every_api
-async def test_rounds_with_all_stages_at_work_and_no_request_is_refused(tmp_path: Path, api: str):
-    http_client = shaping(full(tmp_path, trigger=1000), session_id="s")
-
-    async with talk(call_twice, http_client) as (server, client):
-        await work(client, api, 16)
-
-    sent = [len(items_of(request)) for request in server.requests]
-    assert sum(after < before for before, after in pairwise(sent)) >= 2  # rewritten that often
-    assert not server.refused
-    assert not any(request.ignored for request in server.requests)
-    assert max(request.tokens for request in server.requests) < 5000
-
-
 async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path: Path):
     http_client = shaping(offloading(tmp_path), session_id="s")
 
@@ -541,22 +514,6 @@ async def test_a_given_name_is_the_name(tmp_path: Path):
         await by_user(client)
 
     assert (tmp_path / "of-job" / "c0.md").exists()
-
-
-async def test_sub_agents_under_one_name_do_not_disturb_each_other(tmp_path: Path):
-    http_client = shaping(full(tmp_path), session_id="s")
-
-    async with talk(call_twice, http_client) as (server, client):
-        alone = await work(client, "chat", 12)
-        sub: list[Any] = [{"role": "user", "content": "a side question"}]
-        mixed = [{"role": "user", "content": "go"}]
-        for _ in range(12):
-            for history in (mixed, sub):
-                said = await ask(client, "chat", history)
-                history += [*said, *results("chat", said, named)]
-
-    assert not server.refused
-    assert mixed == alone
 
 
 async def test_two_requests_of_a_conversation_at_once_are_both_answered(tmp_path: Path):

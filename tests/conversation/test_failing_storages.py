@@ -171,7 +171,7 @@ async def turn(session: Session, turns: int, *, force: bool = False) -> Any:
 )
 async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
     storage_type: type[Failing], method: str, error: Callable[[], BaseException], kind: str
-) -> None:
+):
     storage = storage_type()
     storage.failing = method
 
@@ -200,7 +200,7 @@ async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
 @pytest.mark.parametrize("method", ["write", "append", "entries", "touch", "lease", "missing"])
-async def test_an_interruption_passes(method: str, error: type[BaseException]) -> None:
+async def test_an_interruption_passes(method: str, error: type[BaseException]):
     storage = Failing()
     await turn(session(storage), 1)
     storage.failing, storage.error = method, error
@@ -212,7 +212,7 @@ async def test_an_interruption_passes(method: str, error: type[BaseException]) -
 @pytest.mark.parametrize("error", ERRORS, ids=NAMES)
 async def test_a_reply_is_not_lost_because_a_journal_cannot_take_it(
     error: Callable[[], BaseException],
-) -> None:
+):
     storage = Failing()
     storage.failing = "append"
     async with messages_api(MessagesServer(["one", "two"])) as (_, client):
@@ -229,7 +229,7 @@ async def test_a_reply_is_not_lost_because_a_journal_cannot_take_it(
     assert kept == ["user", "assistant", "user", "assistant"]
 
 
-async def test_the_notice_names_what_was_raised_and_where_and_none_of_its_text() -> None:
+async def test_the_notice_names_what_was_raised_and_where_and_none_of_its_text():
     storage = Failing()
     storage.failing, storage.error = "touch", ERRORS[1]
 
@@ -245,7 +245,7 @@ async def test_the_notice_names_what_was_raised_and_where_and_none_of_its_text()
 @pytest.mark.parametrize("error", ERRORS, ids=NAMES)
 async def test_a_storage_of_texts_that_cannot_say_whether_a_session_was_deleted_costs_no_turn(
     error: Callable[[], BaseException], has_journal: bool
-) -> None:
+):
     texts, journal = Failing(), MemoryStorage() if has_journal else None
     texts.failing, texts.error = "ensure_not_deleted", error
     pipeline = ContextPipeline(stages(texts, "compact"))

@@ -66,7 +66,7 @@ def strayed(call: Callable[[], Awaitable[object]]) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("stray", ["run", "history", "flush"])
-async def test_a_stray_call_from_another_loop_is_refused_and_the_owner_goes_on(stray: str) -> None:
+async def test_a_stray_call_from_another_loop_is_refused_and_the_owner_goes_on(stray: str):
     slow = Slow()
     session = ContextPipeline([slow]).session("s")
     async with anyio.create_task_group() as group:
@@ -83,7 +83,7 @@ async def test_a_stray_call_from_another_loop_is_refused_and_the_owner_goes_on(s
     assert await session.history() == chat(5)
 
 
-async def test_a_stray_call_between_two_turns_that_wait_takes_neither_of_their_places() -> None:
+async def test_a_stray_call_between_two_turns_that_wait_takes_neither_of_their_places():
     errors: list[BaseException] = []
 
     async def stage(_turn: Turn) -> None:
@@ -98,7 +98,7 @@ async def test_a_stray_call_between_two_turns_that_wait_takes_neither_of_their_p
     assert len(errors) == 3
 
 
-async def test_while_a_reply_is_awaited_another_loop_cannot_ask_for_the_owned_history() -> None:
+async def test_while_a_reply_is_awaited_another_loop_cannot_ask_for_the_owned_history():
     session = ContextPipeline().session("s")
     errors: list[BaseException] = []
 
@@ -132,7 +132,7 @@ class Model:
 
 
 @pytest.mark.parametrize("use", USES)
-async def test_a_session_is_not_used_after_its_body(use: str) -> None:
+async def test_a_session_is_not_used_after_its_body(use: str):
     storage = MemoryStorage()
     pipeline = ContextPipeline([Compact(archive=storage)])
     async with pipeline.session("s") as session:
@@ -146,7 +146,7 @@ async def test_a_session_is_not_used_after_its_body(use: str) -> None:
         session.compact_next()
 
 
-def test_a_synchronous_session_is_not_used_after_its_body() -> None:
+def test_a_synchronous_session_is_not_used_after_its_body():
     with sync.Session(ContextPipeline(), "s") as session:
         session.run(chat(3))
 
@@ -156,7 +156,7 @@ def test_a_synchronous_session_is_not_used_after_its_body() -> None:
         session.append(user("go"))
 
 
-async def test_whoever_asks_for_the_session_again_may_use_it() -> None:
+async def test_whoever_asks_for_the_session_again_may_use_it():
     pipeline = ContextPipeline()
     async with pipeline.session("s") as session:
         await session.run(chat(3))
@@ -171,7 +171,7 @@ async def test_whoever_asks_for_the_session_again_may_use_it() -> None:
     assert await sessions.get("s").history() == chat(3)
 
 
-async def test_a_session_with_two_bodies_is_used_until_both_have_ended() -> None:
+async def test_a_session_with_two_bodies_is_used_until_both_have_ended():
     pipeline = ContextPipeline()
     async with pipeline.session("s") as session:
         async with pipeline.session("s"):

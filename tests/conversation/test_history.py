@@ -38,7 +38,6 @@ from ctxpipe import (
     RatioGate,
     Result,
     Session,
-    SettingsError,
     Skip,
     SmartTruncate,
     StorageError,
@@ -107,27 +106,12 @@ async def test_an_offloaded_result_comes_back(name: str, preview: Preview | None
     assert len(json.dumps(result.messages)) < len(json.dumps(history))
 
 
-async def test_results_offloaded_in_a_batch_come_back(tmp_path: Path):
-    storage = LocalStorage(tmp_path)
-
-    await shaped([*RESULTS, assistant("done")], storage, BatchOffload(storage))
-
-
 async def test_an_input_with_two_long_texts_comes_back(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     edit = {"path": "a.py", "edits": [{"old": LONG, "new": LONG + "new"}]}
     history = [user("go"), *step("t1", "Edit", edit), assistant("done"), user("thanks")]
 
     await shaped(history, storage, BatchOffload(storage, inputs={"Edit"}, keep_recent=0))
-
-
-async def test_a_text_that_lies_in_a_file_is_not_in_the_journal_too(tmp_path: Path):
-    storage = LocalStorage(tmp_path)
-
-    await shaped([*RESULTS[:3]], storage, DirectOffload(storage))
-
-    [journal] = tmp_path.rglob("*.jsonl")
-    assert "a long line of output" not in journal.read_text()
 
 
 async def test_texts_in_the_files_of_another_storage_come_back(tmp_path: Path):
@@ -277,15 +261,6 @@ async def summarize_half(turn: Turn) -> Change | Skip:
         return Skip("it is short")
     kept = list(turn.messages[len(turn.messages) // 4 * 2 :])
     return Change([user(f"summary of {len(turn.messages)}"), assistant("noted"), *kept])
-
-
-async def test_a_compacted_history_comes_back(tmp_path: Path):
-    storage = LocalStorage(tmp_path)
-    history = [*RESULTS, assistant("done"), user("and now?")]
-
-    result = await shaped(history, storage, Compact(ExtractiveSummarizer(), storage))
-
-    assert len(result.messages) < len(history)
 
 
 async def test_a_compacted_history_comes_back_whatever_becomes_of_the_archive(tmp_path: Path):
@@ -561,15 +536,6 @@ async def test_an_adopted_context_without_a_journal_cannot_be_restored():
     await session.run([*context, assistant("on")])
 
     with pytest.raises(StorageError, match="there is no journal"):
-        await session.history()
-
-
-async def test_a_journal_without_texts_gives_no_history(tmp_path: Path):
-    pipeline = ContextPipeline()
-    session = pipeline.session("s", journal=LocalStorage(tmp_path), history=False)
-    await session.run(chat(3))
-
-    with pytest.raises(SettingsError, match="history=False"):
         await session.history()
 
 

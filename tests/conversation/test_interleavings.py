@@ -249,7 +249,7 @@ ENTRY_OF_TWO_TURNS += [("journal", 28), ("unanswered", 34), ("append", 24), ("mo
 ENTRY_OF_TWO_TURNS += [("flush", 9), ("stream", 12), ("flush", 1)]
 
 
-async def test_a_reply_is_in_the_history_as_soon_as_its_cancelled_entry_is_found() -> None:
+async def test_a_reply_is_in_the_history_as_soon_as_its_cancelled_entry_is_found():
     world = World([0])
     session = world.sessions().get("s")
     session.append(user("question"))
@@ -276,7 +276,7 @@ async def test_a_reply_is_in_the_history_as_soon_as_its_cancelled_entry_is_found
 @given(ACTIONS, st.lists(st.integers(0, 6), min_size=1, max_size=5))
 async def test_whatever_happens_at_once_each_message_is_sent_and_kept_once_and_in_order(
     actions: list[tuple[str, int]], pace: list[int]
-) -> None:
+):
     world = World(pace)
     chat = Chat(world)
     tasks: list[asyncio.Task[None]] = []

@@ -68,9 +68,7 @@ def files(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-async def test_a_file_that_is_gone_is_written_again_with_a_notice(
-    name: str, tmp_path: Path
-) -> None:
+async def test_a_file_that_is_gone_is_written_again_with_a_notice(name: str, tmp_path: Path):
     storage, history = LocalStorage(tmp_path), HISTORIES[name]
     before = await session(storage).run(history)
     held = files(tmp_path)
@@ -86,7 +84,7 @@ async def test_a_file_that_is_gone_is_written_again_with_a_notice(
     assert (await session(storage).run(history)).notices == ()
 
 
-async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path) -> None:
+async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     stage = Collapse(
         storage, prices=Prices.relative(read=1.25), min_calls=0, min_tokens=1, keep_recent=1
@@ -117,7 +115,7 @@ async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path) ->
     assert any(GONE in notice for notice in after.notices)
 
 
-async def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_there_is_left_alone(tmp_path: Path):
     storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
     await session(storage).run(history)
     [path] = tmp_path.rglob("*.md")
@@ -130,7 +128,7 @@ async def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records", [False, True])
 async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_needs(
     records: bool, tmp_path: Path
-) -> None:
+):
     storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
     live = session(storage)
     result = await live.run(history)
@@ -145,7 +143,7 @@ async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_n
 
 async def test_a_clean_up_takes_the_files_of_a_session_that_nobody_has_used_for_long(
     tmp_path: Path,
-) -> None:
+):
     history = HISTORIES["a new result"]
     await session(LocalStorage(tmp_path)).run(history)
     later = LocalStorage(tmp_path, clock=lambda: 4e9)

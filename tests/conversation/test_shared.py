@@ -78,7 +78,7 @@ def is_prefix_kept(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
 
 def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_every_prefix(
     tmp_path: Path, alone: int
-) -> None:
+):
     breaks = 0
     with workers(2, tmp_path / "shared") as made:
         before, asked = None, [0, 0]
@@ -92,16 +92,14 @@ def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_ever
     assert (sum(asked), breaks) == (alone, 0)
 
 
-def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(
-    tmp_path: Path, alone: int
-) -> None:
+def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(tmp_path: Path, alone: int):
     asked, contexts = raced(MANY, tmp_path / "shared", "30")
 
     assert asked == alone
     assert all(contexts)
 
 
-def test_processes_at_once_without_a_lease_send_valid_contexts(tmp_path: Path) -> None:
+def test_processes_at_once_without_a_lease_send_valid_contexts(tmp_path: Path):
     asked, contexts = raced(MANY, tmp_path / "shared")
 
     assert asked >= 1

@@ -47,7 +47,7 @@ async def played(session: Session, *parts: list[Message]) -> list[str]:
 BEGINNING = [bash(number) for number in range(4)]  # of which two collapse
 
 
-async def test_calls_that_name_the_file_of_a_step_are_counted() -> None:
+async def test_calls_that_name_the_file_of_a_step_are_counted():
     watched = session()
 
     await played(
@@ -64,7 +64,7 @@ async def test_calls_that_name_the_file_of_a_step_are_counted() -> None:
     assert watched.diagnostics.signals.calls == 5
 
 
-async def test_before_anything_has_collapsed_nothing_counts_as_read_back_or_imitated() -> None:
+async def test_before_anything_has_collapsed_nothing_counts_as_read_back_or_imitated():
     watched = session()
 
     await played(watched, step("a", "bash", {"command": "cat s1.md"}, say="1 bash ls → 3 chars"))
@@ -72,7 +72,7 @@ async def test_before_anything_has_collapsed_nothing_counts_as_read_back_or_imit
     assert watched.diagnostics.signals == Signals(tool_calls_before=1)
 
 
-async def test_repeated_calls_are_counted_before_and_after_the_first_rewrite() -> None:
+async def test_repeated_calls_are_counted_before_and_after_the_first_rewrite():
     watched = session()
 
     await played(watched, bash(0), bash(1, "make 0"), *BEGINNING[2:], bash(4, "make 2"), bash(5))
@@ -83,7 +83,7 @@ async def test_repeated_calls_are_counted_before_and_after_the_first_rewrite() -
     assert signals.repeat_share_before == 1 / signals.tool_calls_before
 
 
-async def test_the_same_tool_with_another_input_repeats_nothing() -> None:
+async def test_the_same_tool_with_another_input_repeats_nothing():
     watched = session()
 
     await played(
@@ -96,7 +96,7 @@ async def test_the_same_tool_with_another_input_repeats_nothing() -> None:
     assert watched.diagnostics.signals.repeated_before == 0
 
 
-async def test_too_many_steps_read_back_are_said_once() -> None:
+async def test_too_many_steps_read_back_are_said_once():
     reads = [step(f"r{n}", "bash", {"command": f"sed -n {n}p s1.md"}) for n in range(30)]
     watched = session()
 
@@ -106,7 +106,7 @@ async def test_too_many_steps_read_back_are_said_once() -> None:
     assert watched.diagnostics.signals.read_back_rate > 15
 
 
-async def test_too_many_repeated_calls_are_said_once() -> None:
+async def test_too_many_repeated_calls_are_said_once():
     repeated = [bash(10 + n, "make 0") for n in range(30)]
 
     notices = await played(session(), *BEGINNING, *repeated)
@@ -114,14 +114,14 @@ async def test_too_many_repeated_calls_are_said_once() -> None:
     assert [REPEATED in notice for notice in notices].count(True) == 1
 
 
-async def test_as_many_repeated_calls_as_before_are_nothing_to_tell() -> None:
+async def test_as_many_repeated_calls_as_before_are_nothing_to_tell():
     before = [bash(n, "make 0") for n in range(4)]
     after = [bash(10 + n, "make 0") for n in range(30)]
 
     assert await played(session(), *before, *after) == []
 
 
-async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once() -> None:
+async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once():
     imitation = "17 bash make → 30 chars"
 
     notices = await played(
@@ -134,7 +134,7 @@ async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once() -> None:
     assert [IMITATED in notice for notice in notices] == [True]
 
 
-async def test_few_calls_are_no_reason_to_warn() -> None:
+async def test_few_calls_are_no_reason_to_warn():
     watch = Watch(PipelineSettings(Budget(), TokenCounter()), "job", time.time)
     watch.note_rewrite()
     watch.learn(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
@@ -143,7 +143,7 @@ async def test_few_calls_are_no_reason_to_warn() -> None:
     assert watch.new_warnings() == []
 
 
-async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path: Any) -> None:
+async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path: Any):
     storage = LocalStorage(tmp_path)
     history = conversation(user("Go."), *BEGINNING)
     await session(journal=storage).run(history)
@@ -155,7 +155,7 @@ async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path: Any) -
     )
 
 
-async def test_going_back_repeats_nothing() -> None:
+async def test_going_back_repeats_nothing():
     watched = session()
     history = conversation(user("Go."), *BEGINNING)
     await watched.run(history)
@@ -166,14 +166,14 @@ async def test_going_back_repeats_nothing() -> None:
     assert watched.diagnostics.signals == before
 
 
-async def test_without_collapse_nothing_is_counted() -> None:
+async def test_without_collapse_nothing_is_counted():
     plain = ContextPipeline([]).session("job")
     await plain.run(conversation(user("Go."), *BEGINNING))
 
     assert plain.diagnostics.signals == Signals()
 
 
-def test_shares_of_nothing_are_nothing() -> None:
+def test_shares_of_nothing_are_nothing():
     none = Signals()
 
     assert none.read_back_rate == none.repeat_share_before == none.repeat_share_after == 0

@@ -5,7 +5,6 @@ Partition, assembly, commands, evidence, the closing message, pinned messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -82,16 +81,6 @@ def replacement_of(
 # Partition and assembly ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("roles", "head"), [([], 0), ("s", 1), ("ss", 2), ("ua", 0), ("ssua", 2), ("sus", 1)], ids=repr
-)
-def test_the_head_is_the_leading_run_of_system_messages(roles: str, head: int):
-    makers: dict[str, Callable[[str], Message]] = {"s": system, "u": user, "a": assistant}
-    messages = [makers[role]("x") for role in roles]
-
-    assert partition(messages) == (messages[:head], messages[head:])
-
-
 def test_the_parts_stand_in_the_required_order_with_the_required_words():
     head, files = (
         [system("sys")],
@@ -109,13 +98,6 @@ def test_the_parts_stand_in_the_required_order_with_the_required_words():
         user("[Restored after compact] b.ts:\n"),
         assistant("Noted, file content restored."),
     ]
-
-
-def test_an_empty_summary_is_still_assembled_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-):
-    assert assemble([], "", []) == [user(SUMMARY), assistant(ACKNOWLEDGED)]
-    assert "empty summary" in caplog.text
 
 
 # Commands -----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from decimal import Decimal
 from typing import Any, cast
 
 import pytest
@@ -36,7 +35,6 @@ from ctxpipe.edits.offload import (
     is_placeholder,
     newest,
     offloadable,
-    passes,
     prescan,
     protected_from,
     result_characters,
@@ -243,27 +241,6 @@ def test_textual_results_long_enough_are_offloadable_oldest_first():
 
 def test_an_empty_result_is_never_offloadable():
     assert offloadable(step("a", result=""), 0) == []
-
-
-@pytest.mark.parametrize(
-    ("total", "part", "ratio", "expected"),
-    [
-        (1000, 200, 0.2, True),
-        (1000, 199, 0.2, False),
-        (0, 0, 0, False),
-        (10, 0, 0, False),
-        (10, 1, 0, True),
-        (10, 10, 1, True),
-        (10, 9, 1, False),
-        (10, 10, 2, False),
-        (10, 1, -1, True),
-        (100, 7, 0.07, True),
-        (10, 3, Decimal("0.3"), True),
-        (3, 1, 1 / 3, True),
-    ],
-)
-def test_the_gate_compares_exactly(total: int, part: int, ratio: float, expected: bool):
-    assert passes(Scan(total, part), ratio) is expected
 
 
 @given(histories(repeat_ids=True), st.integers(0, 200))

@@ -23,28 +23,6 @@ def paths(messages: list[Message], **settings: object) -> list[str]:
     return [file.path for file in trusting_working_set(messages, **settings)]  # type: ignore[arg-type]
 
 
-def test_the_most_recent_read_comes_first():
-    assert paths(conversation(*(view(name, name, "x") for name in ("a", "b", "c")))) == [
-        "c",
-        "b",
-        "a",
-    ]
-
-
-def test_a_file_read_several_times_stands_once_at_its_last_place():
-    assert paths(conversation(*(view(str(n), name, "x") for n, name in enumerate("abac")))) == [
-        "c",
-        "a",
-        "b",
-    ]
-
-
-def test_reads_of_one_message_keep_their_order():
-    calls = assistant(*(tool_use(name, "read_file", {"path": name}) for name in ("a", "b")))
-
-    assert paths([calls]) == ["b", "a"]
-
-
 def test_spellings_that_mean_the_same_are_one_file_shown_as_it_was_spelled_last():
     history = conversation(
         *(view(str(n), path, "x") for n, path in enumerate(("a.py", "./a.py", "/w/sub/../a.py")))

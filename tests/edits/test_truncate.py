@@ -268,12 +268,6 @@ def test_without_a_call_in_the_middle_nothing_changes():
     assert [part.message for part in result.parts] == history
 
 
-def test_a_pair_across_either_edge_is_kept_whole():
-    history = conversation(user("go"), step("t1"), step("t2"), step("t3"), user("next"))
-
-    assert filtered(history, range(2, 6)) == [*history[:3], *history[5:]]
-
-
 def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch():
     calls = assistant(
         "look", tool_use("b1"), tool_use("v1", "read_file", {"path": "a.py"}), tool_use("b2")
@@ -289,14 +283,6 @@ def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch():
         user(tool_result("v1", "x = 1"), text("and now?")),
         assistant("done"),
     )
-
-
-def test_failed_calls_go_as_well():
-    history = conversation(
-        user("go"), assistant(tool_use("t1")), user(tool_result("t1", "boom", is_error=True))
-    )
-
-    assert filtered([*history, assistant("sorry")], range(1, 3)) == [user("go"), assistant("sorry")]
 
 
 def test_what_a_user_wrote_beside_a_result_joins_the_message_before():

@@ -52,7 +52,7 @@ def folded(path: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_source_yields_its_names_and_their_lines(path: Path) -> None:
+def test_a_source_yields_its_names_and_their_lines(path: Path):
     expected = path.with_name(f"{path.name}.names").read_text("utf-8")
 
     assert outline(path.name, path.read_text("utf-8")) + "\n" == expected
@@ -61,14 +61,14 @@ def test_a_source_yields_its_names_and_their_lines(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", [path for path in FILES if path.stem.lower() != "forms"], ids=lambda path: path.name
 )
-def test_a_folded_source_is_at_most_a_fifth_as_long(path: Path) -> None:
+def test_a_folded_source_is_at_most_a_fifth_as_long(path: Path):
     text = path.read_text("utf-8")
 
     assert len(folded(path.name, text)) <= len(text) / 5
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_line_of_a_source_stands_in_its_folded_text(path: Path) -> None:
+def test_no_line_of_a_source_stands_in_its_folded_text(path: Path):
     text = path.read_text("utf-8")
     lines = {
         line.strip()
@@ -98,11 +98,11 @@ type Alias = list[int]
 """
 
 
-def test_what_stands_within_a_function_of_python_is_left_out() -> None:
+def test_what_stands_within_a_function_of_python_is_left_out():
     assert outline("a.py", PYTHON) == "3 | class A\n5 | m\n10 | p\n12 | f\n13 | type Alias"
 
 
-def test_the_sources_cover_every_language() -> None:
+def test_the_sources_cover_every_language():
     covered = [language_of(path) for path in ("a.py", *(file.name for file in FILES))]
 
     assert {language.name for language in covered if language} == {
@@ -122,7 +122,7 @@ def is_known(kind: str, language: Language) -> bool:
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
-def test_the_parser_knows_every_kind_in_the_table(language: Language) -> None:
+def test_the_parser_knows_every_kind_in_the_table(language: Language):
     kinds = {kind for kind, _ in language.kinds()}
     kinds |= {
         *language.names,
@@ -140,7 +140,7 @@ def test_the_parser_knows_every_kind_in_the_table(language: Language) -> None:
     assert {kind for kind in kinds if not is_known(kind, language)} == set()
 
 
-def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language() -> None:
+def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language():
     kinds = {*STEPS, *(kind for language in LANGUAGES for kind in language.named_by)}
 
     assert {
@@ -148,7 +148,7 @@ def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language() ->
     } == set()
 
 
-def test_no_extension_belongs_to_two_languages() -> None:
+def test_no_extension_belongs_to_two_languages():
     extensions = [extension for language in LANGUAGES for extension in language.extensions.split()]
 
     assert len(extensions) == len(set(extensions))
@@ -157,11 +157,11 @@ def test_no_extension_belongs_to_two_languages() -> None:
 @pytest.mark.parametrize(
     "path", ["notes.txt", "data.json", "Makefile", "py", "src.py/README", "a.", ""]
 )
-def test_any_other_file_has_no_language(path: str) -> None:
+def test_any_other_file_has_no_language(path: str):
     assert definitions(path, "def f(): pass") is None
 
 
-def test_the_extension_may_be_in_capitals() -> None:
+def test_the_extension_may_be_in_capitals():
     assert names("/x/A.PY", "def f(): pass") == ["f"]
 
 
@@ -189,13 +189,13 @@ def test_the_extension_may_be_in_capitals() -> None:
         ),
     ],
 )
-def test_broken_syntax_yields_what_can_be_read(path: str, source: str, expected: list[str]) -> None:
+def test_broken_syntax_yields_what_can_be_read(path: str, source: str, expected: list[str]):
     found = names(path, source)
 
     assert [name for name in expected if name in found] == expected
 
 
-def test_the_types_of_flow_do_not_hide_what_a_script_defines() -> None:
+def test_the_types_of_flow_do_not_hide_what_a_script_defines():
     types = "// @flow\nexport type T = {| a: ?string |};\n"
     source = (
         types + "class A {\n  m(x: ?number): Map<string, T> {\n  }\n}\nfunction f(a: T): void {}\n"
@@ -205,7 +205,7 @@ def test_the_types_of_flow_do_not_hide_what_a_script_defines() -> None:
 
 
 @pytest.mark.parametrize("export", ["class {} A : public B", "struct {} A final"])
-def test_macros_do_not_hide_what_cpp_defines(export: str) -> None:
+def test_macros_do_not_hide_what_cpp_defines(export: str):
     head = export.format("MY_EXPORT(1)")
     body = "  MY_INLINE void m() MY_NOEXCEPT { return; }\n};\n"
     source = f"MY_BEGIN\n#if X\n{head} {{\n#else\nclass A {{\n#endif\n{body}MY_END\n"
@@ -213,7 +213,7 @@ def test_macros_do_not_hide_what_cpp_defines(export: str) -> None:
     assert {"A", "m"} <= set(names("a.cpp", source))
 
 
-def test_macros_do_not_hide_what_c_defines() -> None:
+def test_macros_do_not_hide_what_c_defines():
     source = (
         "MY_INTERNAL int\nset(struct a *x, int y)\n{\n    return 1;\n}\n\nMY_API PyObject *\n"
         "get(void)\n{\n}\n"
@@ -222,7 +222,7 @@ def test_macros_do_not_hide_what_c_defines() -> None:
     assert names("a.c", source) == ["set", "get"]
 
 
-def test_blanking_never_costs_a_name_that_is_there_without() -> None:
+def test_blanking_never_costs_a_name_that_is_there_without():
     source = (
         "#if A\nint one(void) "
         "{\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
@@ -232,7 +232,7 @@ def test_blanking_never_costs_a_name_that_is_there_without() -> None:
 
 
 @given(st.text(alphabet="#if endAB_(){};\\\n \tclassx:", max_size=200))
-def test_without_macros_every_character_keeps_its_place(source: str) -> None:
+def test_without_macros_every_character_keeps_its_place(source: str):
     blanked = without_macros(source)
 
     assert len(blanked) == len(source)
@@ -247,7 +247,7 @@ def test_without_macros_every_character_keeps_its_place(source: str) -> None:
     ["", "\n\n", "\0" * 20, "x = '\ud800'\ndef f(): pass\n", "\ufeffdef f(): pass", "\r\n\r\n"],
 )
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
-def test_no_text_is_too_odd(language: Language, source: str) -> None:
+def test_no_text_is_too_odd(language: Language, source: str):
     assert definitions(f"a.{language.extensions.split()[0]}", source) is not None
 
 
@@ -265,20 +265,20 @@ def test_no_text_is_too_odd(language: Language, source: str) -> None:
         max_size=60,
     ),
 )
-def test_no_soup_of_words_makes_it_raise(extension: str, words: list[str]) -> None:
+def test_no_soup_of_words_makes_it_raise(extension: str, words: list[str]):
     source = " ".join(words)
 
     for definition in definitions(f"a.{extension}", source) or ():
         assert 1 <= definition.line <= source.count("\n") + 1
 
 
-def test_a_minified_line_is_passed_over_and_the_others_keep_their_numbers() -> None:
+def test_a_minified_line_is_passed_over_and_the_others_keep_their_numbers():
     source = f"function first() {{}}\n{'function a(){};' * 1000}\nfunction last() {{}}\n"
 
     assert outline("a.js", source) == "1 | first\n3 | last"
 
 
-def test_batches_make_up_the_definitions_of_each_file_in_order() -> None:
+def test_batches_make_up_the_definitions_of_each_file_in_order():
     long = "".join(f"def f{number}(): pass\n" for number in range(1234))
     files = {"long.py": long, "a.txt": long, "a.js": "function g() {}"}
 
@@ -302,13 +302,13 @@ CODE = ["class A:", "    def m(self):", "        return 1", "", "def f():", "   
 @pytest.mark.parametrize(
     "form", ["{:6d}\t{}", "{:6d}→{}", "{}:{}", "{}: {}", "{:05d}| {}", "{:4d}|{}", "{:4d} │ {}"]
 )
-def test_line_numbers_of_a_view_are_stripped_and_become_the_lines(form: str) -> None:
+def test_line_numbers_of_a_view_are_stripped_and_become_the_lines(form: str):
     view = "\n".join(form.format(number, line) for number, line in enumerate(CODE, 118))
 
     assert outline("a.py", view) == "118 | class A\n119 | m\n122 | f"
 
 
-def test_remarks_around_a_numbered_view_are_no_code() -> None:
+def test_remarks_around_a_numbered_view_are_no_code():
     view = (
         "<file>\n"
         + "\n".join(f"{n}: {line}" for n, line in enumerate(CODE, 1))
@@ -318,7 +318,7 @@ def test_remarks_around_a_numbered_view_are_no_code() -> None:
     assert outline("a.py", view) == "1 | class A\n2 | m\n5 | f"
 
 
-def test_a_view_that_tells_only_its_first_line_has_the_lines_of_the_file() -> None:
+def test_a_view_that_tells_only_its_first_line_has_the_lines_of_the_file():
     text = "\n".join(CODE)
 
     assert (
@@ -326,14 +326,14 @@ def test_a_view_that_tells_only_its_first_line_has_the_lines_of_the_file() -> No
     )
 
 
-def test_what_codex_puts_before_an_output_moves_no_line() -> None:
+def test_what_codex_puts_before_an_output_moves_no_line():
     text = "\n".join(CODE)
     head = "Chunk ID: 1\nWall time: 0.1 seconds\nProcess exited with code 0\nOutput:\n"
 
     assert outline("a.py", head + text) == "1 | class A\n2 | m\n5 | f"
 
 
-def test_blank_lines_that_nl_leaves_unnumbered_do_no_harm() -> None:
+def test_blank_lines_that_nl_leaves_unnumbered_do_no_harm():
     assert (
         outline("a.py", "     1\tdef f():\n     2\t    pass\n       \n     3\tdef g(): pass\n")
         == "1 | f\n3 | g"
@@ -350,7 +350,7 @@ def test_blank_lines_that_nl_leaves_unnumbered_do_no_harm() -> None:
         "",
     ],
 )
-def test_what_only_looks_like_line_numbers_stays(text: str) -> None:
+def test_what_only_looks_like_line_numbers_stays(text: str):
     assert without_gutter(text) == (text, [])
 
 
@@ -407,17 +407,17 @@ METHODS = """\
         ("A.java", METHODS),
     ],
 )
-def test_a_view_may_begin_in_the_middle(path: str, view: str) -> None:
+def test_a_view_may_begin_in_the_middle(path: str, view: str):
     assert names(path, view) == ["one", "two"]
 
 
-def test_a_view_may_begin_in_an_interface_of_go() -> None:
+def test_a_view_may_begin_in_an_interface_of_go():
     view = "\t// What one does.\n\tOne(x int) (bool, error)\n\n\tTwo()\n}\n\nfunc Three() {\n}\n"
 
     assert names("a.go", view) == ["One", "Two", "Three"]
 
 
-def test_the_calls_of_a_view_that_begins_in_the_middle_are_no_methods() -> None:
+def test_the_calls_of_a_view_that_begins_in_the_middle_are_no_methods():
     view = (
         "    } else if (isList(a)) {\n      die(28)\n      return check(a)\n    "
         "}\n  }\n\n  one(): void {\n  }\n}\n"
@@ -441,9 +441,7 @@ def found(draw: st.DrawFn) -> list[Definition]:
 
 
 @given(found(), st.integers(0, 300))
-def test_merging_loses_no_name_and_puts_none_elsewhere(
-    definitions: list[Definition], span: int
-) -> None:
+def test_merging_loses_no_name_and_puts_none_elsewhere(definitions: list[Definition], span: int):
     sections = merge_functions(definitions, span)
 
     assert {name for section in sections for name in section.names} == {
@@ -455,20 +453,9 @@ def test_merging_loses_no_name_and_puts_none_elsewhere(
 
 
 @given(found(), st.integers(0, 300))
-def test_classes_interfaces_and_types_stand_alone(definitions: list[Definition], span: int) -> None:
-    alone = [
-        section for section in merge_functions(definitions, span) if section.type != "functions"
-    ]
-
-    assert [(each.type, each.names, each.start_line) for each in alone] == [
-        (each.type, (each.name,), each.line) for each in definitions if each.type != "function"
-    ]
-
-
-@given(found(), st.integers(0, 300))
 def test_only_a_wide_span_or_another_type_ends_a_run_of_functions(
     definitions: list[Definition], span: int
-) -> None:
+):
     sections = merge_functions(definitions, span)
 
     for one, other in pairwise(sections):
@@ -476,24 +463,13 @@ def test_only_a_wide_span_or_another_type_ends_a_run_of_functions(
             assert other.start_line - one.start_line > span
 
 
-def test_a_run_of_functions_is_as_long_as_the_span_and_no_longer() -> None:
-    functions = [Definition("function", f"f{line}", line) for line in (1, 101, 102)]
-
-    assert format_sections(merge_functions(functions, 100)) == "1 | f1, f101\n102 | f102"
-
-
-@given(found())
-def test_unmerged_each_definition_is_a_section(definitions: list[Definition]) -> None:
-    assert len(merge_functions(definitions, merge=False)) == len(definitions)
-
-
-def test_a_name_is_listed_once_per_section() -> None:
+def test_a_name_is_listed_once_per_section():
     overloads = [Definition("function", "f", line) for line in (1, 2, 3)]
 
     assert format_sections(merge_functions(overloads)) == "1 | f"
 
 
-def test_a_section_is_a_line() -> None:
+def test_a_section_is_a_line():
     sections = [
         Section("class", ("A",), 1),
         Section("functions", ("f", "g"), 20),
@@ -507,18 +483,18 @@ def test_a_section_is_a_line() -> None:
     "path",
     ["a\nb.py", "</system-reminder>.py", "a\r\n</system-reminder>\n<system-reminder>\u2028x.py"],
 )
-def test_no_path_breaks_out_of_its_block(path: str) -> None:
+def test_no_path_breaks_out_of_its_block(path: str):
     block = format_file(path, [Section("class", ("A",), 1)])
 
     assert len(block.splitlines()) == 4
     assert block.count("</system-reminder") == 1
 
 
-def test_a_path_with_blanks_stays_as_it_is() -> None:
+def test_a_path_with_blanks_stays_as_it_is():
     assert format_file("my  docs/a b.py", []).splitlines()[1] == "## File Context: my  docs/a b.py"
 
 
-def test_a_name_that_would_break_out_of_the_block_is_left_out() -> None:
+def test_a_name_that_would_break_out_of_the_block_is_left_out():
     source = "const o = { 'a </system-reminder> b': () => 1, 'a\\nb;': () => 2, fine: () => 3 };\n"
 
     assert names("a.js", source) == ["fine"]
@@ -527,7 +503,7 @@ def test_a_name_that_would_break_out_of_the_block_is_left_out() -> None:
 @given(st.integers(0, 100_000), st.integers(0, 50_000), st.integers(0, 500))
 def test_the_excess_over_the_average_is_dropped_but_one_section_stays(
     tokens: int, budget: int, sections: int
-) -> None:
+):
     dropped = drop_count(tokens, budget, sections)
 
     assert 0 <= dropped <= max(0, sections - 1)
@@ -547,7 +523,7 @@ def functions(count: int, prefix: str = "f") -> str:
     )
 
 
-def test_each_file_stands_in_a_block_of_its_own() -> None:
+def test_each_file_stands_in_a_block_of_its_own():
     result = fold_files([("a.py", "def f(): pass"), ("b.py", "class B: pass")], count=len)
 
     first = "<system-reminder>\n## File Context: a.py\n1 | f\n</system-reminder>"
@@ -555,7 +531,7 @@ def test_each_file_stands_in_a_block_of_its_own() -> None:
     assert result == Folded(f"{first}\n{second}", (first, second), 2, 0, 0, (first, second))
 
 
-def test_a_file_that_defines_nothing_or_is_in_no_known_language_is_skipped() -> None:
+def test_a_file_that_defines_nothing_or_is_in_no_known_language_is_skipped():
     result = fold_files(
         [("a.py", "x = 1\n"), ("b.py", "def b(): pass\n"), ("c.txt", "def c(): pass")], count=len
     )
@@ -568,11 +544,7 @@ def uncounted(text: str) -> int:
     raise AssertionError(f"counted: {text}")
 
 
-def test_no_files_are_no_text_and_nothing_is_counted() -> None:
-    assert fold_files([], count=uncounted) == Folded("", (), 0, 0, 0, ())
-
-
-def test_no_signature_and_no_body_are_shown() -> None:
+def test_no_signature_and_no_body_are_shown():
     source = (
         "class A(Base):\n    limit: int = 3\n    def one(self, argument: int) -> Result:\n        "
         "return secret()\n"
@@ -583,7 +555,7 @@ def test_no_signature_and_no_body_are_shown() -> None:
     assert not re.search(r"Base|limit|self|argument|int|Result|secret|\(|:\n", text)
 
 
-def test_the_budget_is_for_all_files_together_and_counted_once() -> None:
+def test_the_budget_is_for_all_files_together_and_counted_once():
     files = [("a.py", functions(30)), ("b.py", functions(30, "g"))]
     counted: list[str] = []
 
@@ -599,20 +571,20 @@ def test_the_budget_is_for_all_files_together_and_counted_once() -> None:
     assert result.content.count(" | ") == 30
 
 
-def test_a_count_equal_to_the_budget_drops_nothing() -> None:
+def test_a_count_equal_to_the_budget_drops_nothing():
     assert (
         fold_files([("a.py", functions(3))], max_tokens=7, count=lambda _: 7).sections_dropped == 0
     )
 
 
-def test_without_a_budget_nothing_is_dropped_and_nothing_counted() -> None:
+def test_without_a_budget_nothing_is_dropped_and_nothing_counted():
     assert (
         fold_files([("a.py", functions(300))], max_tokens=None, count=uncounted).sections_dropped
         == 0
     )
 
 
-def test_what_is_dropped_depends_on_the_content_alone() -> None:
+def test_what_is_dropped_depends_on_the_content_alone():
     files = [("a.py", functions(40)), ("b.py", functions(40, "g"))]
 
     one, other = (
@@ -623,7 +595,7 @@ def test_what_is_dropped_depends_on_the_content_alone() -> None:
     assert one.sections_dropped > 0
 
 
-def test_the_choice_can_be_given_a_generator() -> None:
+def test_the_choice_can_be_given_a_generator():
     def content(seed: int) -> str:
         rng = random.Random(seed)
         return fold_files(
@@ -634,7 +606,7 @@ def test_the_choice_can_be_given_a_generator() -> None:
     assert len({content(seed) for seed in range(5)}) > 1
 
 
-def test_a_file_that_loses_every_section_is_still_named() -> None:
+def test_a_file_that_loses_every_section_is_still_named():
     outlines = [(f"{number}.py", [Section("functions", (f"f{number}",), 1)]) for number in range(9)]
 
     result = fold_outlines(outlines, max_tokens=1, count=lambda _: 100)
@@ -645,7 +617,7 @@ def test_a_file_that_loses_every_section_is_still_named() -> None:
     assert result.content.count("## File Context: ") == 9
 
 
-def test_every_section_is_dropped_as_often_as_any_other() -> None:
+def test_every_section_is_dropped_as_often_as_any_other():
     kept = dict.fromkeys(range(10), 0)
     outlines = [("a.py", [Section("functions", (f"f{number}",), number) for number in range(10)])]
     for seed in range(400):

@@ -52,11 +52,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 # What comes back ----------------------------------------------------------------------------------
 
 
-async def test_each_file_comes_back_as_its_block() -> None:
+async def test_each_file_comes_back_as_its_block():
     assert await Folder().fold(FILES) == list(fold_files(FILES).folded)
 
 
-async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none() -> None:
+async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none():
     files = [
         ("a.txt", "def f(): pass\n" * 50),
         ("a.py", "x = 1\n" * 50),
@@ -73,18 +73,18 @@ async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none() -> 
     ]
 
 
-async def test_a_block_as_long_as_its_file_comes_back_as_none() -> None:
+async def test_a_block_as_long_as_its_file_comes_back_as_none():
     block = format_file("e.py", [Section("functions", ("b",), 1)])
     as_long = "def b(): pass".ljust(len(block), "\n")
 
     assert await Folder().fold([("e.py", as_long), ("e.py", f"{as_long}\n")]) == [None, block]
 
 
-async def test_no_files_are_no_texts() -> None:
+async def test_no_files_are_no_texts():
     assert await Folder().fold([]) == []
 
 
-async def test_the_same_text_may_stand_under_two_paths_and_in_two_languages() -> None:
+async def test_the_same_text_may_stand_under_two_paths_and_in_two_languages():
     text = "class A {\n  m() {\n    return 'a text that is long enough';\n  }\n}\n" * 3
 
     one, other, script = await Folder().fold([("a.js", text), ("b.js", text), ("b.php", text)])
@@ -94,7 +94,7 @@ async def test_the_same_text_may_stand_under_two_paths_and_in_two_languages() ->
     assert ("2 | m" in one, "2 | m" in (script or "")) == (True, False)
 
 
-async def test_the_budget_is_for_all_files_together() -> None:
+async def test_the_budget_is_for_all_files_together():
     files = [("a.py", functions(40)), ("b.py", functions(40, "g"))]
     folder = Folder(max_tokens=126, merge_functions=False)
 
@@ -103,7 +103,7 @@ async def test_the_budget_is_for_all_files_together() -> None:
     assert sum(text.count(" | ") for text in texts if text) == 40  # 252 words, twice too many
 
 
-async def test_the_folders_own_counter_counts_where_none_is_given() -> None:
+async def test_the_folders_own_counter_counts_where_none_is_given():
     counter = TokenCounter(len)
     files = [("a.py", functions(40))]
 
@@ -114,7 +114,7 @@ async def test_the_folders_own_counter_counts_where_none_is_given() -> None:
     assert counter.encoded_chars == len(fold_files(files, merge_functions=False).content)
 
 
-async def test_without_a_limit_nothing_is_counted() -> None:
+async def test_without_a_limit_nothing_is_counted():
     counter = TokenCounter(len)
 
     await Folder(max_tokens=None, counter=counter).fold([("a.py", functions(40))])
@@ -122,7 +122,7 @@ async def test_without_a_limit_nothing_is_counted() -> None:
     assert counter.encoded_chars == 0
 
 
-async def test_options_are_those_of_the_function() -> None:
+async def test_options_are_those_of_the_function():
     files = [("a.py", functions(80))]
 
     assert await Folder(merge_functions=False).fold(files) == list(
@@ -136,7 +136,7 @@ async def test_options_are_those_of_the_function() -> None:
 # The worker process -------------------------------------------------------------------------------
 
 
-async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptureFixture):
     odd = [("a.py", "def f():\n    return '\ud800 é \u2028'\n" * 9)]
 
     texts = await Folder().fold([*FILES, *odd])
@@ -147,7 +147,7 @@ async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptur
 
 async def test_all_files_go_to_one_worker_whatever_their_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     monkeypatch.setattr(
         sys, "executable", executable(tmp_path / "python", f'echo "$$" >> {tmp_path}/ran; exit 1')
     )
@@ -161,7 +161,7 @@ async def test_all_files_go_to_one_worker_whatever_their_size(
 
 async def test_no_process_is_started_for_what_is_no_source(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"touch {tmp_path}/ran"))
 
     assert await Folder().fold([("a.txt", "def f(): pass\n" * 50)]) == [None]
@@ -175,7 +175,7 @@ async def test_no_process_is_started_for_what_is_no_source(
 )
 async def test_no_source_is_parsed_in_this_process(
     extension: str, unit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     def parse(*_: object) -> None:
         raise AssertionError("the parser holds the interpreter")
 
@@ -190,7 +190,7 @@ async def test_no_source_is_parsed_in_this_process(
 
 async def test_a_text_is_read_once_whoever_asks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     first = await Folder().fold(FILES)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
@@ -208,7 +208,7 @@ async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
-) -> None:
+):
     python = executable(tmp_path / "python", script) if script else "/no/such/python"
     monkeypatch.setattr(sys, "executable", python)
 
@@ -222,7 +222,7 @@ async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
 @pytest.mark.parametrize("end", ["exit 1", "kill -9 $$", "exec sleep 60"])
 async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_tried_again(
     end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+):
     files = [("first.py", functions(9)), ("bad.py", functions(8)), ("last.py", functions(7))]
     reply = 'echo ready; echo \'[["function", "f", 1]]\'; echo null'
     with monkeypatch.context() as patched:
@@ -240,7 +240,7 @@ async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_t
 
 async def test_a_cancelled_fold_leaves_no_process_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     pid = tmp_path / "pid"
     monkeypatch.setattr(
         sys, "executable", executable(tmp_path / "python", f"echo $$ > {pid}; exec sleep 60")
@@ -267,7 +267,7 @@ print(anyio.run(Folder().fold, [("a.py", text)])[0].splitlines()[2])
 """
 
 
-def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_runs_once(tmp_path: Path):
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(SCRIPT)
 
@@ -279,7 +279,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert log.read_text() == "ran "
 
 
-def test_no_module_in_the_current_folder_is_run(tmp_path: Path) -> None:
+def test_no_module_in_the_current_folder_is_run(tmp_path: Path):
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(SCRIPT)
     repository = tmp_path / "repository"

@@ -48,7 +48,7 @@ def paths_of(name: str, given: dict[str, object]) -> dict[str, bool]:
 )
 def test_paths_are_found_under_the_names_that_arguments_have(
     name: str, arguments: dict[str, object], expected: dict[str, bool]
-) -> None:
+):
     assert paths_of(name, arguments) == expected
 
 
@@ -66,16 +66,16 @@ def test_paths_are_found_under_the_names_that_arguments_have(
 )
 def test_a_shell_command_names_files_but_its_documents_do_not(
     command: str, expected: dict[str, bool]
-) -> None:
+):
     assert paths_of("bash", {"command": command}) == expected
 
 
-def test_a_command_of_one_endless_word_names_no_file_and_keeps_nobody_waiting() -> None:
+def test_a_command_of_one_endless_word_names_no_file_and_keeps_nobody_waiting():
     # In quadratic time, as it once was read, this took minutes.
     assert paths_of("bash", {"command": f"echo {'a' * 1_000_000} > out.txt"}) == {"out.txt": True}
 
 
-def test_the_path_touched_last_comes_last_and_once_written_stays_written() -> None:
+def test_the_path_touched_last_comes_last_and_once_written_stays_written():
     history = conversation(
         step("1", "Write", {"file_path": "a.py"}),
         step("2", "Read", {"file_path": "b.py"}),
@@ -85,7 +85,7 @@ def test_the_path_touched_last_comes_last_and_once_written_stays_written() -> No
     assert list(touched_paths(history).items()) == [("b.py", False), ("a.py", True)]
 
 
-def test_a_command_is_told_with_how_it_ended() -> None:
+def test_a_command_is_told_with_how_it_ended():
     history = conversation(
         step("1", "bash", {"command": "make"}, "Traceback (most recent call last):\n..."),
         [
@@ -104,21 +104,21 @@ def test_a_command_is_told_with_how_it_ended() -> None:
     assert commands(history)[1] == Command("git status", False, "clean")
 
 
-def test_a_failure_that_is_told_before_a_long_output_is_a_failure() -> None:
+def test_a_failure_that_is_told_before_a_long_output_is_a_failure():
     said = "Wall time: 1 seconds\nProcess exited with code 1\nOutput:\n" + "line\n" * 1000
     history = step("1", "exec_command", {"cmd": "make"}, said)
 
     assert [command.failed for command in commands(history)] == [True]
 
 
-def test_several_command_lines_of_one_call_are_told_together() -> None:
+def test_several_command_lines_of_one_call_are_told_together():
     history = step("1", "shell_call", {"commands": ["make", "cat src/a.py"]})
 
     assert [command.text for command in commands(history)] == ["make\ncat src/a.py"]
     assert touched_paths(history) == {"src/a.py": False}
 
 
-def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before() -> None:
+def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before():
     history = [
         user("Look at PROJ-17, #42 and user anna_lee_3817."),
         *step("1", "bash", {"command": "git log"}, "28c304f6 first\n4afd4e47 second"),
@@ -130,7 +130,7 @@ def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before() -> N
 
 
 @given(histories(repeat_ids=True))
-def test_every_history_can_be_read(history: list[Message]) -> None:
+def test_every_history_can_be_read(history: list[Message]):
     assert all(touched_paths(history))
     assert len(commands(history)) <= len(list(tool_calls(history)))
     assert identifiers(history) == identifiers(list(history))

@@ -377,7 +377,7 @@ IN_ANOTHER_FORM: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", IN_ANOTHER_FORM)
-def test_a_value_says_the_same_as_what_a_journal_gives_back_for_it(name: str) -> None:
+def test_a_value_says_the_same_as_what_a_journal_gives_back_for_it(name: str):
     message = assistant(tool_use("t", given={"v": IN_ANOTHER_FORM[name]}))
     back = json.loads(compact_json(message))
 
@@ -399,7 +399,7 @@ def test_a_value_says_the_same_as_what_a_journal_gives_back_for_it(name: str) ->
         ((), None),
     ],
 )
-def test_another_value_says_something_else(one: Any, other: Any) -> None:
+def test_another_value_says_something_else(one: Any, other: Any):
     message, changed = (assistant(tool_use("t", given={"v": value})) for value in (one, other))
 
     assert not says_the_same(message, changed)
@@ -407,7 +407,7 @@ def test_another_value_says_something_else(one: Any, other: Any) -> None:
     assert digest(message) != digest(changed)
 
 
-def test_a_set_says_the_same_in_every_process() -> None:
+def test_a_set_says_the_same_in_every_process():
     code = (
         "from ctxpipe.messages.identity import digest; "
         "names = {f'name {i}' for i in range(40)}; "

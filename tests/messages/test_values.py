@@ -138,7 +138,7 @@ DEEP: dict[str, Callable[[int], list[Message]]] = {
 )
 async def test_no_depth_that_can_be_sent_costs_a_turn(
     levels: int, kind_of_block: str, tmp_path: Path
-) -> None:
+):
     history = DEEP[kind_of_block](levels)
     before = as_json(history)
     pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
@@ -159,7 +159,7 @@ async def test_no_depth_that_can_be_sent_costs_a_turn(
 @pytest.mark.parametrize("kind_of_block", DEEP)
 async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
     stage: int, kind_of_block: str, tmp_path: Path
-) -> None:
+):
     history = DEEP[kind_of_block](900)
     pipeline = ContextPipeline([stages(tmp_path)[stage]], budget=Budget(window=4_000))
 
@@ -176,7 +176,7 @@ async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
     assert result.reports[0].outcome is Outcome.CHANGED
 
 
-async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is() -> None:
+async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is():
     history = DEEP["an unknown block"](990)
 
     result = await ContextPipeline([]).session("s").run(history)
@@ -188,7 +188,7 @@ async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is() -> Non
 @pytest.mark.parametrize("kind_of_block", DEEP)
 async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
     levels: int, kind_of_block: str
-) -> None:
+):
     history = DEEP[kind_of_block](levels)
 
     words = r"message \d, block \d: it holds values nested more than 1,000 levels deep"
@@ -196,12 +196,12 @@ async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
         await ContextPipeline([]).session("s").run(history)
 
 
-def test_as_many_levels_as_allowed_can_be_sent_and_one_more_cannot() -> None:
+def test_as_many_levels_as_allowed_can_be_sent_and_one_more_cannot():
     assert not encoding_fault(mappings(MAX_DEPTH))
     assert encoding_fault(mappings(MAX_DEPTH + 1)) == "values nested more than 1,000 levels deep"
 
 
-async def test_a_value_that_holds_itself_is_refused() -> None:
+async def test_a_value_that_holds_itself_is_refused():
     value: dict[str, Any] = {}
     value["self"] = [value, value]
 
@@ -211,7 +211,7 @@ async def test_a_value_that_holds_itself_is_refused() -> None:
         )
 
 
-async def test_a_model_of_the_sdk_that_cannot_be_sent_is_refused() -> None:
+async def test_a_model_of_the_sdk_that_cannot_be_sent_is_refused():
     made = ToolUseBlock.model_construct(
         type="tool_use", id="a", name="x", input={"q": mappings(500)}
     )
@@ -241,7 +241,7 @@ JSON = st.recursive(
 @given(JSON, st.sampled_from([None, 2]), st.booleans())
 def test_deep_values_are_written_as_the_encoder_writes_shallow_ones(
     value: Any, indent: int | None, ensure_ascii: bool
-) -> None:
+):
     wrapped = value
     for _ in range(800):
         wrapped = [wrapped]
@@ -259,7 +259,7 @@ async def _deep_in_the_stack(act: Callable[[], str], frames: int = 300) -> str:
     return await _deep_in_the_stack(act, frames - 1) if frames else act()
 
 
-def test_the_lines_of_deep_values_are_indented_by_their_level() -> None:
+def test_the_lines_of_deep_values_are_indented_by_their_level():
     value = both(990)
 
     lines = as_json(value, indent=1).splitlines()
@@ -270,7 +270,7 @@ def test_the_lines_of_deep_values_are_indented_by_their_level() -> None:
 
 
 @given(JSON)
-def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value: Any) -> None:
+def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value: Any):
     same = rebuilt(value, lambda item: item)
 
     assert same == value
@@ -278,7 +278,7 @@ def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value
     assert list(strings(value)) == list(strings(same))
 
 
-def test_deep_values_are_compared_by_what_they_say() -> None:
+def test_deep_values_are_compared_by_what_they_say():
     assert is_equal(both(990), both(990))
     assert not is_equal(
         both(990), {**both(990), "c": 1} if isinstance(both(990), dict) else [*both(990), 1]
@@ -318,7 +318,7 @@ SENT: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_a_value_is_encoded_as_the_client_encodes_it(name: str) -> None:
+def test_a_value_is_encoded_as_the_client_encodes_it(name: str):
     from anthropic._utils._json import openapi_dumps
 
     value, expected = SENT[name]
@@ -336,9 +336,7 @@ def test_a_value_is_encoded_as_the_client_encodes_it(name: str) -> None:
         ("a result", "a set"),
     ],
 )
-async def test_no_stage_fails_for_what_the_client_sends(
-    name: str, where: str, tmp_path: Path
-) -> None:
+async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, tmp_path: Path):
     value = SENT[name][0]
     made: dict[str, Any] = {
         "an input": tool_use("d", "write", {"when": value, "text": LONG}),
@@ -361,7 +359,7 @@ async def test_no_stage_fails_for_what_the_client_sends(
         assert [report.reason for report in result.reports if report.error is not None] == []
 
 
-async def test_an_archive_holds_what_was_sent(tmp_path: Path) -> None:
+async def test_an_archive_holds_what_was_sent(tmp_path: Path):
     storage = LocalStorage(tmp_path, redact=lambda words: words)
     values = {name: value for name, (value, _) in SENT.items()}
     history = conversation(tool_use("d", "x", copy.copy(values)))
@@ -376,7 +374,7 @@ async def test_an_archive_holds_what_was_sent(tmp_path: Path) -> None:
     }
 
 
-async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Path) -> None:
+async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Path):
     picture = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": Path("a.png")},
@@ -391,7 +389,7 @@ async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Pa
     assert cast("Any", result.messages[0]["content"])[1] == picture
 
 
-def test_the_limit_is_where_the_encoder_of_the_oldest_python_gives_up() -> None:
+def test_the_limit_is_where_the_encoder_of_the_oldest_python_gives_up():
     # Since 3.12 it goes deeper. One limit for all: what one of them has written, the others send.
     gives_up = sys.version_info < (3, 12)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import Preview, SettingsError
+from ctxpipe import Preview
 from ctxpipe.placeholders.placeholders import (
     BATCH,
     DIRECT,
@@ -69,15 +69,6 @@ def test_a_preview_shows_whole_characters_and_says_how_many_are_missing(
         assert shown.endswith(f"]\n{text[len(text) - tail :]}")
     else:
         assert len(text) <= head + tail
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [({"head": -1}, "head"), ({"tail": "9"}, "tail"), ({"head": True}, "head")],
-)
-def test_a_preview_of_a_nonsensical_size_is_refused_by_name(settings: dict[str, int], name: str):
-    with pytest.raises(SettingsError, match=f"{name} of a Preview is"):
-        Preview(**settings)
 
 
 # Recognised ---------------------------------------------------------------------------------------

@@ -188,21 +188,6 @@ FAILURES: Mapping[str, Reply] = {
 }
 
 
-async def test_over_500_turns_each_is_a_byte_prefix_of_the_next_and_rewrites_come_in_batches(
-    tmp_path: Path,
-):
-    session, history, before, rewrites = four(tmp_path).session("s"), [user("go")], list[str](), 0
-    for number in range(500):
-        history += step(f"t{number}", result=f"line {number}\n" * (10 if number % 5 else 60))
-        result = await session.run(history)
-        now, first = dumped(result.messages), result.first_changed_index
-        same = len(before) if first is None else min(first, len(before))
-        assert now[:same] == before[:same]
-        rewrites += first is not None and first < len(before)
-        before = now
-    assert 5 < rewrites < 75  # with that window one compaction takes thirty turns to fill it again
-
-
 async def test_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_path: Path):
     history = conversation(user("go"), step("toolu_1", result=LINES))
     contexts = []

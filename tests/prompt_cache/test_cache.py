@@ -77,7 +77,7 @@ def requests(draw: st.DrawFn) -> tuple[dict[str, Any], str, float]:
 @given(st.lists(requests(), max_size=12))
 def test_every_request_is_billed_as_by_the_second_model(
     sent: list[tuple[dict[str, Any], str, float]],
-) -> None:
+):
     now = 0.0
     meter = Meter(MODEL, COUNTER, lambda: now)
     oracle = CacheOracle(MODEL, COUNTER, lambda: now)
@@ -105,7 +105,7 @@ def test_every_request_is_billed_as_by_the_second_model(
 )
 def test_what_keeps_a_request_from_an_entry_is_named(
     marks: list[int], now: float, obstacle: str | None
-) -> None:
+):
     entry = Entry(place=5, used=0.0, seconds=300.0)
     given = [Mark(place, 300.0) for place in marks]
     cache = PrefixCache({"key of block 5": entry})
@@ -126,9 +126,9 @@ def test_what_keeps_a_request_from_an_entry_is_named(
         (None, 1024),
     ],
 )
-def test_each_model_has_its_minimum(model: str | None, tokens: int) -> None:
+def test_each_model_has_its_minimum(model: str | None, tokens: int):
     assert min_cached_tokens(model) == tokens
 
 
-def test_a_mark_lives_five_minutes_or_an_hour() -> None:
+def test_a_mark_lives_five_minutes_or_an_hour():
     assert (seconds_to_live("1h"), seconds_to_live("5m"), seconds_to_live(None)) == (3600, 300, 300)

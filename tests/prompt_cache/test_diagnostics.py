@@ -32,14 +32,14 @@ def refuse_to_count(words: str) -> int:
     raise AssertionError("nothing is to be counted")
 
 
-def test_nothing_is_read_before_a_bill_comes() -> None:
+def test_nothing_is_read_before_a_bill_comes():
     doctor = CacheDiagnostics(TokenCounter(refuse_to_count))
 
     for number in range(20):
         send(doctor, turn(number), system="Be brief.")
 
 
-def test_what_is_kept_is_bounded_however_long_a_conversation_is() -> None:
+def test_what_is_kept_is_bounded_however_long_a_conversation_is():
     doctor = CacheDiagnostics(TokenCounter(len))
     for number in range(200):
         send(doctor, turn(number), float(number))
@@ -50,14 +50,14 @@ def test_what_is_kept_is_bounded_however_long_a_conversation_is() -> None:
     assert len(doctor._waiting) <= 5
 
 
-def test_a_first_request_cannot_miss() -> None:
+def test_a_first_request_cannot_miss():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
 
     assert doctor.observe(Bill(0, 3000, 0)) == []
 
 
-def test_reading_more_than_was_predicted_is_no_miss() -> None:
+def test_reading_more_than_was_predicted_is_no_miss():
     """Another conversation with the same beginning has written it, or it lived longer."""
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
@@ -67,7 +67,7 @@ def test_reading_more_than_was_predicted_is_no_miss() -> None:
     assert doctor.observe(Bill(3000, 3000, 0)) == []
 
 
-def test_what_the_rules_do_not_predict_is_unexplained() -> None:
+def test_what_the_rules_do_not_predict_is_unexplained():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(Bill(0, 3000, 0))
@@ -78,7 +78,7 @@ def test_what_the_rules_do_not_predict_is_unexplained() -> None:
     assert (miss.cause, miss.tokens, miss.written) == (Cause.UNEXPLAINED, 3000, 3000)
 
 
-def test_what_is_unexplained_and_what_is_not_are_two_misses() -> None:
+def test_what_is_unexplained_and_what_is_not_are_two_misses():
     """After an edit what follows it is lost with reason, what precedes it is not."""
     first: Any = user(
         {"type": "text", "text": "word " * 3000, "cache_control": {"type": "ephemeral"}}
@@ -98,7 +98,7 @@ def test_what_is_unexplained_and_what_is_not_are_two_misses() -> None:
     assert explained.tokens == pytest.approx(6000, rel=0.01)
 
 
-def test_a_request_without_a_bill_is_what_the_next_is_compared_with() -> None:
+def test_a_request_without_a_bill_is_what_the_next_is_compared_with():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(Bill(0, 3000, 0))
@@ -112,13 +112,13 @@ def test_a_request_without_a_bill_is_what_the_next_is_compared_with() -> None:
     assert miss.tokens == pytest.approx(6000, rel=0.01)
 
 
-def test_a_bill_of_nothing_that_was_sent_is_nobodys() -> None:
+def test_a_bill_of_nothing_that_was_sent_is_nobodys():
     doctor = CacheDiagnostics(TokenCounter())
 
     assert doctor.observe(Bill(0, 3000, 0)) == []
 
 
-def test_a_bill_that_comes_twice_counts_once() -> None:
+def test_a_bill_that_comes_twice_counts_once():
     doctor = CacheDiagnostics(TokenCounter())
     source = send(doctor, turn(0))
     doctor.observe(Bill(0, 3000, 0), source)

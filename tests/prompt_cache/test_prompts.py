@@ -26,7 +26,7 @@ def prompt(*messages: Message, last: Prompt | None = None, **options: Any) -> Pr
 @given(histories(), histories(), st.integers(0, 9), st.booleans(), st.booleans())
 def test_what_is_taken_from_the_last_prompt_is_what_reading_it_again_gives(
     history: list[Message], more: list[Message], kept: int, is_other: bool, is_marked: bool
-) -> None:
+):
     request: dict[str, Any] = {"system": "Be brief.", "tools": [{"name": "a"}], "model": "m"}
     last = prompt(*history, **request, cache_control=MARK)
     if is_other:
@@ -39,7 +39,7 @@ def test_what_is_taken_from_the_last_prompt_is_what_reading_it_again_gives(
 
 
 @given(histories())
-def test_neither_marks_nor_the_form_of_a_text_make_another_prefix(history: list[Message]) -> None:
+def test_neither_marks_nor_the_form_of_a_text_make_another_prefix(history: list[Message]):
     marked: Any = copy.deepcopy(history)
     for message in marked:
         if isinstance(message["content"], str):
@@ -48,7 +48,7 @@ def test_neither_marks_nor_the_form_of_a_text_make_another_prefix(history: list[
     assert prompt(*marked).chain == prompt(*history).chain
 
 
-def test_the_order_of_keys_counts_in_a_tools_input_and_nowhere_else() -> None:
+def test_the_order_of_keys_counts_in_a_tools_input_and_nowhere_else():
     one = step("t", given={"a": 1, "b": 2})
     other = step("t", given={"b": 2, "a": 1})
     turned: Any = [dict(reversed(list(message.items()))) for message in one]
@@ -57,7 +57,7 @@ def test_the_order_of_keys_counts_in_a_tools_input_and_nowhere_else() -> None:
     assert prompt(*one).keys == prompt(*turned).keys
 
 
-def test_settings_count_from_their_place_in_the_hierarchy_on() -> None:
+def test_settings_count_from_their_place_in_the_hierarchy_on():
     tools = [{"name": "a"}, {"name": "b"}]
     request: dict[str, Any] = {"system": "Be brief.", "tools": tools}
     history = user("Go."), assistant("Yes."), user("More?")
@@ -76,7 +76,7 @@ def test_settings_count_from_their_place_in_the_hierarchy_on() -> None:
         assert same == [True] * blocks + [False] * (6 - blocks), name
 
 
-def test_marks_are_found_on_every_level_with_their_lifetime() -> None:
+def test_marks_are_found_on_every_level_with_their_lifetime():
     hour = {"type": "ephemeral", "ttl": "1h"}
     inner = {**text("found"), "cache_control": MARK}
     found = prompt(
@@ -91,7 +91,7 @@ def test_marks_are_found_on_every_level_with_their_lifetime() -> None:
     assert found.marks == (Mark(0, 3600.0), Mark(1, 3600.0), Mark(4, 300.0))
 
 
-def test_what_the_server_has_summarized_is_no_part_of_the_prompt() -> None:
+def test_what_the_server_has_summarized_is_no_part_of_the_prompt():
     summary = {"type": "compaction", "content": "what was before"}
     whole = prompt(user("Go."), assistant("Yes."), assistant(summary, text("So.")), user("More?"))
     rest = prompt(assistant(summary, text("So.")), user("More?"))

@@ -19,7 +19,7 @@ SMALL = sorted(TRANSCRIPTS, key=lambda path: path.stat().st_size)[:2]
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SMALL, reason="the transcripts are not here")
-async def test_causes_are_named_and_priced_on_recorded_conversations(tmp_path: Path) -> None:
+async def test_causes_are_named_and_priced_on_recorded_conversations(tmp_path: Path):
     turns = []
     for path in SMALL:
         turns += await drive_file(path, SEED, 0.4, tmp_path)

@@ -268,7 +268,7 @@ class Together:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-async def test_a_cause_is_named_and_priced_as_the_bills_differ(scene: Scene) -> None:
+async def test_a_cause_is_named_and_priced_as_the_bills_differ(scene: Scene):
     cause, detail = SCENES[scene]
     script = Together(2) if cause is Cause.CONCURRENT else None
     async with talk(script) as harmed:
@@ -282,7 +282,7 @@ async def test_a_cause_is_named_and_priced_as_the_bills_differ(scene: Scene) -> 
     assert unharmed.causes == []
 
 
-async def test_a_request_without_a_mark_pays_for_all_before_in_full() -> None:
+async def test_a_request_without_a_mark_pays_for_all_before_in_full():
     async with talk() as talking:
         del talking.request["cache_control"]
         await talking.turns(4)
@@ -294,7 +294,7 @@ async def test_a_request_without_a_mark_pays_for_all_before_in_full() -> None:
     assert "billed in full each turn" in str(talking.session.diagnostics.cache_misses[0])
 
 
-async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out() -> None:
+async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out():
     async with talk() as talking:
         del talking.request["cache_control"]
         talking.request["system"] = [{**text(words(7)), "cache_control": MARK}]
@@ -307,7 +307,7 @@ async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out() -> No
     assert found == pytest.approx(missed, rel=0.02)
 
 
-async def test_a_prompt_that_is_too_short_is_said_to_be() -> None:
+async def test_a_prompt_that_is_too_short_is_said_to_be():
     model = Model(min_cached_tokens=4096)
     async with talk(model=model) as talking:
         talking.request["model"] = "claude-opus-4-8"
@@ -320,7 +320,7 @@ async def test_a_prompt_that_is_too_short_is_said_to_be() -> None:
     assert talking.loss == pytest.approx(sum(totals[:-1]) * (PRICES.input - PRICES.read))
 
 
-async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path) -> None:
+async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path):
     async with talk() as talking:
         offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.2), keep_recent=2)
         talking.session = ContextPipeline([offload], prices=PRICES).session(
@@ -343,7 +343,7 @@ async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path) -> None:
     assert rewritten[0].tokens == pytest.approx(known, rel=0.02)
 
 
-async def test_where_the_cache_hits_nothing_is_claimed() -> None:
+async def test_where_the_cache_hits_nothing_is_claimed():
     async with talk() as talking:
         await talking.turns(12)
         talking.clock.seconds += 290
@@ -353,7 +353,7 @@ async def test_where_the_cache_hits_nothing_is_claimed() -> None:
     assert talking.session.diagnostics.cache_tally == []
 
 
-async def test_a_pause_before_a_change_is_what_has_cost_the_cache() -> None:
+async def test_a_pause_before_a_change_is_what_has_cost_the_cache():
     async with talk() as talking:
         await talking.turns(4)
         talking.clock.seconds += 1000
@@ -362,7 +362,7 @@ async def test_a_pause_before_a_change_is_what_has_cost_the_cache() -> None:
     assert talking.causes == [Cause.LIFETIME]
 
 
-async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_between() -> None:
+async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_between():
     async with talk() as talking:
         await talking.turns(4)
         await talking.turn(words(8), model=MODEL)
@@ -373,7 +373,7 @@ async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_b
     assert second.tokens < first.tokens / 3
 
 
-async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it() -> None:
+async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it():
     async with talk() as talking:
         await talking.turn(text(words(0)))
         await talking.turns(4)
@@ -388,7 +388,7 @@ async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it() -> No
 # How it is told -----------------------------------------------------------------------------------
 
 
-async def test_each_cause_is_told_once_with_its_price(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_cause_is_told_once_with_its_price(caplog: pytest.LogCaptureFixture):
     notices: list[str] = []
     with caplog.at_level(logging.INFO, "ctxpipe"):
         async with talk() as talking:
@@ -410,14 +410,14 @@ async def test_each_cause_is_told_once_with_its_price(caplog: pytest.LogCaptureF
 
 async def test_what_the_caller_cannot_change_is_no_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with caplog.at_level(logging.WARNING, "ctxpipe"):
         await test_a_rewrite_of_the_pipeline_is_its_own(tmp_path)
 
     assert "prompt cache" not in caplog.text
 
 
-async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none() -> None:
+async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none():
     async with talk() as talking:
         talking.session = ContextPipeline([]).session("s", clock=talking.clock)
         await talking.turns(3)
@@ -431,7 +431,7 @@ async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none
     assert notice.endswith(f"; {miss.tokens:,} tokens are written again, {as_dollars(dollars)}")
 
 
-async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses() -> None:
+async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses():
     session = ContextPipeline([]).session("s")
     history = [user(words(0))]
     for number in range(3):
@@ -457,7 +457,7 @@ async def run_and_send(talk: Talk, session: Session, system: str) -> None:
     talk.history += [assistant("Yes."), user(words(len(talk.history)))]
 
 
-async def test_a_loop_that_places_its_own_marks_and_observes_is_understood() -> None:
+async def test_a_loop_that_places_its_own_marks_and_observes_is_understood():
     async with talk() as talking:
         talking.history = [user(words(0))]
         for _ in range(4):
@@ -470,7 +470,7 @@ async def test_a_loop_that_places_its_own_marks_and_observes_is_understood() -> 
     assert miss.tokens == pytest.approx(talking.bills[-2].total, rel=0.02)
 
 
-async def test_a_stream_is_understood() -> None:
+async def test_a_stream_is_understood():
     async with talk() as talking:
         for system in ("Be brief.", "Be brief.", "Be long."):
             talking.history.append(user(words(len(talking.history))))
@@ -484,7 +484,7 @@ async def test_a_stream_is_understood() -> None:
     assert talking.causes == [Cause.SYSTEM]
 
 
-async def test_the_marks_of_the_middleware_are_known() -> None:
+async def test_the_marks_of_the_middleware_are_known():
     pipeline = ContextPipeline([], prices=PRICES)
     clock = Clock()
     shaping = ctxpipe_middleware(pipeline, session_id="s", cache_breakpoints=4)
@@ -502,7 +502,7 @@ async def test_the_marks_of_the_middleware_are_known() -> None:
     assert misses[0].detail == "the system prompt changed"
 
 
-async def test_a_refused_request_has_not_written_anything() -> None:
+async def test_a_refused_request_has_not_written_anything():
     """The shorter one, sent after it, is compared with the one that was answered."""
     async with talk(model=Model(window=20_000)) as talking:
         await talking.turns(3)
@@ -516,7 +516,7 @@ async def test_a_refused_request_has_not_written_anything() -> None:
 
 async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
     tmp_path: Path,
-) -> None:
+):
     async with talk(model=Model(window=20_000)) as talking:
         offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.99), keep_recent=1)
         session = ContextPipeline([offload], prices=PRICES).session("s", clock=talking.clock)
@@ -529,7 +529,7 @@ async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
     assert {miss.cause for miss in session.diagnostics.cache_misses} == {Cause.REWRITE}
 
 
-async def test_a_context_that_was_made_and_not_sent_is_not_compared() -> None:
+async def test_a_context_that_was_made_and_not_sent_is_not_compared():
     async with talk() as talking:
         await talking.turns(3)
         await talking.session.run([*talking.history, user("What if?")], system="Another one.")
@@ -538,7 +538,7 @@ async def test_a_context_that_was_made_and_not_sent_is_not_compared() -> None:
     assert talking.causes == []
 
 
-async def test_calls_and_results_are_compared_by_what_they_say() -> None:
+async def test_calls_and_results_are_compared_by_what_they_say():
     calls = answer("Let me look.", {"type": "tool_use", "name": "look", "input": {"a": 1}})
     async with talk(lambda _: calls) as talking:
         history: list[Message] = [user(words(0))]

@@ -124,9 +124,7 @@ def messages_of(received: Received) -> list[Any]:
 
 
 @every_way
-async def test_the_model_gets_the_context_and_the_caller_its_answer(
-    ask: Ask, tmp_path: Path
-) -> None:
+async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tmp_path: Path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     history = loop(1)
     before = copy.deepcopy(history)
@@ -147,9 +145,7 @@ async def test_the_model_gets_the_context_and_the_caller_its_answer(
 
 
 @every_way
-async def test_below_the_gates_the_request_is_the_one_without_a_session(
-    ask: Ask, tmp_path: Path
-) -> None:
+async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask, tmp_path: Path):
     history = loop(1)
 
     async with talk(["one", "two"]) as (server, client):
@@ -166,7 +162,7 @@ async def test_below_the_gates_the_request_is_the_one_without_a_session(
 
 
 @every_way
-async def test_what_the_bill_says_is_learnt(ask: Ask) -> None:
+async def test_what_the_bill_says_is_learnt(ask: Ask):
     factors = list[float]()
 
     async def look(turn: Turn) -> Skip:
@@ -209,7 +205,7 @@ REPLY: dict[str, Any] = {
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
     told: Any, is_streamed: bool
-) -> None:
+):
     def gateway(_: httpx2.Request) -> httpx2.Response:
         if isinstance(told, str):
             return httpx2.Response(200, text=told, headers={"content-type": "text/html"})
@@ -237,7 +233,7 @@ async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
         assert await ask(session.create, client=client) == await ask(client.messages.create)
 
 
-async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing() -> None:
+async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing():
     session = ContextPipeline().session("s")
     async with talk(["ok", "ok", "ok"]) as (server, client):
         stream: Any = await created(session, client, loop(1), stream=True)
@@ -250,7 +246,7 @@ async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing() ->
     assert server.calls == 3
 
 
-async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path) -> None:
+async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path):
     seen = list[int]()
 
     async def look(turn: Turn) -> Skip:
@@ -270,7 +266,7 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path) -> 
 @every_way
 async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_request(
     ask: Ask, tmp_path: Path
-) -> None:
+):
     session, history = truncating(tmp_path).session("s"), loop(2)
 
     def think(body: RequestBody) -> str:
@@ -286,7 +282,7 @@ async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_reques
     assert second == [*first, user("one more thing")]
 
 
-async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused() -> None:
+async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused():
     async def forget(turn: Turn) -> Change | Skip:
         first = turn.messages[0]
         if len(turn.messages) < 6 or first["content"] == "go on":
@@ -346,7 +342,7 @@ async def ask_in_turns(
 @every_way
 async def test_breakpoints_that_were_asked_for_are_placed_around_what_was_rewritten(
     ask: Ask,
-) -> None:
+):
     requests = await ask_in_turns(ask, rewriting(at_19=6), 9, cache_breakpoints=4)
 
     before, last = requests[-2:]
@@ -357,7 +353,7 @@ async def test_breakpoints_that_were_asked_for_are_placed_around_what_was_rewrit
 
 
 @every_way
-async def test_the_next_rewriting_reads_all_up_to_the_end_of_the_last_one(ask: Ask) -> None:
+async def test_the_next_rewriting_reads_all_up_to_the_end_of_the_last_one(ask: Ask):
     requests = await ask_in_turns(ask, rewriting(at_41=6, at_49=8), 24, cache_breakpoints=4)
 
     second = requests[-1]
@@ -368,7 +364,7 @@ async def test_the_next_rewriting_reads_all_up_to_the_end_of_the_last_one(ask: A
 
 
 @every_way
-async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: Ask) -> None:
+async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: Ask):
     requests = await ask_in_turns(ask, rewriting(at_19=6), 9)
 
     assert not any(marked(messages_of(request)) for request in requests)
@@ -378,7 +374,7 @@ async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: 
 @every_way
 async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_that_are_free(
     ask: Ask,
-) -> None:
+):
     requests = await ask_in_turns(ask, rewriting(at_19=6), 9, **MARK)
 
     assert [marked(messages_of(request)) for request in requests[:-1]] == [[]] * 9
@@ -386,7 +382,7 @@ async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_
 
 
 @every_way
-async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask) -> None:
+async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask):
     session, history = rewriting(at_19=6).session("s"), loop(9)
     async with talk([overloaded(), "ok"]) as (server, client):
         with pytest.raises(anthropic.APIStatusError):
@@ -397,7 +393,7 @@ async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask) 
 
 
 @every_way
-async def test_the_history_has_no_marks_of_ours(ask: Ask) -> None:
+async def test_the_history_has_no_marks_of_ours(ask: Ask):
     history = loop(9)
     before = copy.deepcopy(history)
     async with talk(["ok"]) as (_, client):
@@ -410,7 +406,7 @@ async def test_the_history_has_no_marks_of_ours(ask: Ask) -> None:
 @pytest.mark.parametrize("wrong", [-1, 5, True, "4"])
 async def test_a_wrong_number_of_breakpoints_is_refused_before_anything_is_sent(
     ask: Ask, wrong: Any
-) -> None:
+):
     async with talk(["ok"]) as (server, client):
         with pytest.raises(SettingsError, match=r"cache_breakpoints is .*; give 0 to 4, or None"):
             await ask(ContextPipeline().session("s"), client, loop(1), cache_breakpoints=wrong)
@@ -430,7 +426,7 @@ WITHOUT_NUMBERS = [
 @pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
 async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     refusal: Failure, ask: Ask, tmp_path: Path
-) -> None:
+):
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
 
     async with talk([refusal, "ok", "ok"]) as (server, client):
@@ -445,9 +441,7 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
 
 
 @every_way
-async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(
-    ask: Ask, tmp_path: Path
-) -> None:
+async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, tmp_path: Path):
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await ask(truncating(tmp_path).session("s"), client, loop(20))
@@ -456,9 +450,7 @@ async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(
 
 
 @every_way
-async def test_a_request_that_did_not_get_smaller_is_not_sent_again(
-    ask: Ask, tmp_path: Path
-) -> None:
+async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tmp_path: Path):
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await ask(truncating(tmp_path).session("s"), client, [user("go " * 2000)])
@@ -466,7 +458,7 @@ async def test_a_request_that_did_not_get_smaller_is_not_sent_again(
     assert server.calls == 1
 
 
-async def test_a_request_that_grew_instead_is_not_sent_again() -> None:
+async def test_a_request_that_grew_instead_is_not_sent_again():
     async def grow(turn: Turn) -> Change | Skip:
         return (
             Change([user("preface " * 9), *turn.messages], may_grow=True)
@@ -483,7 +475,7 @@ async def test_a_request_that_grew_instead_is_not_sent_again() -> None:
 
 async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.WARNING)
     session, history = truncating(tmp_path).session("s"), loop(20)
 
@@ -556,7 +548,7 @@ TOO_MANY = [
 @every_way
 async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
     refusal: Failure, ask: Ask, tmp_path: Path
-) -> None:
+):
     session = truncating(tmp_path).session("s")
 
     async with talk([refusal, refusal, "ok"]) as (server, client):
@@ -572,7 +564,7 @@ async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
 @pytest.mark.parametrize("refusal", TOO_MANY)
 async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
     refusal: Failure, tmp_path: Path
-) -> None:
+):
     session = truncating(tmp_path).session("s")
 
     async with talk(["ok", refusal, "ok"]) as (server, client):
@@ -586,7 +578,7 @@ async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
 
 async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
     tmp_path: Path,
-) -> None:
+):
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
 
     async with talk(lambda _: WITHOUT_NUMBERS[1]) as (server, client):
@@ -600,7 +592,7 @@ async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
 
 async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
     tmp_path: Path,
-) -> None:
+):
     session, history = truncating(tmp_path).session("s"), [user("hello")]
     sent = await session.run(history, system="Be brief. " * 9_000)
 
@@ -612,7 +604,7 @@ async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
 
 async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(
     tmp_path: Path,
-) -> None:
+):
     budgets: dict[str, Budget] = {}
 
     async def note(turn: Turn) -> Skip:
@@ -642,7 +634,7 @@ async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_tol
 
 async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
     tmp_path: Path,
-) -> None:
+):
     budget = Budget(200_000, reserve_output=64_000)
     session = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=budget).session("s")
     sent = await session.run(loop(20), request={"model": "m"})
@@ -660,7 +652,7 @@ async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
 
 async def test_a_window_below_what_the_model_has_read_already_is_not_believed(
     tmp_path: Path,
-) -> None:
+):
     session, history = truncating(tmp_path).session("s"), [*loop(20), user("x " * 30_000)]
     sent = await session.run(history, request={"model": "m"})
     session.observe({"input_tokens": sent.tokens_after}, sent.messages, model="m")
@@ -677,7 +669,7 @@ async def test_a_window_below_what_the_model_has_read_already_is_not_believed(
 @every_way
 async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
     failure: Failure, ask: Ask, tmp_path: Path
-) -> None:
+):
     session = truncating(tmp_path).session("s")
 
     async with talk([failure, "ok"]) as (server, client):
@@ -693,7 +685,7 @@ async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
 @every_way
 async def test_what_the_sdk_sends_again_is_the_same_request(
     failure: Reply, ask: Ask, tmp_path: Path
-) -> None:
+):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
 
     async with talk([failure, "ok"], max_retries=1) as (server, client):
@@ -703,9 +695,7 @@ async def test_what_the_sdk_sends_again_is_the_same_request(
 
 
 @every_way
-async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(
-    ask: Ask, tmp_path: Path
-) -> None:
+async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp_path: Path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     session, history = pipeline.session("s"), loop(1)
 
@@ -732,7 +722,7 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(
 
 async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(
     tmp_path: Path,
-) -> None:
+):
     budget = Budget(window=2000, trigger=1000, target=300)
     session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))], budget=budget).session("s")
     history = [user("hello")]

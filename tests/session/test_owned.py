@@ -69,7 +69,7 @@ def _blocks(message: Message) -> object:
 # Owning -----------------------------------------------------------------------------------------
 
 
-async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path: Path) -> None:
+async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first", "second"]) as (server, client):
         session.append(user("go"))
@@ -82,7 +82,7 @@ async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path: Path) 
     assert plain(await session.history()) == plain([*expected, assistant(text("second"))])
 
 
-async def test_what_another_process_has_added_is_gone_on_from(tmp_path: Path) -> None:
+async def test_what_another_process_has_added_is_gone_on_from(tmp_path: Path):
     both = [ContextPipeline().session("s", journal=LocalStorage(tmp_path)) for _ in range(2)]
     expected: list[Any] = []
     async with talk([f"answer {turn}" for turn in range(6)]) as (server, client):
@@ -98,7 +98,7 @@ async def test_what_another_process_has_added_is_gone_on_from(tmp_path: Path) ->
     assert await both[0].branches() == []
 
 
-async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path: Path) -> None:
+async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first"]) as (_, client):
         session.append(user("go"))
@@ -108,7 +108,7 @@ async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path: Path) -> Non
     assert plain(await session.history()) == plain([user("go"), assistant(text("first"))])
 
 
-async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path: Path) -> None:
+async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first " * 200]) as (_, client):
         session.append(user("go"))
@@ -119,7 +119,7 @@ async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path: Path)
     assert await session.history() == [user("go")]
 
 
-async def test_a_reply_that_is_appended_by_hand_as_well_is_there_once(tmp_path: Path) -> None:
+async def test_a_reply_that_is_appended_by_hand_as_well_is_there_once(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first", "second"]) as (server, client):
         session.append(user("go"))
@@ -130,7 +130,7 @@ async def test_a_reply_that_is_appended_by_hand_as_well_is_there_once(tmp_path: 
     assert len(sent(server)[1]) == 3
 
 
-async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path: Path) -> None:
+async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path: Path):
     async with talk(["first", "second"]) as (server, client):
         session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
         session.append(user("go"))
@@ -142,7 +142,7 @@ async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path: Path)
     assert plain(sent(server)[1]) == plain([user("go"), assistant(text("first")), user("on")])
 
 
-async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path: Path) -> None:
+async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk([answer(called("look", {}, "toolu_1"))]) as (_, client):
         session.append(user("go"))
@@ -152,7 +152,7 @@ async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path: Pa
     assert plain(known) == plain([user("go"), assistant(tool_use("toolu_1", "look"))])
 
 
-async def test_without_a_journal_a_session_owns_its_history_as_long_as_it_lives() -> None:
+async def test_without_a_journal_a_session_owns_its_history_as_long_as_it_lives():
     session = ContextPipeline().session("s")
     async with talk(["first", "second"]) as (server, client):
         for words in ("go", "on"):
@@ -162,7 +162,7 @@ async def test_without_a_journal_a_session_owns_its_history_as_long_as_it_lives(
     assert [len(messages) for messages in sent(server)] == [1, 3]
 
 
-async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path: Path) -> None:
+async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first"]) as (_, client):
         await session.create(client, messages=chat(3), **ASKED)
@@ -170,7 +170,7 @@ async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path: Path) -> 
     assert await session.history() == chat(3)
 
 
-def test_what_is_no_message_cannot_be_appended() -> None:
+def test_what_is_no_message_cannot_be_appended():
     with pytest.raises(InvalidHistory):
         ContextPipeline().session("s").append("go")  # type: ignore[arg-type]
 
@@ -218,7 +218,7 @@ def in_a_thread(act: Callable[[], object]) -> None:
 @pytest.mark.parametrize("way", ["create", "stream"])
 async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_request(
     way: str, place: str, tmp_path: Path
-) -> None:
+):
     steps = Steps()
     session = ContextPipeline([steps]).session("s", journal=LocalStorage(tmp_path))
 
@@ -246,7 +246,7 @@ async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_r
 
 async def test_what_is_appended_while_a_summary_is_written_goes_with_the_next_request(
     tmp_path: Path,
-) -> None:
+):
     steps, storage = Steps(), LocalStorage(tmp_path)
 
     async def summarize(_messages: Sequence[Message], /) -> Summary:
@@ -268,9 +268,7 @@ async def test_what_is_appended_while_a_summary_is_written_goes_with_the_next_re
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])
-async def test_what_was_appended_is_there_when_the_turn_ends_early(
-    how: str, tmp_path: Path
-) -> None:
+async def test_what_was_appended_is_there_when_the_turn_ends_early(how: str, tmp_path: Path):
     steps = Steps()
     pipeline = ContextPipeline([steps], on_error="raise")
     session = pipeline.session("s", journal=LocalStorage(tmp_path))
@@ -298,7 +296,7 @@ async def test_what_was_appended_is_there_when_the_turn_ends_early(
 @pytest.mark.parametrize("how", ["task", "scope"])
 async def test_a_request_cancelled_anywhere_costs_no_message_and_doubles_none(
     how: Literal["task", "scope"], tmp_path: Path
-) -> None:
+):
     for at in range(1, 60, 1 if NIGHTLY else 4):
         session = ContextPipeline().session(f"s{at}", journal=LocalStorage(tmp_path))
         async with talk(["one", "two"]) as (server, client):
@@ -313,7 +311,7 @@ async def test_a_request_cancelled_anywhere_costs_no_message_and_doubles_none(
         assert spoken(sent(server)[-1]) == history[:-1]
 
 
-async def test_what_is_appended_during_a_call_stands_after_the_reply_and_its_results() -> None:
+async def test_what_is_appended_during_a_call_stands_after_the_reply_and_its_results():
     session = ContextPipeline().session("s")
     calls = [called("look", {}, "toolu_1"), called("look", {}, "toolu_2")]
 
@@ -339,7 +337,7 @@ async def test_what_is_appended_during_a_call_stands_after_the_reply_and_its_res
     assert not server.refused
 
 
-async def test_interrupted_calls_are_answered_before_what_was_appended() -> None:
+async def test_interrupted_calls_are_answered_before_what_was_appended():
     session = ContextPipeline().session("s")
     async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
         session.append(user("go"))
@@ -354,7 +352,7 @@ async def test_interrupted_calls_are_answered_before_what_was_appended() -> None
 @pytest.mark.parametrize("form", ["the same object", "a copy"])
 async def test_a_reply_that_is_appended_by_hand_is_there_once_whatever_came_between(
     form: str,
-) -> None:
+):
     session = ContextPipeline().session("s")
 
     def again(content: Any) -> Message:
@@ -375,7 +373,7 @@ async def test_a_reply_that_is_appended_by_hand_is_there_once_whatever_came_betw
     assert spoken(await session.history()) == words
 
 
-async def test_a_message_that_its_caller_uses_for_the_next_one_is_kept_as_it_was() -> None:
+async def test_a_message_that_its_caller_uses_for_the_next_one_is_kept_as_it_was():
     session = ContextPipeline().session("s")
     message: Any = user(text("first"))
     session.append(message)
@@ -406,7 +404,7 @@ async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, w
 @pytest.mark.parametrize("ways", [["create"] * 4, ["stream", "create", "stream"]])
 async def test_requests_at_the_same_time_are_answered_one_after_the_other(
     ways: list[str], has_journal: bool, tmp_path: Path
-) -> None:
+):
     journal = LocalStorage(tmp_path) if has_journal else None
     session = ContextPipeline().session("s", journal=journal)
     expected = [name for turn in range(len(ways)) for name in (f"q{turn}", f"a{turn}")]
@@ -419,7 +417,7 @@ async def test_requests_at_the_same_time_are_answered_one_after_the_other(
         assert spoken(messages) == expected[: 2 * turn + 1]
 
 
-async def test_a_request_that_waited_and_has_nothing_left_to_say_is_an_error() -> None:
+async def test_a_request_that_waited_and_has_nothing_left_to_say_is_an_error():
     session = ContextPipeline().session("s")
     async with talk(["one"]) as (server, client):
         session.append(user("go"))
@@ -433,7 +431,7 @@ async def test_a_request_that_waited_and_has_nothing_left_to_say_is_an_error() -
 
 
 @pytest.mark.parametrize("way", ["here", "in a task", "in a stage"])
-async def test_a_request_that_would_wait_for_itself_is_an_error(way: str) -> None:
+async def test_a_request_that_would_wait_for_itself_is_an_error(way: str):
     async with talk(["one", "two"]) as (_, client):
 
         async def again() -> None:
@@ -453,7 +451,7 @@ async def test_a_request_that_would_wait_for_itself_is_an_error(way: str) -> Non
     assert "on" in spoken([*await session.history(), *conversation_of(session).appended])
 
 
-async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask() -> None:
+async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask():
     session, ended = ContextPipeline().session("s"), anyio.Event()
 
     async def later(client: anthropic.AsyncAnthropic) -> None:
@@ -471,7 +469,7 @@ async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask() ->
     assert spoken(await session.history()) == ["go", "one", "on", "two"]
 
 
-async def test_requests_with_messages_of_their_own_do_not_wait() -> None:
+async def test_requests_with_messages_of_their_own_do_not_wait():
     session = ContextPipeline().session("s")
     async with talk(["one", "two"]) as (server, client):
         session.append(user("go"))
@@ -485,7 +483,7 @@ async def test_requests_with_messages_of_their_own_do_not_wait() -> None:
 # Kept until it is written -----------------------------------------------------------------------
 
 
-async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Path) -> None:
+async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     session.append(user("go"))
     await conversation_of(session).flush()
@@ -501,7 +499,7 @@ async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Pa
 
 async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
     tmp_path: Path,
-) -> None:
+):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
         session.append(user("go"))
@@ -516,9 +514,7 @@ async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_at_the_end_of_its_body_what_was_appended_is_written(
-    fails: bool, tmp_path: Path
-) -> None:
+async def test_at_the_end_of_its_body_what_was_appended_is_written(fails: bool, tmp_path: Path):
     with suppress(RuntimeError):
         async with ContextPipeline().session("s", journal=LocalStorage(tmp_path)) as session:
             session.append(user("go"))
@@ -545,7 +541,7 @@ async def asked_for(
 
 
 @pytest.mark.parametrize("way", ["create", "stream"])
-async def test_calls_without_results_are_named_before_anything_is_sent(way: str) -> None:
+async def test_calls_without_results_are_named_before_anything_is_sent(way: str):
     async with talk(["never"]) as (server, client):
         with pytest.raises(InvalidHistory, match=r"bash \(toolu_1\), look \(toolu_2\).*open_calls"):
             await asked_for(way, ContextPipeline().session("s"), client)
@@ -554,7 +550,7 @@ async def test_calls_without_results_are_named_before_anything_is_sent(way: str)
 
 
 @pytest.mark.parametrize("way", ["create", "stream"])
-async def test_interrupted_calls_are_answered_so(way: str) -> None:
+async def test_interrupted_calls_are_answered_so(way: str):
     async with talk(["fine"]) as (server, client):
         await asked_for(way, ContextPipeline().session("s"), client, open_calls="interrupted")
 
@@ -564,7 +560,7 @@ async def test_interrupted_calls_are_answered_so(way: str) -> None:
     assert not server.refused
 
 
-async def test_after_interrupted_calls_the_loop_goes_on_with_the_same_bytes() -> None:
+async def test_after_interrupted_calls_the_loop_goes_on_with_the_same_bytes():
     session = ContextPipeline().session("s")
     async with talk(["fine", "on"]) as (server, client):
         reply = await session.create(client, messages=OPEN, open_calls="interrupted", **ASKED)
@@ -576,7 +572,7 @@ async def test_after_interrupted_calls_the_loop_goes_on_with_the_same_bytes() ->
     assert not server.refused
 
 
-async def test_a_call_that_has_its_result_is_not_open() -> None:
+async def test_a_call_that_has_its_result_is_not_open():
     history = [*OPEN, user(tool_result("toolu_1"), tool_result("toolu_2"))]
     async with talk(["fine"]) as (server, client):
         await ContextPipeline().session("s").create(client, messages=history, **ASKED)
@@ -584,7 +580,7 @@ async def test_a_call_that_has_its_result_is_not_open() -> None:
     assert len(server.requests) == 1
 
 
-async def test_another_word_for_open_calls_is_refused() -> None:
+async def test_another_word_for_open_calls_is_refused():
     async with talk(["never"]) as (_, client):
         with pytest.raises(SettingsError, match="open_calls"):
             await asked_for("create", ContextPipeline().session("s"), client, open_calls="skip")
@@ -592,7 +588,7 @@ async def test_another_word_for_open_calls_is_refused() -> None:
 
 async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     middleware = ctxpipe_middleware(ContextPipeline(), session_id="s")
     async with talk(["never"], middleware=[middleware]) as (server, client):
         with caplog.at_level(logging.WARNING, "ctxpipe"):

@@ -7,11 +7,11 @@ import json
 from ctxpipe.stages.breaker import Attempts
 
 
-def test_at_first_every_attempt_is_made() -> None:
+def test_at_first_every_attempt_is_made():
     assert Attempts().refusal(now=0, tokens=10) == ""
 
 
-def test_two_failures_in_a_row_are_borne_the_third_opens_it_for_a_cooldown() -> None:
+def test_two_failures_in_a_row_are_borne_the_third_opens_it_for_a_cooldown():
     attempts = Attempts()
 
     refusals = []
@@ -23,7 +23,7 @@ def test_two_failures_in_a_row_are_borne_the_third_opens_it_for_a_cooldown() -> 
     assert refusals[2] == "3 attempts failed in a row, the last with: 500; no attempt for 100 s"
 
 
-def test_after_the_cooldown_there_is_one_trial() -> None:
+def test_after_the_cooldown_there_is_one_trial():
     attempts = Attempts()
     for _ in range(3):
         attempts.record_failure(until=100, why="500")
@@ -34,7 +34,7 @@ def test_after_the_cooldown_there_is_one_trial() -> None:
     assert attempts.refusal(now=101, tokens=10)
 
 
-def test_a_success_forgets_the_failures() -> None:
+def test_a_success_forgets_the_failures():
     attempts = Attempts()
     attempts.record_failure(100, "a")
     attempts.record_failure(100, "b")
@@ -65,11 +65,11 @@ def compacted_at(*turns: int) -> list[bool]:
     return opened
 
 
-def test_coming_back_within_three_turns_three_times_in_a_row_opens_it() -> None:
+def test_coming_back_within_three_turns_three_times_in_a_row_opens_it():
     assert compacted_at(10, 13, 15, 16) == [False, False, False, True]
 
 
-def test_after_the_cooldown_coming_back_as_soon_opens_it_again_at_once() -> None:
+def test_after_the_cooldown_coming_back_as_soon_opens_it_again_at_once():
     assert compacted_at(10, 13, 15, 16, 30, 32, 50, 60, 62, 64) == [
         *[False] * 3,
         True,
@@ -79,7 +79,7 @@ def test_after_the_cooldown_coming_back_as_soon_opens_it_again_at_once() -> None
     ]
 
 
-def test_a_longer_pause_begins_the_count_anew() -> None:
+def test_a_longer_pause_begins_the_count_anew():
     assert compacted_at(10, 13, 17, 20, 23, 24) == [False, False, False, False, False, True]
 
 
@@ -90,11 +90,11 @@ def another_process(attempts: Attempts) -> Attempts:
     return Attempts.load(json.loads(json.dumps(attempts.saved())))
 
 
-def test_at_first_there_is_nothing_to_save() -> None:
+def test_at_first_there_is_nothing_to_save():
     assert Attempts(turns=7, warned=True).saved() == {}
 
 
-def test_failures_are_counted_on_by_another_process() -> None:
+def test_failures_are_counted_on_by_another_process():
     attempts = Attempts()
     for _ in range(3):
         attempts = another_process(attempts)
@@ -106,7 +106,7 @@ def test_failures_are_counted_on_by_another_process() -> None:
     assert not known.refusal(now=100, tokens=10)
 
 
-def test_another_process_knows_below_what_a_context_cannot_be_brought() -> None:
+def test_another_process_knows_below_what_a_context_cannot_be_brought():
     attempts = Attempts()
     attempts.record_no_progress(until=100, tokens=1000)
 
@@ -114,7 +114,7 @@ def test_another_process_knows_below_what_a_context_cannot_be_brought() -> None:
     assert not another_process(attempts).refusal(now=0, tokens=1200)
 
 
-def test_a_context_that_fills_up_again_is_noticed_by_another_process_in_every_turn() -> None:
+def test_a_context_that_fills_up_again_is_noticed_by_another_process_in_every_turn():
     attempts, opened = Attempts(), list[bool]()
     for turn in range(1, 17):
         attempts = another_process(attempts)
@@ -125,7 +125,7 @@ def test_a_context_that_fills_up_again_is_noticed_by_another_process_in_every_tu
     assert opened == [False, False, False, True]
 
 
-def test_what_is_over_is_not_saved() -> None:
+def test_what_is_over_is_not_saved():
     attempts = Attempts()
     attempts.record_failure(100, "a")
     attempts.record_success(100)

@@ -87,13 +87,13 @@ def detail_of(made: Change | Result) -> Collapsed:
 # When ---------------------------------------------------------------------------------------------
 
 
-async def test_short_sessions_are_left_alone() -> None:
+async def test_short_sessions_are_left_alone():
     answer = await proposal(Collapse(MemoryStorage()), work(24))
 
     assert answer == Skip("only 24 calls in the context, fewer than 25")
 
 
-async def test_once_carrying_old_exchanges_has_cost_enough_they_leave() -> None:
+async def test_once_carrying_old_exchanges_has_cost_enough_they_leave():
     made = await change(Collapse(MemoryStorage()), work(30))
 
     # An exchange stays until seven replies follow it.
@@ -103,26 +103,26 @@ async def test_once_carrying_old_exchanges_has_cost_enough_they_leave() -> None:
     assert len(made.messages) < 61 - 2 * 10
 
 
-async def test_before_that_the_report_says_so() -> None:
+async def test_before_that_the_report_says_so():
     answer = await proposal(Collapse(MemoryStorage(), prices=Prices.relative(read=0.001)), work(30))
 
     assert answer == Skip("carrying the old exchanges has not yet cost as much as rewriting would")
 
 
-async def test_too_little_is_not_worth_a_rewrite() -> None:
+async def test_too_little_is_not_worth_a_rewrite():
     answer = await proposal(Collapse(MemoryStorage(), min_tokens=100_000), work(30))
 
     assert isinstance(answer, Skip)
     assert "would be worth a rewrite, fewer than 100,000" in answer.reason
 
 
-async def test_where_nothing_is_old_nothing_leaves() -> None:
+async def test_where_nothing_is_old_nothing_leaves():
     answer = await proposal(eager(MemoryStorage(), keep_recent=30), work(30))
 
     assert answer == Skip("no exchange is old enough to collapse")
 
 
-async def test_dearer_reading_makes_it_come_earlier() -> None:
+async def test_dearer_reading_makes_it_come_earlier():
     async def first_flush(read: float) -> int:
         for calls in range(8, 60):
             stage = Collapse(MemoryStorage(), min_calls=0, prices=Prices.relative(read=read))
@@ -136,7 +136,7 @@ async def test_dearer_reading_makes_it_come_earlier() -> None:
 @pytest.mark.parametrize("turn", [{"cache_expired": True}, {"force": True}])
 async def test_when_the_cache_is_gone_or_by_force_everything_old_leaves(
     turn: dict[str, bool],
-) -> None:
+):
     history = work(20)
 
     made = await change(Collapse(MemoryStorage()), history, **turn)
@@ -146,13 +146,13 @@ async def test_when_the_cache_is_gone_or_by_force_everything_old_leaves(
     assert made.messages[2:] == history[-14:]
 
 
-async def test_where_the_cache_is_gone_too_little_is_still_too_little() -> None:
+async def test_where_the_cache_is_gone_too_little_is_still_too_little():
     answer = await proposal(Collapse(MemoryStorage()), work(9, "a few words"), cache_expired=True)
 
     assert isinstance(answer, Skip)
 
 
-async def test_a_note_that_would_not_be_shorter_is_not_written() -> None:
+async def test_a_note_that_would_not_be_shorter_is_not_written():
     storage = MemoryStorage()
     stage = eager(storage, keep_recent=1)
     history = [*work(0), *step("t0", "b", {"command": "漢" * 100}, "x"), *work(1, first=1)[1:]]
@@ -166,7 +166,7 @@ async def test_a_note_that_would_not_be_shorter_is_not_written() -> None:
 @pytest.mark.parametrize("thinking", ["keep", "strip"])
 async def test_protected_thinking_switches_it_off_and_the_report_says_why(
     thinking: Any,
-) -> None:
+):
     history = conversation(user("Go."), *(step(f"t{i}", result=LONG, think="hm") for i in range(9)))
 
     protected = await run(eager(MemoryStorage()), history, thinking="protect")
@@ -177,7 +177,7 @@ async def test_protected_thinking_switches_it_off_and_the_report_says_why(
     assert (await run(eager(MemoryStorage()), history, thinking=thinking)).changed
 
 
-async def test_after_a_collapse_the_request_drops_thinking_that_lost_its_signature() -> None:
+async def test_after_a_collapse_the_request_drops_thinking_that_lost_its_signature():
     history = conversation(user("Go."), *(step(f"t{i}", result=LONG, think="hm") for i in range(9)))
 
     result = await run(eager(MemoryStorage()), history)
@@ -191,7 +191,7 @@ async def test_after_a_collapse_the_request_drops_thinking_that_lost_its_signatu
 # What is kept -------------------------------------------------------------------------------------
 
 
-async def test_each_step_is_whole_in_a_file_of_its_own(tmp_path: Path) -> None:
+async def test_each_step_is_whole_in_a_file_of_its_own(tmp_path: Path):
     made = await change(eager(LocalStorage(tmp_path)), work(5))
     detail = detail_of(made)
 
@@ -203,7 +203,7 @@ async def test_each_step_is_whole_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert [note.path(number) for number in (1, 2, 3)] == list(detail.files)
 
 
-async def test_the_raw_messages_are_archived_with_their_places(tmp_path: Path) -> None:
+async def test_the_raw_messages_are_archived_with_their_places(tmp_path: Path):
     history = [*work(2), user("And now?"), *work(4, first=2)[1:]]
 
     made = await change(eager(LocalStorage(tmp_path)), history)
@@ -215,7 +215,7 @@ async def test_the_raw_messages_are_archived_with_their_places(tmp_path: Path) -
     assert (detail.steps, detail.notes, detail.messages) == (4, 2, 8)
 
 
-async def test_numbers_go_on_and_earlier_notes_stay_byte_for_byte() -> None:
+async def test_numbers_go_on_and_earlier_notes_stay_byte_for_byte():
     session = ContextPipeline([eager(MemoryStorage(), min_tokens=1000)]).session("s")
     sent: list[Message] = []
     for calls in range(1, 12):
@@ -229,7 +229,7 @@ async def test_numbers_go_on_and_earlier_notes_stay_byte_for_byte() -> None:
     assert [first for first, _ in numbers] == [1, *(last + 1 for _, last in numbers[:-1])]
 
 
-async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_path: Path) -> None:
+async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     first = detail_of(await change(eager(storage), work(5)))
 
@@ -243,7 +243,7 @@ async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_pat
     assert f"1 {LONG}" in Path(first.files[1]).read_text()
 
 
-async def test_the_same_history_gives_the_same_names_again(tmp_path: Path) -> None:
+async def test_the_same_history_gives_the_same_names_again(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     other = await change(eager(storage), work(5, "other words entirely " * 100))
 
@@ -262,16 +262,14 @@ async def test_the_same_history_gives_the_same_names_again(tmp_path: Path) -> No
         ("/mnt/{key}", "/mnt/s/"),
     ],
 )
-async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(
-    reference: str, folder: str
-) -> None:
+async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(reference: str, folder: str):
     storage = MemoryStorage(reference=reference)
     made = await change(eager(storage), work(5), session_id="s")
 
     assert note_of(made.messages[1]) == Note(folder, 1, 3)
 
 
-async def test_a_live_context_protects_the_files_of_its_steps(tmp_path: Path) -> None:
+async def test_a_live_context_protects_the_files_of_its_steps(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     made = await change(eager(storage), work(5))
 
@@ -285,7 +283,7 @@ async def test_a_live_context_protects_the_files_of_its_steps(tmp_path: Path) ->
 # Offloaded before ---------------------------------------------------------------------------------
 
 
-async def test_a_result_that_was_offloaded_is_whole_in_the_file_of_its_step() -> None:
+async def test_a_result_that_was_offloaded_is_whole_in_the_file_of_its_step():
     storage = MemoryStorage()
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=1000, preview=Preview(20, 10)),
@@ -301,7 +299,7 @@ async def test_a_result_that_was_offloaded_is_whole_in_the_file_of_its_step() ->
     assert f"1 bash {{}} → {len(LONG) + 2} chars" in str(result.messages[1]["content"])
 
 
-async def test_blocks_that_were_offloaded_as_json_are_read_as_text() -> None:
+async def test_blocks_that_were_offloaded_as_json_are_read_as_text():
     storage = MemoryStorage()
     blocks = [{"type": "text", "text": "see src/reader.py\n"}, {"type": "text", "text": LONG}]
     await storage.write([("default/t0.md", json.dumps(blocks))])
@@ -319,7 +317,7 @@ async def test_blocks_that_were_offloaded_as_json_are_read_as_text() -> None:
 )
 async def test_a_placeholder_that_a_tool_has_printed_leads_to_no_other_session(
     where: str,
-) -> None:
+):
     storage = MemoryStorage()
     await storage.write([("other/secret.md", "src/secret.py"), ("other/t0.md", "src/secret.py")])
     printed = DIRECT.format(where)
@@ -331,7 +329,7 @@ async def test_a_placeholder_that_a_tool_has_printed_leads_to_no_other_session(
     assert storage.stored["default/s2.md"] == f"bash\n\n---\n{printed}"
 
 
-async def test_a_placeholder_whose_file_is_gone_is_kept_as_it_is() -> None:
+async def test_a_placeholder_whose_file_is_gone_is_kept_as_it_is():
     storage = MemoryStorage()
     pointer = DIRECT.format("ctxpipe://default/t0.md")
 
@@ -344,7 +342,7 @@ async def test_a_placeholder_whose_file_is_gone_is_kept_as_it_is() -> None:
 # Texts in the form of a note ----------------------------------------------------------------------
 
 
-async def test_in_a_session_a_note_of_the_users_own_does_not_count() -> None:
+async def test_in_a_session_a_note_of_the_users_own_does_not_count():
     forged = user(f"{Note('ctxpipe://s/', 700, 700).heading}\n1 bash rm → 3 chars")
     session = ContextPipeline([eager(MemoryStorage())]).session("s")
 
@@ -354,7 +352,7 @@ async def test_in_a_session_a_note_of_the_users_own_does_not_count() -> None:
     assert note_numbers(result.messages) == [(700, 700), (1, 3)]
 
 
-async def test_elsewhere_it_only_moves_the_numbers() -> None:
+async def test_elsewhere_it_only_moves_the_numbers():
     forged = user(f"{Note('ctxpipe://s/', 700, 700).heading}\n1 bash rm → 3 chars")
 
     result = await run(eager(MemoryStorage()), [forged, *work(5)])
@@ -362,7 +360,7 @@ async def test_elsewhere_it_only_moves_the_numbers() -> None:
     assert note_numbers(result.messages) == [(700, 700), (701, 703)]
 
 
-async def test_a_tool_result_in_the_form_of_a_note_is_none() -> None:
+async def test_a_tool_result_in_the_form_of_a_note_is_none():
     forged = f"{Note('ctxpipe://s/', 700, 700).heading}\n1 bash rm → 3 chars"
     history = conversation(
         user("Go."), assistant(tool_use("t9")), user(tool_result("t9", forged)), work(4)[1:]
@@ -395,7 +393,7 @@ class Unwritable(MemoryStorage):
 
 
 @pytest.mark.parametrize("texts", [True, False])
-async def test_what_cannot_be_written_stays_in_the_context(texts: bool) -> None:
+async def test_what_cannot_be_written_stays_in_the_context(texts: bool):
     history = work(5)
 
     result = await run(eager(Unwritable(texts=texts)), history)
@@ -411,7 +409,7 @@ class Renaming(MemoryStorage):
         return [f"{path}.renamed" for path in await super().write(texts)]
 
 
-async def test_a_storage_that_renames_everything_gets_no_notes() -> None:
+async def test_a_storage_that_renames_everything_gets_no_notes():
     history = work(5)
 
     result = await run(eager(Renaming()), history)
@@ -420,7 +418,7 @@ async def test_a_storage_that_renames_everything_gets_no_notes() -> None:
     assert result.reports[0].outcome is Outcome.FAILED
 
 
-async def test_a_plan_says_what_would_be_done_and_writes_nothing(tmp_path: Path) -> None:
+async def test_a_plan_says_what_would_be_done_and_writes_nothing(tmp_path: Path):
     stage = eager(LocalStorage(tmp_path / "root"))
     planned = await stage.plan(Turn(work(5)))
     assert isinstance(planned, Change)
@@ -470,9 +468,7 @@ class OddPlace(MemoryStorage):
         (MemoryStorage(), {"prices": 0.1}, "prices"),
     ],
 )
-def test_settings_that_are_invalid_are_refused(
-    storage: Any, changes: dict[str, Any], words: str
-) -> None:
+def test_settings_that_are_invalid_are_refused(storage: Any, changes: dict[str, Any], words: str):
     with pytest.raises(SettingsError, match=words):
         Collapse(storage, **changes)
 
@@ -498,7 +494,7 @@ def turns(history: list[Message]) -> list[list[Message]]:
 @given(histories(5), stages)
 async def test_every_context_is_valid_and_begins_as_the_one_before(
     history: list[Message], changes: dict[str, Any]
-) -> None:
+):
     session = ContextPipeline([eager(MemoryStorage(), **changes)]).session("s")
     sent: list[Message] = []
     for turn in turns(history):
@@ -515,7 +511,7 @@ async def test_every_context_is_valid_and_begins_as_the_one_before(
 @given(histories(5), stages)
 async def test_every_message_that_leaves_is_in_an_archive(
     history: list[Message], changes: dict[str, Any]
-) -> None:
+):
     with tempfile.TemporaryDirectory() as root:
         session = ContextPipeline([eager(LocalStorage(root), **changes)]).session("s")
         archived: list[Message] = []
@@ -532,7 +528,7 @@ async def test_every_message_that_leaves_is_in_an_archive(
 @given(histories(5), stages)
 async def test_two_sessions_of_one_history_send_the_same_bytes(
     history: list[Message], changes: dict[str, Any]
-) -> None:
+):
     one = ContextPipeline([eager(MemoryStorage(), **changes)]).session("s")
     two = ContextPipeline([eager(MemoryStorage(), **changes)]).session("s")
     for turn in turns(history):
@@ -545,7 +541,7 @@ async def test_two_sessions_of_one_history_send_the_same_bytes(
 @given(histories(5), stages, st.booleans())
 async def test_its_own_output_is_left_alone(
     history: list[Message], changes: dict[str, Any], force: bool
-) -> None:
+):
     storage = MemoryStorage()
     pipeline = ContextPipeline([eager(storage, prices=Prices.relative(), **changes)])
     first = await pipeline.run(history, session_id="s", force=force)

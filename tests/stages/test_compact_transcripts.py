@@ -152,7 +152,7 @@ def longest(folder: Path, number: int) -> list[Path]:
 
 async def test_five_compactions_in_a_row_over_the_longest_transcripts(
     shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     budget = Budget(window=100_000, trigger=60_000)
     table, sums = [], [0, 0, 0]
     for path in longest(shared / "transcripts", 12 if NIGHTLY else 3):
@@ -174,7 +174,7 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(
 @pytest.mark.usefixtures("shared")
 async def test_paths_survive_on_recorded_conversations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     budget, sums = Budget(), [0, 0, 0]
     for path in sample(6):
         run = await compacted(path.stem, transcript(path), 1, tmp_path / path.stem, budget)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 from histories import conversation, histories, step, user
@@ -54,7 +53,7 @@ async def asked(
 # The decision -------------------------------------------------------------------------------------
 
 
-def test_the_sums_are_those_of_the_definition() -> None:
+def test_the_sums_are_those_of_the_definition():
     # Two results; behind the second, 500 cached tokens survive, and what is left of the first
     # stands before it.
     stock = CandidateTable(freed=[900, 1000], reads=[40, 30], starts=[0, 950], cached=2500)
@@ -68,7 +67,7 @@ def test_the_sums_are_those_of_the_definition() -> None:
     assert best.gain == pytest.approx(max(first, second))
 
 
-def test_an_old_small_result_far_in_front_is_left_while_the_suffix_pays() -> None:
+def test_an_old_small_result_far_in_front_is_left_while_the_suffix_pays():
     stock = CandidateTable(freed=[100, 5000], reads=[50, 45], starts=[0, 30_000], cached=36_000)
 
     best = best_eviction(stock, RATES)
@@ -77,14 +76,14 @@ def test_an_old_small_result_far_in_front_is_left_while_the_suffix_pays() -> Non
     assert (best.start, best.freed) == (1, 5000)
 
 
-def test_what_is_not_cached_costs_nothing_to_rewrite() -> None:
+def test_what_is_not_cached_costs_nothing_to_rewrite():
     best = best_eviction(CandidateTable(freed=[50], reads=[1], starts=[1000], cached=1000), RATES)
 
     assert best is not None
     assert best.gain == pytest.approx(0.1 * 50)
 
 
-def test_without_candidates_there_is_no_flush() -> None:
+def test_without_candidates_there_is_no_flush():
     assert best_eviction(CandidateTable([], [], [], 1000), RATES) is None
 
 
@@ -112,7 +111,7 @@ rates = st.builds(
 
 
 @given(stocks(), rates)
-def test_the_best_flush_is_the_best_of_all_suffixes(stock: CandidateTable, rate: Rates) -> None:
+def test_the_best_flush_is_the_best_of_all_suffixes(stock: CandidateTable, rate: Rates):
     def gain(start: int) -> float:
         old = range(start, len(stock.freed))
         carried = sum(stock.freed[i] * stock.reads[i] for i in old)
@@ -133,7 +132,7 @@ def test_the_best_flush_is_the_best_of_all_suffixes(stock: CandidateTable, rate:
 
 
 @given(stocks(), rates)
-def test_nothing_negative_is_ever_freed_or_rewritten(stock: CandidateTable, rate: Rates) -> None:
+def test_nothing_negative_is_ever_freed_or_rewritten(stock: CandidateTable, rate: Rates):
     best = best_eviction(stock, rate)
 
     if best:
@@ -146,7 +145,7 @@ def test_nothing_negative_is_ever_freed_or_rewritten(stock: CandidateTable, rate
 
 
 @given(stocks(), rates, st.floats(0, 4))
-def test_more_patience_never_flushes_more(stock: CandidateTable, rate: Rates, more: float) -> None:
+def test_more_patience_never_flushes_more(stock: CandidateTable, rate: Rates, more: float):
     eager = best_eviction(stock, rate)
     patient = best_eviction(stock, Rates(rate.read, rate.write, rate.alpha + more))
 
@@ -158,7 +157,7 @@ def test_more_patience_never_flushes_more(stock: CandidateTable, rate: Rates, mo
 @given(stocks(), rates, st.integers(1, 20))
 def test_waiting_longer_never_makes_a_flush_less_due(
     stock: CandidateTable, rate: Rates, calls: int
-) -> None:
+):
     now = best_eviction(stock, rate)
     later = best_eviction(
         CandidateTable(stock.freed, [r + calls for r in stock.reads], stock.starts, stock.cached),
@@ -172,7 +171,7 @@ def test_waiting_longer_never_makes_a_flush_less_due(
 # The gate -----------------------------------------------------------------------------------------
 
 
-async def test_old_results_leave_once_carrying_them_has_cost_the_rewrite() -> None:
+async def test_old_results_leave_once_carrying_them_has_cost_the_rewrite():
     gate = RentOrBuyGate(min_calls=0)
     opened = [
         calls
@@ -185,7 +184,7 @@ async def test_old_results_leave_once_carrying_them_has_cost_the_rewrite() -> No
     assert await asked(gate, work(opened[0], long=[0])) == [2]
 
 
-async def test_the_cheaper_it_is_to_read_the_later_a_rewrite_is_due() -> None:
+async def test_the_cheaper_it_is_to_read_the_later_a_rewrite_is_due():
     async def first_call(read: float) -> int:
         gate = RentOrBuyGate(Prices.relative(read=read), min_calls=0)
         calls = 6
@@ -196,7 +195,7 @@ async def test_the_cheaper_it_is_to_read_the_later_a_rewrite_is_due() -> None:
     assert await first_call(0.1) < await first_call(0.05) < await first_call(0.025)
 
 
-async def test_what_stays_in_front_of_the_paying_suffix_is_the_same_object() -> None:
+async def test_what_stays_in_front_of_the_paying_suffix_is_the_same_object():
     history = work(30, long=[20, 21, 22], size=3)
     history[1:3] = step("t0", result="x" * 500)
 
@@ -205,46 +204,46 @@ async def test_what_stays_in_front_of_the_paying_suffix_is_the_same_object() -> 
     assert changed == [42, 44, 46]
 
 
-async def test_the_last_calls_results_stay() -> None:
+async def test_the_last_calls_results_stay():
     assert await asked(RentOrBuyGate(min_calls=0), work(30, long=range(26, 30))) == (
         "no old result is long enough to offload"
     )
 
 
-async def test_before_twenty_five_calls_nothing_leaves() -> None:
+async def test_before_twenty_five_calls_nothing_leaves():
     history = work(24, long=range(15), size=5)
 
     assert await asked(RentOrBuyGate(), history) == "only 24 calls so far, fewer than 25"
     assert isinstance(await asked(RentOrBuyGate(), work(25, long=range(15), size=5)), list)
 
 
-async def test_too_little_to_free_is_not_worth_it() -> None:
+async def test_too_little_to_free_is_not_worth_it():
     history = work(200, long=[190])
     gate = RentOrBuyGate(min_tokens=5000, alpha=0)
 
     assert "fewer than 5,000" in str(await asked(gate, history))
 
 
-async def test_a_cold_cache_lets_everything_old_leave() -> None:
+async def test_a_cold_cache_lets_everything_old_leave():
     history = work(10, long=[0, 3])
 
     assert isinstance(await asked(RentOrBuyGate(), history), str)
     assert await asked(RentOrBuyGate(), history, cache_expired=True) == [2, 8]
 
 
-async def test_a_cold_cache_still_wants_enough_to_free() -> None:
+async def test_a_cold_cache_still_wants_enough_to_free():
     assert "fewer than 9,000" in str(
         await asked(RentOrBuyGate(min_tokens=9000), work(10, long=[0, 3]), cache_expired=True)
     )
 
 
-async def test_where_caching_costs_nothing_extra_old_results_leave_at_once() -> None:
+async def test_where_caching_costs_nothing_extra_old_results_leave_at_once():
     uncached = Prices(1, 1, 1, 1, 5)
 
     assert await asked(RentOrBuyGate(uncached, min_calls=0), work(7, long=[0])) == [2]
 
 
-async def test_coming_back_under_a_price_cliff_counts() -> None:
+async def test_coming_back_under_a_price_cliff_counts():
     history = work(30, long=[0], size=2)
     steep = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(2000, 5),))
     patient = RentOrBuyGate(alpha=50)
@@ -253,7 +252,7 @@ async def test_coming_back_under_a_price_cliff_counts() -> None:
     assert await asked(RentOrBuyGate(steep, alpha=50), history) == [2]
 
 
-async def test_with_a_session_s_memory_the_gate_decides_as_without(tmp_path: Path) -> None:
+async def test_with_a_session_s_memory_the_gate_decides_as_without(tmp_path: Path):
     def pipeline(root: str) -> ContextPipeline:
         stage = BatchOffload(
             LocalStorage(tmp_path / root),
@@ -278,7 +277,7 @@ async def test_with_a_session_s_memory_the_gate_decides_as_without(tmp_path: Pat
     assert fired >= 2
 
 
-async def test_the_inputs_of_old_calls_weigh_what_would_leave() -> None:
+async def test_the_inputs_of_old_calls_weigh_what_would_leave():
     history = conversation(
         user("Go."),
         step("w", "Write", {"file_path": "a", "content": LONG * 3}),
@@ -298,7 +297,7 @@ async def test_the_inputs_of_old_calls_weigh_what_would_leave() -> None:
 @given(histories(), st.booleans())
 async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_always_the_same(
     history: list[Message], cache_expired: bool
-) -> None:
+):
     gate = RentOrBuyGate(min_calls=0, min_tokens=50, free_calls=0)
     candidates: list[Candidate] = offloadable(history, 100)
 
@@ -317,19 +316,10 @@ async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_alway
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories())
-async def test_it_never_fires_on_nothing(history: list[Message]) -> None:
+async def test_it_never_fires_on_nothing(history: list[Message]):
     chosen = await RentOrBuyGate(min_calls=0, min_tokens=0)(Turn(history), Scan(0, 0), list)
 
     assert isinstance(chosen, str)
-
-
-def test_a_setting_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(SettingsError, match="alpha"):
-        RentOrBuyGate(alpha=float("nan"))
-    with pytest.raises(SettingsError, match="min_tokens"):
-        RentOrBuyGate(min_tokens=-1)
-    with pytest.raises(SettingsError, match="min_calls is '25'"):
-        RentOrBuyGate(min_calls=cast("int", "25"))
 
 
 # Read back, and old again -------------------------------------------------------------------------
@@ -340,11 +330,11 @@ def read_back(calls: int) -> list[Message]:
     return conversation(user("Go."), reading, work(calls)[1:])
 
 
-async def test_what_was_read_back_stays_for_good() -> None:
+async def test_what_was_read_back_stays_for_good():
     assert await asked(RentOrBuyGate(), read_back(60)) == "no old result is long enough to offload"
 
 
-async def test_without_keep_read_backs_it_leaves_again_once_it_is_old() -> None:
+async def test_without_keep_read_backs_it_leaves_again_once_it_is_old():
     stage = BatchOffload(
         LocalStorage("unused"),
         gate=RentOrBuyGate(),
@@ -359,6 +349,6 @@ async def test_without_keep_read_backs_it_leaves_again_once_it_is_old() -> None:
     assert planned.messages[2] != read_back(60)[2]
 
 
-def test_what_is_read_back_never_leaves_before_it_was_seen() -> None:
+def test_what_is_read_back_never_leaves_before_it_was_seen():
     with pytest.raises(SettingsError, match="keep_read_backs"):
         BatchOffload(LocalStorage("unused"), keep_recent=0, keep_read_backs=False)

@@ -130,7 +130,7 @@ def broken_programs(context: Sequence[Mapping[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("order", [*((name,) for name in STAGES), *ORDERS], ids="-".join)
 async def test_every_stage_and_every_order_of_four_keeps_the_rules(
     order: tuple[str, ...],
-) -> None:
+):
     acted = 0
     for seed in range(12 if len(order) == 1 else 3):
         random = Random(f"{order} {seed}")
@@ -152,7 +152,7 @@ async def test_every_stage_and_every_order_of_four_keeps_the_rules(
 )
 async def test_whatever_the_history_and_the_settings_the_context_is_accepted(
     history: list[Message], order: tuple[str, ...], seed: int
-) -> None:
+):
     with tempfile.TemporaryDirectory() as root:
         result = await Setting(Random(seed)).pipeline(order, root).run(history, session_id="s")
 
@@ -163,7 +163,7 @@ async def test_whatever_the_history_and_the_settings_the_context_is_accepted(
 @given(valid_histories(2), st.sampled_from(ORDERS), st.integers(0, 2**16))
 async def test_in_a_session_the_context_of_every_turn_is_accepted(
     history: list[Message], order: tuple[str, ...], seed: int
-) -> None:
+):
     turns = [history[:end] for end in range(1, len(history) + 1) if not refusals(history[:end])]
     with tempfile.TemporaryDirectory() as root:
         session = Setting(Random(seed)).pipeline(order, root).session("s")

@@ -36,18 +36,18 @@ async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands
     assert list(await turn("four", "sixsix").prefix_sums()) == [0, 4, 10]
 
 
-async def test_before_the_first_bill_the_counted_tokens_are_expected() -> None:
+async def test_before_the_first_bill_the_counted_tokens_are_expected():
     assert await turn("four", "six").tokens() == 12
 
 
-async def test_after_a_bill_the_estimate_is_what_was_billed() -> None:
+async def test_after_a_bill_the_estimate_is_what_was_billed():
     asked = turn("x" * 95)
     asked.ledger.observe({"input_tokens": 120}, asked.messages, overhead=5)
 
     assert await asked.tokens() == 120
 
 
-async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own() -> None:
+async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own():
     alone = Turn(chat(2))
 
     assert alone.budget == Budget()
@@ -55,7 +55,7 @@ async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own() -> None:
     assert await alone.raw_tokens() > 0
 
 
-async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches() -> None:
+async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches():
     first = turn("four", "sixsix", tracked=Tracked(0, bulky=False))
     await first.raw_tokens()
     longer = replace(first, messages=[*first.messages, user("xx")])
@@ -63,7 +63,7 @@ async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches() ->
     assert list(await longer.prefix_sums()) == [0, 4, 10, 12]
 
 
-def test_a_record_is_made_once_and_found_again_by_its_kind() -> None:
+def test_a_record_is_made_once_and_found_again_by_its_kind():
     asked = turn()
 
     made = asked.recall(CandidateIndex)
@@ -72,7 +72,7 @@ def test_a_record_is_made_once_and_found_again_by_its_kind() -> None:
     assert len(asked.memory) == 1
 
 
-def test_turns_and_answers_cannot_be_edited() -> None:
+def test_turns_and_answers_cannot_be_edited():
     for value, name in (
         (turn(), "force"),
         (Change([]), "may_grow"),
@@ -83,6 +83,6 @@ def test_turns_and_answers_cannot_be_edited() -> None:
             setattr(value, name, True)
 
 
-def test_the_offload_stages_can_plan() -> None:
+def test_the_offload_stages_can_plan():
     assert isinstance(DirectOffload(LocalStorage("x")), PlannedStage)
     assert isinstance(BatchOffload(LocalStorage("x")), PlannedStage)

@@ -25,7 +25,6 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     RatioGate,
-    SettingsError,
     StorageError,
     presets,
 )
@@ -64,7 +63,7 @@ async def read_back(storage: LocalStorage, command: str, shown: Any) -> list[Any
 )
 async def test_it_becomes_head_and_tail_after_the_same_pointer(
     storage: LocalStorage, root: Path, shown: Any
-) -> None:
+):
     stage = TrimReadBacks(storage, max_chars=20_000)
     history = await read_back(storage, "cat {}", shown)
     before = copy.deepcopy(history)
@@ -85,7 +84,7 @@ async def test_it_becomes_head_and_tail_after_the_same_pointer(
 
 async def test_what_was_shortened_stays_as_it_is_beside_every_other_stage(
     storage: LocalStorage,
-) -> None:
+):
     stage = TrimReadBacks(storage, max_chars=20_000)
     result = await run(stage, await read_back(storage, "cat {}", LINES))
 
@@ -98,7 +97,7 @@ async def test_what_was_shortened_stays_as_it_is_beside_every_other_stage(
 
 async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_shown_in_part(
     storage: LocalStorage, root: Path
-) -> None:
+):
     stage = TrimReadBacks(storage, max_chars=20_000)
     made = LINES.upper()
     history = await read_back(storage, "tr a-z A-Z < {}", made)
@@ -114,7 +113,7 @@ async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_sho
 
 async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(  # noqa: E501
     storage: LocalStorage, root: Path
-) -> None:
+):
     commands = (f"grep -r x {root}/s", f"cat {root}/s/gone.md", "cat s/gone.md")
     for number, command in enumerate(commands):
         history = new(f"{number} {LINES}", f"id{number}", given={"command": command})
@@ -125,7 +124,7 @@ async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_ther
 
 async def test_where_a_storage_cannot_be_read_it_is_kept_in_a_file(
     storage: LocalStorage, root: Path
-) -> None:
+):
     stage = TrimReadBacks(WriteOnly(storage))
 
     result = await run(stage, new(LINES, given={"command": f"cat {root}/s/x.md"}))
@@ -136,7 +135,7 @@ async def test_where_a_storage_cannot_be_read_it_is_kept_in_a_file(
 
 async def test_our_own_tools_keep_their_answers_even_where_these_are_in_no_file(
     storage: LocalStorage, root: Path
-) -> None:
+):
     history = new(LINES, name="search_offloaded", given={"path": f"{root}/s/x.md", "pattern": "x"})
 
     assert (await run(TrimReadBacks(storage), history)).messages is history
@@ -144,7 +143,7 @@ async def test_our_own_tools_keep_their_answers_even_where_these_are_in_no_file(
 
 async def test_what_is_no_longer_than_the_limit_and_what_the_model_has_seen_stay(
     storage: LocalStorage,
-) -> None:
+):
     history = await read_back(storage, "cat {}", LINES)
     seen = [*history, assistant("I see."), user("Go on.")]
 
@@ -155,18 +154,18 @@ async def test_what_is_no_longer_than_the_limit_and_what_the_model_has_seen_stay
 
 async def test_direct_offload_alone_leaves_what_was_read_back_as_it_is(
     storage: LocalStorage,
-) -> None:
+):
     history = await read_back(storage, "cat {}", LINES)
 
     assert (await run(DirectOffload(storage), history)).messages is history
 
 
-def test_the_presets_shorten_what_was_read_back(storage: LocalStorage) -> None:
+def test_the_presets_shorten_what_was_read_back(storage: LocalStorage):
     for stages in (presets.coding_agent(storage, work_dir=None), presets.chat(storage)):
         assert stages[:2] == [stages[0], TrimReadBacks(storage)]
 
 
-async def test_a_plan_says_the_same_and_writes_nothing(storage: LocalStorage, root: Path) -> None:
+async def test_a_plan_says_the_same_and_writes_nothing(storage: LocalStorage, root: Path):
     history = await read_back(storage, "tr a-z A-Z < {}", LINES.upper())
     pipeline = ContextPipeline([TrimReadBacks(storage, max_chars=20_000)])
 
@@ -181,7 +180,7 @@ async def test_a_plan_says_the_same_and_writes_nothing(storage: LocalStorage, ro
 # When a file cannot be written --------------------------------------------------------------------
 
 
-async def test_what_cannot_be_written_stays_inline_and_is_reported(root: Path) -> None:
+async def test_what_cannot_be_written_stays_inline_and_is_reported(root: Path):
     history = await read_back(LocalStorage(root), "tr a-z A-Z < {}", LINES.upper())
 
     result = await run(TrimReadBacks(failing(root, "b.md"), max_chars=20_000), history)
@@ -194,7 +193,7 @@ async def test_what_cannot_be_written_stays_inline_and_is_reported(root: Path) -
 
 async def test_what_is_in_a_file_already_is_cut_although_another_cannot_be_written(
     root: Path,
-) -> None:
+):
     history = await read_back(LocalStorage(root), "cat {}", LINES)
     call = tool_use("c", "bash", {"command": "tr a-z A-Z < ./s/a.md"})
     both = conversation(
@@ -214,16 +213,10 @@ async def test_what_is_in_a_file_already_is_cut_although_another_cannot_be_writt
 # Settings -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, None, "100"])
-def test_a_limit_that_would_show_nothing_or_is_no_number_is_refused(root: Path, limit: Any) -> None:
-    with pytest.raises(SettingsError, match=r"max_chars is .*; give a whole number, 1 or more"):
-        TrimReadBacks(LocalStorage(root), max_chars=limit)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
 async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(
     storage: LocalStorage, limit: int
-) -> None:
+):
     history = await read_back(storage, "head {}", LINES[:9_000])
 
     result = await run(TrimReadBacks(storage, max_chars=limit), history)
@@ -237,7 +230,7 @@ async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(
 PROGRAM = {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}
 
 
-async def test_what_a_program_reads_back_from_our_files_is_not_cut(tmp_path: Path) -> None:
+async def test_what_a_program_reads_back_from_our_files_is_not_cut(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     [where] = await storage.write([("s/a.md", "line of a log\n" * 9_000)])
     program = {

@@ -16,17 +16,17 @@ def report(outcome: Outcome, **details: object) -> StageReport:
     return StageReport("Stage", "s", outcome, 0.0125, **details)  # type: ignore[arg-type]
 
 
-def test_a_skip_says_why() -> None:
+def test_a_skip_says_why():
     assert (
         str(report(Outcome.SKIPPED, reason="too early")) == "Stage [s] skipped: too early (12.5 ms)"
     )
 
 
-def test_without_a_reason_there_is_no_colon() -> None:
+def test_without_a_reason_there_is_no_colon():
     assert str(report(Outcome.SKIPPED)) == "Stage [s] skipped (12.5 ms)"
 
 
-def test_a_change_says_from_where_on_what_it_saved_and_what_it_did() -> None:
+def test_a_change_says_from_where_on_what_it_saved_and_what_it_did():
     detail = Offloaded(results=2, chars=5_000)
     told = str(
         report(
@@ -44,7 +44,7 @@ def test_a_change_says_from_where_on_what_it_saved_and_what_it_did() -> None:
     )
 
 
-def test_a_change_that_nobody_counted_or_placed_tells_of_neither() -> None:
+def test_a_change_that_nobody_counted_or_placed_tells_of_neither():
     assert str(report(Outcome.CHANGED)) == "Stage [s] changed (12.5 ms)"
 
 
@@ -66,7 +66,7 @@ def test_a_change_that_nobody_counted_or_placed_tells_of_neither() -> None:
         (Truncated(9, 9, still_over=True), "nothing removed, still over its limit"),
     ],
 )
-def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, words: str) -> None:
+def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, words: str):
     assert str(detail) == words
 
 
@@ -86,20 +86,20 @@ def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, w
         StageReport("A\x1b[31mStage", "a\nb\x00", Outcome.SKIPPED, 0.0),
     ],
 )
-def test_a_report_is_one_short_line_whatever_happened(told: StageReport) -> None:
+def test_a_report_is_one_short_line_whatever_happened(told: StageReport):
     for line in (str(told), repr(told)):
         assert len(line) < 200
         assert line.isprintable()
 
 
-def test_a_change_says_what_it_costs_where_the_prices_are_known() -> None:
+def test_a_change_says_what_it_costs_where_the_prices_are_known():
     cost = RewriteCost(4, burnt=0.25, saved_now=0.0, saved_per_call=0.125)
     told = str(report(Outcome.CHANGED, first_changed_index=3, cost=cost))
 
     assert "; $0.250 burnt, $0.125 saved per later call" in told
 
 
-def test_a_result_sums_up_its_reports() -> None:
+def test_a_result_sums_up_its_reports():
     changes = [report(Outcome.CHANGED, tokens_before=9, tokens_after=4), report(Outcome.SKIPPED)]
     result = Result(
         [user("go")], tuple(changes), first_changed_index=0, tokens_before=9, tokens_after=4
@@ -109,7 +109,7 @@ def test_a_result_sums_up_its_reports() -> None:
     assert str(result) == "\n".join(map(str, result.reports))
 
 
-def test_the_repr_of_a_result_counts_its_messages_and_holds_none() -> None:
+def test_the_repr_of_a_result_counts_its_messages_and_holds_none():
     result = Result(
         [user("secret")] * 1_200,
         (report(Outcome.SKIPPED),),
@@ -120,7 +120,7 @@ def test_the_repr_of_a_result_counts_its_messages_and_holds_none() -> None:
     assert repr(result) == "<Result: 1,200 messages, 2,400 to 2,400 tokens, 1 report>"
 
 
-def test_a_result_of_nothing_is_unchanged() -> None:
+def test_a_result_of_nothing_is_unchanged():
     result = Result([])
 
     assert (
@@ -140,11 +140,11 @@ def test_a_result_of_nothing_is_unchanged() -> None:
     ("value", "field"),
     [(report(Outcome.CHANGED), "reason"), (Result([]), "messages"), (Offloaded(), "files")],
 )
-def test_reports_cannot_be_edited(value: object, field: str) -> None:
+def test_reports_cannot_be_edited(value: object, field: str):
     with pytest.raises(FrozenInstanceError):
         setattr(value, field, ())
 
 
-def test_an_outcome_reads_as_its_word() -> None:
+def test_an_outcome_reads_as_its_word():
     outcomes = [str(outcome) for outcome in Outcome]
     assert outcomes == ["changed", "skipped", "refused", "failed", "planned"]

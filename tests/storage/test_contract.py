@@ -44,7 +44,7 @@ LOCAL = storage_conformance(
 
 
 @pytest.mark.parametrize("check", LOCAL, ids=str)
-async def test_a_folder_keeps_the_contract(check: StorageCheck) -> None:
+async def test_a_folder_keeps_the_contract(check: StorageCheck):
     await check()
 
 
@@ -63,7 +63,7 @@ def memory(place: str, redact: Callable[[str], str] | None = None) -> MemoryStor
     storage_conformance(memory, extras=["delete", "lease", "sessions"], redacting=memory),
     ids=str,
 )
-async def test_memory_keeps_the_contract(check: StorageCheck) -> None:
+async def test_memory_keeps_the_contract(check: StorageCheck):
     await check()
 
 
@@ -94,11 +94,11 @@ EXAMPLE = storage_conformance(
 
 
 @pytest.mark.parametrize("check", EXAMPLE, ids=str)
-async def test_the_example_keeps_the_contract(check: StorageCheck) -> None:
+async def test_the_example_keeps_the_contract(check: StorageCheck):
     await check()
 
 
-def test_the_example_has_sixty_lines_of_code() -> None:
+def test_the_example_has_sixty_lines_of_code():
     lines = inspect.getsource(SqliteStorage).splitlines()
 
     assert len([line for line in lines if line.strip()]) <= 60
@@ -167,9 +167,7 @@ FAULTS: list[tuple[type[MemoryStorage], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "sentence"), FAULTS)
-async def test_a_storage_with_a_fault_is_found_out(
-    kind: type[MemoryStorage], sentence: str
-) -> None:
+async def test_a_storage_with_a_fault_is_found_out(kind: type[MemoryStorage], sentence: str):
     places: dict[str, MemoryStorage] = {}
     checks = storage_conformance(
         lambda place: places.setdefault(place, kind()), extras=["delete", "lease", "sessions"]
@@ -180,21 +178,21 @@ async def test_a_storage_with_a_fault_is_found_out(
         await check()
 
 
-async def test_what_a_storage_has_and_does_not_say_is_found_out() -> None:
+async def test_what_a_storage_has_and_does_not_say_is_found_out():
     [check, *_] = storage_conformance(memory, extras=["delete"])
 
     with pytest.raises(ContractBroken, match="'lease'"):
         await check()
 
 
-async def test_a_storage_that_lacks_a_protocol_is_found_out() -> None:
+async def test_a_storage_that_lacks_a_protocol_is_found_out():
     [check, *_] = storage_conformance(lambda _: object(), protocols=[JournalStorage])
 
     with pytest.raises(ContractBroken, match="it is a JournalStorage"):
         await check()
 
 
-def test_only_what_a_storage_implements_is_checked() -> None:
+def test_only_what_a_storage_implements_is_checked():
     texts = storage_conformance(memory, protocols=[TextWriter, TextReader])
     records = storage_conformance(memory, protocols=[Archive])
 
@@ -203,6 +201,6 @@ def test_only_what_a_storage_implements_is_checked() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"protocols": [Path]}, {"extras": ["speed"]}])
-def test_an_unknown_part_of_the_contract_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_unknown_part_of_the_contract_is_refused(wrong: dict[str, Any]):
     with pytest.raises(SettingsError, match="give some of"):
         storage_conformance(memory, **wrong)

@@ -90,11 +90,11 @@ SQLITE = storage_conformance(
 
 
 @pytest.mark.parametrize("check", SQLITE, ids=str)
-async def test_sqlite_keeps_the_contract(check: StorageCheck) -> None:
+async def test_sqlite_keeps_the_contract(check: StorageCheck):
     await check()
 
 
-async def test_a_file_of_sqlite_is_private(tmp_path: Path) -> None:
+async def test_a_file_of_sqlite_is_private(tmp_path: Path):
     before = os.umask(0)
     try:
         async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
@@ -106,7 +106,7 @@ async def test_a_file_of_sqlite_is_private(tmp_path: Path) -> None:
     assert modes == {0o600}
 
 
-async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path: Path) -> None:
+async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path: Path):
     path = tmp_path / "journal.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("pragma user_version = 2")
@@ -117,7 +117,7 @@ async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path: Path) -> No
             await journal.append("s", 0, "entry")
 
 
-async def test_several_threads_share_one_file(tmp_path: Path) -> None:
+async def test_several_threads_share_one_file(tmp_path: Path):
     journal, wins = SQLiteJournal(tmp_path / "journal.sqlite"), list[int]()
 
     async def fill() -> None:
@@ -165,11 +165,11 @@ POSTGRES = storage_conformance(
 
 
 @pytest.mark.parametrize("check", POSTGRES, ids=str)
-async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url: str) -> None:
+async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url: str):
     await check()
 
 
-async def test_the_table_is_made_once_whoever_comes_first(postgres_url: str) -> None:
+async def test_the_table_is_made_once_whoever_comes_first(postgres_url: str):
     journals = [PostgresJournal(postgres_url, table="ctxpipe_new") for _ in range(8)]
     async with anyio.create_task_group() as group:
         for journal in journals:
@@ -180,7 +180,7 @@ async def test_the_table_is_made_once_whoever_comes_first(postgres_url: str) -> 
         await journal.aclose()
 
 
-async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url: str) -> None:
+async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url: str):
     import psycopg
 
     with psycopg.connect(postgres_url) as connection:
@@ -192,7 +192,7 @@ async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url: str) -
             await journal.append("s", 0, "entry")
 
 
-async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url: str) -> None:
+async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url: str):
     async with PostgresJournal(postgres_url, table="ages") as journal:
         await journal.append("s", 0, "entry")
 
@@ -202,7 +202,7 @@ async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url: s
         assert await journal.entries("s") == []
 
 
-async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path) -> None:
+async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path):
     async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
         await journal.append("s", 0, "entry")
 
@@ -212,7 +212,7 @@ async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path) -> None:
         assert await journal.entries("s") == []
 
 
-async def test_a_lease_ends_with_the_process_that_holds_it(postgres_url: str) -> None:
+async def test_a_lease_ends_with_the_process_that_holds_it(postgres_url: str):
     import psycopg
 
     first = PostgresJournal(postgres_url, table="leases")
@@ -258,11 +258,11 @@ REDIS = storage_conformance(
 
 
 @pytest.mark.parametrize("check", REDIS, ids=str)
-async def test_redis_keeps_the_contract(check: StorageCheck, redis_url: str) -> None:
+async def test_redis_keeps_the_contract(check: StorageCheck, redis_url: str):
     await check()
 
 
-async def test_a_journal_with_an_age_expires_that_long_after_its_last_entry(redis_url: str) -> None:
+async def test_a_journal_with_an_age_expires_that_long_after_its_last_entry(redis_url: str):
     async with RedisJournal(redis_url, prefix="ages", max_age=0.5) as journal:
         await journal.append("s", 0, "entry")
         assert await journal.entries("s") == ["entry"]
@@ -281,9 +281,7 @@ JOURNALS: dict[str, Callable[[Server], Any]] = {
 
 
 @pytest.mark.parametrize("name", JOURNALS)
-async def test_a_turn_waits_for_a_server_that_restarts(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+async def test_a_turn_waits_for_a_server_that_restarts(name: str, request: pytest.FixtureRequest):
     server: Server = request.getfixturevalue(name)
     async with JOURNALS[name](server) as journal:
         session = ContextPipeline([]).session("s", journal=journal)
@@ -303,7 +301,7 @@ async def test_a_turn_waits_for_a_server_that_restarts(
 @pytest.mark.parametrize("name", JOURNALS)
 async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the_turn(
     name: str, request: pytest.FixtureRequest
-) -> None:
+):
     server: Server = request.getfixturevalue(name)
     async with JOURNALS[name](server) as journal:
         journal._patience = 0
@@ -329,7 +327,7 @@ async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the
 @pytest.mark.parametrize("packets", range(1, 14))
 async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_anothers(
     postgres_url: str, packets: int
-) -> None:
+):
     async with (
         CuttingProxy(SERVERS[Postgres].port, packets, once=True) as proxy,
         PostgresJournal(Postgres.url_at(proxy.port), table="lost", patience=20) as journal,
@@ -341,7 +339,7 @@ async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_ano
 @pytest.mark.parametrize("packets", range(1, 6))
 async def test_an_append_to_redis_whose_answer_gets_lost_is_not_taken_for_anothers(
     redis_url: str, packets: int
-) -> None:
+):
     async with (
         CuttingProxy(SERVERS[RedisServer].port, packets, once=True) as proxy,
         RedisJournal(RedisServer.url_at(proxy.port), prefix="lost", patience=20) as journal,
@@ -353,7 +351,7 @@ async def test_an_append_to_redis_whose_answer_gets_lost_is_not_taken_for_anothe
 # Texts elsewhere ----------------------------------------------------------------------------------
 
 
-async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path: Path) -> None:
+async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path: Path):
     texts = MemoryStorage()
     history: list[Any] = [user("go"), *step("t1", "bash", result="a long line\n" * 1000)]
     pipeline = ContextPipeline([DirectOffload(texts, min_chars=1000)])
@@ -366,7 +364,7 @@ async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path
         assert await pipeline.session("s", journal=journal).history() == history
 
 
-async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Path) -> None:
+async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Path):
     texts = MemoryStorage()
     history: list[Any] = [user("go"), *step("t1", "bash", result="a long line\n" * 1000)]
     pipeline = ContextPipeline([DirectOffload(texts, min_chars=1000)])
@@ -377,7 +375,7 @@ async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Pat
             await ContextPipeline([]).session("s", journal=journal).history()
 
 
-async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Path) -> None:
+async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Path):
     texts = MemoryStorage()
     await texts.write([("s/a.md", "of the session")])
     async with SQLiteJournal(tmp_path / "j.sqlite", texts=texts) as journal:
@@ -387,7 +385,7 @@ async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Pa
         assert await read({"path": "ctxpipe://s/a.md"}) == "of the session"
 
 
-def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path: Path) -> None:
+def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path: Path):
     texts = MemoryStorage(redact=str.upper)
 
     assert SQLiteJournal(tmp_path / "j", texts=texts).redact is str.upper
@@ -401,7 +399,7 @@ def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path: Path) -> None:
     "wrong",
     [{"texts": "x"}, {"redact": "x"}, {"path": ""}, {"fsync": 1}],
 )
-def test_wrong_settings_of_sqlite_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_settings_of_sqlite_are_refused(wrong: dict[str, Any]):
     with pytest.raises(SettingsError, match=f"{next(iter(wrong))} is"):
         SQLiteJournal(**{"path": "j.sqlite", **wrong})
 
@@ -413,14 +411,14 @@ def test_wrong_settings_of_sqlite_are_refused(wrong: dict[str, Any]) -> None:
         *({"connections": 0}, {"patience": -1}, {"timeout": 0}, {"conninfo": None}),
     ],
 )
-def test_wrong_settings_of_postgres_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_settings_of_postgres_are_refused(wrong: dict[str, Any]):
     pytest.importorskip("psycopg", reason="there is no psycopg")
     with pytest.raises(SettingsError, match=f"{next(iter(wrong))} is"):
         PostgresJournal(**{"conninfo": "dbname=x", **wrong})
 
 
 @pytest.mark.parametrize(("kind", "package"), [("postgres", "psycopg"), ("redis", "redis.asyncio")])
-def test_without_its_driver_a_journal_says_what_to_install(kind: str, package: str) -> None:
+def test_without_its_driver_a_journal_says_what_to_install(kind: str, package: str):
     name = {"postgres": "PostgresJournal", "redis": "RedisJournal"}[kind]
     script = f"""
 import sys
@@ -434,7 +432,7 @@ except ValueError as error:
     assert f"pip install 'ctxpipe[{kind}]'" in new_python(script)
 
 
-async def test_a_password_is_in_no_text(postgres_url: str) -> None:
+async def test_a_password_is_in_no_text(postgres_url: str):
     url = "postgresql://ctxpipe:hunter2@127.0.0.1:1/postgres"
     journal = PostgresJournal(url, patience=0)
     with pytest.raises(StorageError) as failed:
@@ -443,7 +441,7 @@ async def test_a_password_is_in_no_text(postgres_url: str) -> None:
     assert "hunter2" not in f"{failed.value} {journal!r}"
 
 
-async def test_a_server_that_does_not_answer_is_an_error_in_time() -> None:
+async def test_a_server_that_does_not_answer_is_an_error_in_time():
     pytest.importorskip("psycopg", reason="there is no psycopg")
     pytest.importorskip("redis", reason="there is no redis")
     with socket.socket() as silent:

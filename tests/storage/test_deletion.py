@@ -125,9 +125,7 @@ def check_dropped(all_of_them: list[Holder]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "sqlite", "object"])
-def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(
-    tmp_path: Path, kind: str
-) -> None:
+def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path: Path, kind: str):
     if kind == "object":
         pytest.importorskip("obstore")
     for all_of_them in hold_and_delete(kind, str(tmp_path)):
@@ -140,7 +138,7 @@ def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(
 
 def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(
     tmp_path: Path, postgres: Postgres
-) -> None:
+):
     import psycopg
 
     for all_of_them in hold_and_delete("postgres", f"{tmp_path}|{postgres.url}"):
@@ -157,7 +155,7 @@ def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(
 
 def test_nothing_of_a_deleted_session_is_in_redis_after_a_rewrite(
     tmp_path: Path, redis: RedisServer
-) -> None:
+):
     import redis as driver
 
     client = driver.Redis.from_url(redis.url)
@@ -187,7 +185,7 @@ def pipeline_on(texts: Any) -> ContextPipeline:
     return ContextPipeline([DirectOffload(texts, min_chars=1000)])
 
 
-async def test_sessions_delete_a_session_from_all_its_storages(tmp_path: Path) -> None:
+async def test_sessions_delete_a_session_from_all_its_storages(tmp_path: Path):
     texts, archive = LocalStorage(tmp_path / "texts"), LocalStorage(tmp_path / "archive")
     await archive.save(SESSION, "compact", [WORDS])
     async with SQLiteJournal(tmp_path / "journal.sqlite", texts=texts) as journal:
@@ -206,7 +204,7 @@ async def test_sessions_delete_a_session_from_all_its_storages(tmp_path: Path) -
         assert await held.history() == []
 
 
-async def test_sessions_whose_storage_cannot_delete_say_so_before_they_delete() -> None:
+async def test_sessions_whose_storage_cannot_delete_say_so_before_they_delete():
     class Keeps(MemoryStorage):
         delete = None  # type: ignore[assignment]
 
@@ -220,7 +218,7 @@ async def test_sessions_whose_storage_cannot_delete_say_so_before_they_delete() 
     assert await journal.entries("s")
 
 
-async def test_a_forgotten_session_is_read_from_its_journal() -> None:
+async def test_a_forgotten_session_is_read_from_its_journal():
     storage = MemoryStorage()
     sessions = Sessions(pipeline_on(storage), journal=storage)
     held = sessions.get("s")
@@ -237,7 +235,7 @@ def all_that_is_in(storage: MemoryStorage) -> str:
     return str([getattr(storage, field.name) for field in fields(storage)])
 
 
-async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_back() -> None:
+async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_back():
     storage, sent = MemoryStorage(), list[Any]()
 
     async def create(**request: Any) -> Any:
@@ -271,9 +269,7 @@ async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_bac
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
-async def test_a_session_without_a_journal_drops_what_was_deleted(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_a_session_without_a_journal_drops_what_was_deleted(tmp_path: Path, kind: str):
     storage: Any = LocalStorage(tmp_path) if kind == "local" else MemoryStorage()
     session = pipeline_on(storage).session("s")
     await session.run(talk())
@@ -285,7 +281,7 @@ async def test_a_session_without_a_journal_drops_what_was_deleted(
     assert len(result.notices) == 1
 
 
-async def test_compacting_by_hand_brings_no_deleted_history_back() -> None:
+async def test_compacting_by_hand_brings_no_deleted_history_back():
     storage = MemoryStorage()
     pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), archive=storage)])
     session = pipeline.session("s", journal=storage)
@@ -299,7 +295,7 @@ async def test_compacting_by_hand_brings_no_deleted_history_back() -> None:
     assert await storage.records("s") == []
 
 
-async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows() -> None:
+async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
     storage = MemoryStorage()
 
     async def delete(turn: Turn) -> None:
@@ -316,7 +312,7 @@ async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows() -> 
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])
-async def test_a_journal_that_is_lost_is_no_deletion(tmp_path: Path, lost: str) -> None:
+async def test_a_journal_that_is_lost_is_no_deletion(tmp_path: Path, lost: str):
     storage = LocalStorage(tmp_path)
     session = pipeline_on(storage).session("s", journal=storage)
     await session.run(talk()[:1])
@@ -341,7 +337,7 @@ async def test_a_journal_that_is_lost_is_no_deletion(tmp_path: Path, lost: str) 
 
 async def test_a_tombstone_goes_after_its_time_and_ends_no_later_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     await storage.delete("s")
     session = pipeline_on(storage).session("s", journal=storage)
@@ -361,7 +357,7 @@ async def test_a_tombstone_goes_after_its_time_and_ends_no_later_session(
     assert result.notices == ()
 
 
-async def test_a_tombstone_holds_no_text_of_the_id(tmp_path: Path) -> None:
+async def test_a_tombstone_holds_no_text_of_the_id(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     await pipeline_on(storage).session(SESSION, journal=storage).run(talk())
 
@@ -371,7 +367,7 @@ async def test_a_tombstone_holds_no_text_of_the_id(tmp_path: Path) -> None:
     assert files_with("cust1", tmp_path) == []
 
 
-async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_path: Path) -> None:
+async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_path: Path):
     storage, generation = LocalStorage(tmp_path), Generation("s")
     with generation.running():
         await storage.write([("s/a.md", WORDS)])
@@ -383,7 +379,7 @@ async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_p
     assert files_with(WORDS, tmp_path) == []
 
 
-async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_path: Path) -> None:
+async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     for number in range(40):
         generation = Generation("s", has_journal=True)
@@ -405,7 +401,7 @@ async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_pa
         await storage.delete("s")
 
 
-async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path: Path) -> None:
+async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path: Path):
     root = StorageRoot(str(tmp_path))
     storage = LocalStorage(tmp_path)
 
@@ -430,7 +426,7 @@ async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path: Path) -> No
 
 async def test_sqlite_says_when_its_log_still_holds_what_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.1)
     async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
         await journal.append("s", 0, WORDS)
@@ -448,7 +444,7 @@ async def test_sqlite_says_when_its_log_still_holds_what_was_deleted(
 
 async def test_a_folder_of_an_earlier_version_is_listed_once_its_session_is_used(
     tmp_path: Path,
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     await storage.write([("plain/a.md", "text")])
     await storage.write([(f"{session_folder(SESSION)}/a.md", "text")])
@@ -461,7 +457,7 @@ async def test_a_folder_of_an_earlier_version_is_listed_once_its_session_is_used
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "//"])
-async def test_an_empty_prefix_deletes_nothing(prefix: str) -> None:
+async def test_an_empty_prefix_deletes_nothing(prefix: str):
     storage = MemoryStorage()
     await pipeline_on(storage).session("s", journal=storage).run(talk())
 

@@ -110,7 +110,7 @@ SWAPS = [_to_link, _to_relative_link, _to_chain_of_links, _to_other_folder, _par
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_a_root_with_another_folder_in_its_place_is_refused(
     tmp_path: Path, outside: Path, swap: Callable[[Path, Path], None], act: Act
-) -> None:
+):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
     await storage.write([("s/t1.md", "ours")])
@@ -128,7 +128,7 @@ async def test_a_root_with_another_folder_in_its_place_is_refused(
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_the_models_tools_and_a_session_share_the_pin(
     tmp_path: Path, outside: Path, swap: Callable[[Path, Path], None]
-) -> None:
+):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
     session = ContextPipeline([DirectOffload(storage)]).session("s", journal=storage)
@@ -146,9 +146,7 @@ async def test_the_models_tools_and_a_session_share_the_pin(
     assert contents(outside) == before
 
 
-async def test_a_vanished_root_is_not_made_anew_behind_a_link(
-    tmp_path: Path, outside: Path
-) -> None:
+async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path: Path, outside: Path):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
     await storage.write([("s/t1.md", "ours")])
@@ -163,7 +161,7 @@ async def test_a_vanished_root_is_not_made_anew_behind_a_link(
     assert not (outside / "root").exists()
 
 
-async def test_a_root_that_leads_nowhere_is_not_made(tmp_path: Path) -> None:
+async def test_a_root_that_leads_nowhere_is_not_made(tmp_path: Path):
     (tmp_path / "root").symlink_to(tmp_path / "nowhere")
 
     with pytest.raises(StorageError):
@@ -175,7 +173,7 @@ async def test_a_root_that_leads_nowhere_is_not_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
     tmp_path: Path, outside: Path, act: Act
-) -> None:
+):
     (tmp_path / "root").symlink_to(outside)
     before = contents(outside)
 
@@ -189,7 +187,7 @@ async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
 
 async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(
     tmp_path: Path,
-) -> None:
+):
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
 
@@ -200,7 +198,7 @@ async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(
 
 async def test_the_function_writes_where_it_is_told_and_marks_nothing(
     tmp_path: Path, outside: Path
-) -> None:
+):
     (tmp_path / "out").symlink_to(outside)
     history = conversation(user("go"), step("t1", "x", result="data " * 600))
 
@@ -214,7 +212,7 @@ async def test_the_function_writes_where_it_is_told_and_marks_nothing(
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_files_of_the_project_are_read_from_the_same_folder_only(
     tmp_path: Path, outside: Path, swap: Callable[[Path, Path], None]
-) -> None:
+):
     root = tmp_path / "workspace" / "root"
     root.mkdir(parents=True)
     (root / "a.txt").write_text("ours")
@@ -253,7 +251,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 async def test_a_journal_that_is_no_file_is_an_error_at_once(
     tmp_path: Path, make: Callable[[Path], object]
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     (tmp_path / "s").mkdir()
     make(tmp_path / "s/journal.jsonl")
@@ -268,7 +266,7 @@ async def test_a_journal_that_is_no_file_is_an_error_at_once(
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 async def test_a_turn_beside_special_files_of_our_names_ends(
     tmp_path: Path, make: Callable[[Path], object]
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     (tmp_path / "s").mkdir()
     for name in ("journal.jsonl", "t1.md", ".ctxpipe-session"):
@@ -292,14 +290,14 @@ async def test_a_turn_beside_special_files_of_our_names_ends(
 )
 async def test_an_archive_that_is_no_file_is_an_error_at_once(
     tmp_path: Path, make: Callable[[Path], object]
-) -> None:
+):
     make(tmp_path / "compact.json")
 
     with anyio.fail_after(10), pytest.raises(StorageError, match="cannot read the archive"):
         await load_archive(tmp_path / "compact.json")
 
 
-async def test_nothing_is_appended_to_a_file_that_has_a_name_elsewhere(tmp_path: Path) -> None:
+async def test_nothing_is_appended_to_a_file_that_has_a_name_elsewhere(tmp_path: Path):
     (tmp_path / ".profile").write_text("mine")
     root = tmp_path / "root"
     (root / "s").mkdir(parents=True)
@@ -340,7 +338,7 @@ def fail_always(call: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("call", ["link", "fchmod", "fsync"])
 async def test_a_file_system_without_that_call_keeps_texts_and_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+):
     fail_always(call, number, monkeypatch)
     storage = LocalStorage(tmp_path / "root", fsync=True)
 
@@ -363,7 +361,7 @@ async def test_a_file_system_without_that_call_keeps_texts_and_records(
 @pytest.mark.parametrize("call", ["link", "fsync", "fchmod"])
 async def test_a_real_fault_stays_an_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+):
     storage = LocalStorage(tmp_path, fsync=True)
     await storage.write([("s/a.md", "x")])
     before = contents(tmp_path)
@@ -380,7 +378,7 @@ async def test_a_real_fault_stays_an_error_and_leaves_nothing(
 
 async def test_without_links_nobody_takes_a_name_that_another_is_taking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     fail_always("link", errno.EPERM, monkeypatch)
     locations: dict[str, str] = {}
 
@@ -399,7 +397,7 @@ async def test_without_links_nobody_takes_a_name_that_another_is_taking(
 
 async def test_without_links_a_name_that_cannot_be_filled_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "x")])
     fail_always("link", errno.EPERM, monkeypatch)
@@ -454,7 +452,7 @@ def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "folding"
 
 
-async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path) -> None:
+async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path):
     storage = LocalStorage(folding_disk)
     await storage.write([("s/A.md", "x")])
 
@@ -467,7 +465,7 @@ async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path) -> None:
 )
 async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
     folding_disk: Path, taken: str, names: tuple[str, ...]
-) -> None:
+):
     storage = LocalStorage(folding_disk, on_conflict=cast("Literal['hash']", taken))
     locations = {}
     for name in names:
@@ -481,7 +479,7 @@ async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
 
 async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and_again(
     folding_disk: Path,
-) -> None:
+):
     storage = LocalStorage(folding_disk, on_conflict="overwrite")
     paths = [
         await storage.write([(f"s/{name}.md", f"{name} {turn}")])
@@ -495,7 +493,7 @@ async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and
 
 async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(
     folding_disk: Path,
-) -> None:
+):
     storage = LocalStorage(folding_disk)
     for name in ("Alice", "alice"):
         await storage.write([(f"{session_folder(name)}/t1.md", f"secret of {name}")])
@@ -509,7 +507,7 @@ async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(
 
 async def test_results_whose_ids_differ_in_case_come_back_each_as_it_was(
     folding_disk: Path,
-) -> None:
+):
     storage = LocalStorage(folding_disk)
     texts = {name: f"{name} " * 400 for name in ("toolu_Ab", "toolu_aB", "toolu_ab")}
     calls = assistant(*(tool_use(name, "x") for name in texts))
@@ -530,7 +528,7 @@ async def test_results_whose_ids_differ_in_case_come_back_each_as_it_was(
 
 def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setattr(os, "supports_dir_fd", set())
 
     for make in (LocalStorage, LocalFiles):
@@ -539,7 +537,7 @@ def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(
     assert not folders.is_supported()
 
 
-def test_the_package_can_be_imported_on_windows() -> None:
+def test_the_package_can_be_imported_on_windows():
     script = """
 import os, sys
 flags = "O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_NOCTTY", "O_CLOEXEC"

@@ -56,7 +56,7 @@ async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> li
 async def test_a_session_without_a_journal_has_no_entries(
     storage: LocalStorage,
     tmp_path: Path,
-) -> None:
+):
     assert await storage.entries("s") == []
     assert list(tmp_path.iterdir()) == []
 
@@ -85,7 +85,7 @@ def check_numbers(path: Path, count: int) -> None:
     assert all(line.count(b"x") == number * 37 % 400 for number, line in enumerate(lines))
 
 
-def test_eight_threads_write_every_number_once(tmp_path: Path, path: Path) -> None:
+def test_eight_threads_write_every_number_once(tmp_path: Path, path: Path):
     with ThreadPoolExecutor(8) as workers:
         written = list(workers.map(lambda name: append_all(tmp_path, name, 400), "abcdefgh"))
 
@@ -93,7 +93,7 @@ def test_eight_threads_write_every_number_once(tmp_path: Path, path: Path) -> No
     check_numbers(path, 400)
 
 
-def test_eight_threads_of_one_storage_write_every_number_once(tmp_path: Path) -> None:
+def test_eight_threads_of_one_storage_write_every_number_once(tmp_path: Path):
     storage, wins = LocalStorage(tmp_path), list[int]()
 
     async def fill() -> None:
@@ -111,7 +111,7 @@ def test_eight_threads_of_one_storage_write_every_number_once(tmp_path: Path) ->
     assert anyio.run(storage.entries, "s") == list(map(str, range(100)))
 
 
-def test_four_processes_write_every_number_once(tmp_path: Path, path: Path) -> None:
+def test_four_processes_write_every_number_once(tmp_path: Path, path: Path):
     with multiprocessing.get_context("spawn").Pool(4) as workers:
         written = workers.starmap(append_all, [(tmp_path, name, 400) for name in "abcd"])
 
@@ -119,7 +119,7 @@ def test_four_processes_write_every_number_once(tmp_path: Path, path: Path) -> N
     check_numbers(path, 400)
 
 
-def test_readers_beside_a_writer_see_whole_entries_only(tmp_path: Path) -> None:
+def test_readers_beside_a_writer_see_whole_entries_only(tmp_path: Path):
     seen, count = list[int](), 300
 
     def read() -> None:
@@ -144,7 +144,7 @@ def test_readers_beside_a_writer_see_whole_entries_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [b"half", b"half an entry with \xff\x00", b"x" * 3_000_000])
 async def test_a_torn_tail_is_no_entry_and_the_next_append_removes_it(
     storage: LocalStorage, path: Path, torn: bytes
-) -> None:
+):
     entries = await filled(storage, 3)
     path.write_bytes(path.read_bytes() + torn)
 
@@ -155,7 +155,7 @@ async def test_a_torn_tail_is_no_entry_and_the_next_append_removes_it(
     assert path.read_text() == "entry 0\nentry 1\nentry 2\nthe next\n"
 
 
-async def test_a_torn_first_entry_is_none(storage: LocalStorage, path: Path) -> None:
+async def test_a_torn_first_entry_is_none(storage: LocalStorage, path: Path):
     path.parent.mkdir()
     path.write_bytes(b"half an en")
 
@@ -169,7 +169,7 @@ async def test_cut_at_any_byte_the_whole_entries_are_left(
     storage: LocalStorage,
     path: Path,
     cut: int,
-) -> None:
+):
     await filled(storage, 2)
     os.truncate(path, 16 - cut)
 
@@ -180,7 +180,7 @@ async def test_cut_at_any_byte_the_whole_entries_are_left(
     assert await storage.entries("s", kept) == ["the next"]
 
 
-async def test_a_full_disk_leaves_whole_entries_only(tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_whole_entries_only(tmp_path: Path):
     with small_disk(tmp_path, 64) as disk:
         storage = LocalStorage(disk / "root")
         entries = await filled(storage, 3)
@@ -194,7 +194,7 @@ async def test_a_full_disk_leaves_whole_entries_only(tmp_path: Path) -> None:
         assert await LocalStorage(disk / "root").entries("s") == [*entries, "a short one"]
 
 
-def test_a_write_that_stops_in_the_middle_leaves_whole_entries_only(tmp_path: Path) -> None:
+def test_a_write_that_stops_in_the_middle_leaves_whole_entries_only(tmp_path: Path):
     script = """
 import anyio, errno, resource, sys
 from ctxpipe import LocalStorage, StorageError
@@ -222,7 +222,7 @@ def append_for_ever(root: Path) -> None:
 def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
     tmp_path: Path,
     path: Path,
-) -> None:
+):
     for delay in (0.01, 0.05, 0.1):
         size = path.stat().st_size if path.exists() else 0
         process = multiprocessing.get_context("spawn").Process(
@@ -247,7 +247,7 @@ def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
 @pytest.mark.parametrize("fsync", [True, False])
 async def test_each_entry_is_synced_where_that_is_wanted(
     tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     synced, fsync_of = list[int](), os.fsync
 
     def counted(file: int) -> None:
@@ -265,7 +265,7 @@ async def test_each_entry_is_synced_where_that_is_wanted(
 async def test_an_entry_that_was_not_written_is_not_synced(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     storage = LocalStorage(tmp_path, fsync=True)
     await filled(storage, 2)
     synced = list[int]()
@@ -277,7 +277,7 @@ async def test_an_entry_that_was_not_written_is_not_synced(
 
 async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     def fail(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -294,7 +294,7 @@ async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o277, 0o777])
-async def test_journals_and_locks_are_private(tmp_path: Path, umask: int) -> None:
+async def test_journals_and_locks_are_private(tmp_path: Path, umask: int):
     before = os.umask(umask)
     try:
         storage = LocalStorage(tmp_path / "root")
@@ -312,7 +312,7 @@ async def test_journals_and_locks_are_private(tmp_path: Path, umask: int) -> Non
 async def test_a_journal_that_others_could_read_is_made_private(
     storage: LocalStorage,
     path: Path,
-) -> None:
+):
     await filled(storage, 1)
     path.chmod(0o644)
 
@@ -343,7 +343,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
 
 def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.3)
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ExitStack() as ending:
@@ -360,7 +360,7 @@ def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
     assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
 
 
-def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path) -> None:
+def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path):
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process:
         threading.Timer(0.3, process.kill).start()
@@ -370,7 +370,7 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path)
 
 async def test_while_one_session_is_locked_the_loop_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 5.0)
     storage = LocalStorage(tmp_path)
     await filled(storage, 1)
@@ -393,7 +393,7 @@ async def test_while_one_session_is_locked_the_loop_and_others_go_on(
 
 def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_the_new_one(
     tmp_path: Path, path: Path
-) -> None:
+):
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ThreadPoolExecutor(1) as worker:
         waiting = worker.submit(lambda: anyio.run(LocalStorage(tmp_path).append, "s", 0, "new"))
@@ -411,7 +411,7 @@ def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_t
 async def test_what_was_set_aside_goes_with_the_session(
     storage: LocalStorage,
     tmp_path: Path,
-) -> None:
+):
     await filled(storage, 1)
     await storage.set_aside("s")
     await filled(storage, 1)
@@ -427,7 +427,7 @@ async def test_what_was_set_aside_goes_with_the_session(
 
 async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
     storage: LocalStorage, tmp_path: Path
-) -> None:
+):
     other = LocalStorage(tmp_path)
     for length in (3, 5, 2, 9):
         for number in range(length):
@@ -455,7 +455,7 @@ HOSTILE += ["漢字", "a\0b", "half \ud83d"]
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
-async def test_hostile_names_of_sessions_stay_inside(tmp_path: Path, hostile: str) -> None:
+async def test_hostile_names_of_sessions_stay_inside(tmp_path: Path, hostile: str):
     root = tmp_path / "root"
     storage = LocalStorage(root)
     assert await storage.append(hostile, 0, "x")
@@ -506,7 +506,7 @@ special = pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 @special
 async def test_nothing_is_appended_to_what_is_no_file_of_its_own(
     storage: LocalStorage, path: Path, make: Callable[[Path], object]
-) -> None:
+):
     path.parent.mkdir()
     make(path)
 
@@ -521,7 +521,7 @@ async def test_nothing_is_appended_to_what_is_no_file_of_its_own(
 @pytest.mark.parametrize("make", list(SPECIAL.values())[:-1], ids=list(SPECIAL)[:-1])
 async def test_nothing_is_read_from_what_is_no_file(
     storage: LocalStorage, path: Path, make: Callable[[Path], object]
-) -> None:
+):
     path.parent.mkdir()
     make(path)
 
@@ -532,7 +532,7 @@ async def test_nothing_is_read_from_what_is_no_file(
 @special
 async def test_no_lease_is_taken_on_what_is_no_file_of_its_own(
     storage: LocalStorage, path: Path, make: Callable[[Path], object]
-) -> None:
+):
     path.parent.mkdir()
     make(path.with_name(SessionLock.NAME))
 
@@ -541,7 +541,7 @@ async def test_no_lease_is_taken_on_what_is_no_file_of_its_own(
             pass
 
 
-async def test_no_descriptor_is_left_open(storage: LocalStorage, path: Path) -> None:
+async def test_no_descriptor_is_left_open(storage: LocalStorage, path: Path):
     await filled(storage, 2)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for number in range(2, 30):
@@ -587,7 +587,7 @@ async def is_free(root: Path, seconds: float = 0) -> bool:
         return held
 
 
-def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path) -> None:
+def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path):
     with leasing(tmp_path) as process:
         assert not anyio.run(is_free, tmp_path)
         process.kill()
@@ -599,7 +599,7 @@ def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path) -
 async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
     storage: LocalStorage,
     tmp_path: Path,
-) -> None:
+):
     async with storage.lease("s", 0):
         began = time.monotonic()
         assert not await is_free(tmp_path, seconds=0.3)
@@ -609,7 +609,7 @@ async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
 async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
     storage: LocalStorage,
     tmp_path: Path,
-) -> None:
+):
     async def fail() -> None:
         async with storage.lease("s", 0):
             raise ValueError
@@ -624,13 +624,13 @@ async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
     assert await is_free(tmp_path)
 
 
-async def test_a_lease_does_not_hinder_a_write(storage: LocalStorage, tmp_path: Path) -> None:
+async def test_a_lease_does_not_hinder_a_write(storage: LocalStorage, tmp_path: Path):
     async with storage.lease("s", 0):
         assert await LocalStorage(tmp_path).append("s", 0, "x")
         assert await LocalStorage(tmp_path).entries("s") == ["x"]
 
 
-def test_many_processes_hold_the_lease_one_after_the_other(tmp_path: Path) -> None:
+def test_many_processes_hold_the_lease_one_after_the_other(tmp_path: Path):
     script = """
 import anyio, os, sys
 from ctxpipe import LocalStorage

@@ -79,7 +79,7 @@ async def clean_up_everything(storage: LocalStorage) -> None:
 @pytest.mark.parametrize("exists", [False, True])
 async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(
     tmp_path: Path, exists: bool
-) -> None:
+):
     root = tmp_path / "root"
     if exists:
         root.mkdir()
@@ -95,9 +95,7 @@ async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(
 @pytest.mark.parametrize(
     "content", ["README.md", ".git/config", ".gitignore", "src/main.py", ".DS_Store"]
 )
-async def test_a_folder_with_other_content_is_used_and_never_marked(
-    tmp_path: Path, content: str
-) -> None:
+async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path: Path, content: str):
     write_old(tmp_path, [content])
 
     for _ in range(2):
@@ -106,7 +104,7 @@ async def test_a_folder_with_other_content_is_used_and_never_marked(
     assert names_below(tmp_path) == {content, "s/a.md", f"s/{SESSION_MARK}"}
 
 
-async def test_a_session_folder_that_was_there_is_never_marked(tmp_path: Path) -> None:
+async def test_a_session_folder_that_was_there_is_never_marked(tmp_path: Path):
     (tmp_path / "docs").mkdir()
 
     await LocalStorage(tmp_path).write([("docs/a.md", "x")])
@@ -114,7 +112,7 @@ async def test_a_session_folder_that_was_there_is_never_marked(tmp_path: Path) -
     assert names_below(tmp_path) == {"docs/a.md"}
 
 
-async def test_reading_marks_nothing(tmp_path: Path) -> None:
+async def test_reading_marks_nothing(tmp_path: Path):
     with pytest.raises(StorageError):
         await LocalStorage(tmp_path).read("s/a.md")
     await LocalStorage(tmp_path).records("s")
@@ -123,7 +121,7 @@ async def test_reading_marks_nothing(tmp_path: Path) -> None:
     assert names_below(tmp_path) == set()
 
 
-async def test_marks_are_neither_records_nor_texts(tmp_path: Path) -> None:
+async def test_marks_are_neither_records_nor_texts(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([("s/a.md", "x")])
 
@@ -132,7 +130,7 @@ async def test_marks_are_neither_records_nor_texts(tmp_path: Path) -> None:
     assert (await storage.cleanup(max_bytes=0, max_age=0, records=True)).files == (text,)
 
 
-def test_processes_that_make_the_root_at_once_all_succeed(tmp_path: Path) -> None:
+def test_processes_that_make_the_root_at_once_all_succeed(tmp_path: Path):
     script = """
 import anyio, sys
 from ctxpipe import LocalStorage
@@ -168,7 +166,7 @@ sys.exit(sum(process.wait() for process in running))
         assert not [name for name in found if "tmp" in name]
 
 
-def test_a_killed_maker_leaves_a_folder_that_works(tmp_path: Path) -> None:
+def test_a_killed_maker_leaves_a_folder_that_works(tmp_path: Path):
     script = """
 import os, sys, time
 link = os.link
@@ -190,7 +188,7 @@ anyio.run(LocalStorage(sys.argv[1]).write, [("s/a.md", "x")])
     assert (root / "s/a.md").read_text() == "x"
 
 
-async def test_no_session_folder_is_there_before_its_mark(tmp_path: Path) -> None:
+async def test_no_session_folder_is_there_before_its_mark(tmp_path: Path):
     script = """
 import os, sys, time
 link = os.link
@@ -237,7 +235,7 @@ NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
 )
 async def test_a_root_of_a_newer_form_is_refused_and_left_alone(
     tmp_path: Path, act: Callable[[Any], Any]
-) -> None:
+):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     (tmp_path / ROOT_MARK).write_text(NEWER)
     before = names_below(tmp_path)
@@ -252,7 +250,7 @@ async def test_a_root_of_a_newer_form_is_refused_and_left_alone(
     assert names_below(tmp_path) == before
 
 
-async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path: Path) -> None:
+async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path: Path):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     (tmp_path / "s" / SESSION_MARK).write_text(NEWER)
     age(tmp_path)
@@ -294,7 +292,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("mark", DAMAGED, ids=lambda mark: repr(mark)[:24])
-async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path: Path, mark: str) -> None:
+async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path: Path, mark: str):
     write_old(tmp_path, ["s/a.md", "tool-result-1.md"])
     (tmp_path / ROOT_MARK).write_text(mark)
     (tmp_path / "s" / SESSION_MARK).write_text(mark)
@@ -311,7 +309,7 @@ async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
-async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path: Path, kind: str) -> None:
+async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path: Path, kind: str):
     await LocalStorage(tmp_path / "other").write([("s/a.md", "x")])
     root = tmp_path / "root"
     write_old(root, ["s/a.md"])
@@ -334,7 +332,7 @@ async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("beside", [[], ["s/b.md"], ["docs/t1.md", "job/t1.md"]])
-async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]) -> None:
+async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]):
     write_old(tmp_path, OURS_BY_NAME)
     storage = LocalStorage(tmp_path)
     await storage.write([(key, "ours") for key in beside])
@@ -351,7 +349,7 @@ async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]
     } == set(OURS_BY_NAME)
 
 
-async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Path) -> None:
+async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "x")])
     theirs = ["s/data.csv", "s/.env", "s/deeper/b.md", "s/archive.json", "s/notes.txt"]
@@ -367,9 +365,7 @@ async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Pat
 
 
 @pytest.mark.parametrize("session", ["docs", "s"])
-async def test_files_that_others_put_into_a_folder_that_we_made_stay(
-    tmp_path: Path, session: str
-) -> None:
+async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: Path, session: str):
     storage = LocalStorage(tmp_path)
     await storage.write([(f"{session}/t1.md", "ours"), ("tool-result-1.md", "ours")])
     await storage.append(session, 0, "x")
@@ -389,7 +385,7 @@ async def test_files_that_others_put_into_a_folder_that_we_made_stay(
 @pytest.mark.parametrize(
     "name", [".ctxpipe-tmp-notes", ".ctxpipe-tmp-1", ".ctxpipe-tmp-1-2-3.md", ".ctxpipe-tmp-"]
 )
-async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, name: str) -> None:
+async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, name: str):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     write_old(tmp_path, [name, f"s/{name}"])
     age(tmp_path)
@@ -404,7 +400,7 @@ async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, 
 @pytest.mark.parametrize("folder", ["s", ""])
 async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(
     tmp_path: Path, folder: str
-) -> None:
+):
     storage = LocalStorage(tmp_path / "root")
     await storage.write([(f"{folder}/a.md".lstrip("/"), "x")])
     mark = tmp_path / "root" / folder / (SESSION_MARK if folder else ROOT_MARK)
@@ -420,7 +416,7 @@ async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(
     assert (mark.parent / "b.md").read_text() == "y"
 
 
-async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path) -> None:
+async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     with (tmp_path / "s" / SESSION_MARK).open("a") as mark:
         mark.write('\n"b.m')
@@ -434,14 +430,14 @@ async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["report.md", "mine.log", "übersicht.md", "half \ud83d.md", "a b\n.md"]
 )
-async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path: Path, name: str) -> None:
+async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path: Path, name: str):
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([(f"s/{name.replace(chr(0xD83D), '')}", "x")])
 
     assert (await storage.delete("s")).files == (text,)
 
 
-def test_a_folder_that_nobody_may_look_into_is_left_out() -> None:
+def test_a_folder_that_nobody_may_look_into_is_left_out():
     script = """
 import anyio, os, sys
 from ctxpipe import LocalStorage
@@ -474,9 +470,7 @@ def trees(draw: st.DrawFn) -> list[str]:
 @given(
     trees(), st.lists(st.sampled_from(["write", "save", "append", "clean", "delete"]), max_size=8)
 )
-async def test_whatever_is_done_the_files_that_were_there_stay(
-    tree: list[str], acts: list[str]
-) -> None:
+async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], acts: list[str]):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_old(root, tree)
@@ -506,7 +500,7 @@ async def test_whatever_is_done_the_files_that_were_there_stay(
 # Our own ------------------------------------------------------------------------------------------
 
 
-async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path: Path) -> None:
+async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     offloading: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
@@ -534,7 +528,7 @@ async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path
     assert not (tmp_path / "s").exists()
 
 
-async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: Path) -> None:
+async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: Path):
     now = time.time()
     storage = LocalStorage(tmp_path, clock=lambda: now)
     for session, days in (("young", 1), ("old", 40)):
@@ -552,7 +546,7 @@ async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: P
     }
 
 
-async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_path: Path) -> None:
+async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     [path] = await storage.write([("s/a.md", "x")])
     age(tmp_path)
@@ -570,7 +564,7 @@ async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_pa
 @pytest.mark.parametrize("name", ["s", "Tenant/S", "../s", "漢字", "a" * 300, "con"])
 async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(
     tmp_path: Path, name: str
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([DirectOffload(storage)])
     for session in (name, "other"):
@@ -590,7 +584,7 @@ async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(
     assert await storage.delete(name) == Cleaned()
 
 
-async def test_a_deleted_session_may_begin_anew(tmp_path: Path) -> None:
+async def test_a_deleted_session_may_begin_anew(tmp_path: Path):
     storage = LocalStorage(tmp_path)
     for words in ("one", "two"):
         [path] = await storage.write([("s/a.md", words)])
@@ -601,7 +595,7 @@ async def test_a_deleted_session_may_begin_anew(tmp_path: Path) -> None:
 
 async def test_a_folder_that_somebody_writes_into_while_it_is_dropped_keeps_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     [path] = await storage.write([("s/a.md", "x")])
     rmdir = os.rmdir
@@ -618,7 +612,7 @@ async def test_a_folder_that_somebody_writes_into_while_it_is_dropped_keeps_its_
 
 async def test_a_folder_that_is_being_dropped_is_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Without a session, too: what is written between the mark and the folder is in no list."""
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "x")])
@@ -645,7 +639,7 @@ async def test_a_folder_that_is_being_dropped_is_not_written_to(
 
 async def test_a_folder_that_cannot_be_dropped_is_still_known_as_that_of_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([])
     await pipeline.session("Cust 1/a", journal=storage).run(conversation(user("hello")))

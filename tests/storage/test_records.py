@@ -33,7 +33,6 @@ from ctxpipe import (
     DirectOffload,
     Evidence,
     LocalStorage,
-    SettingsError,
     SmartTruncate,
     StorageError,
 )
@@ -103,9 +102,7 @@ def conversation_with(secret: str) -> list[Message]:
 
 
 @secrets
-async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(
-    secret: str, tmp_path: Path
-) -> None:
+async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(secret: str, tmp_path: Path):
     storage, history = LocalStorage(tmp_path, redact=hiding(secret)), conversation_with(secret)
 
     await storage.save("s", "compact", {"form": 1, "messages": history})
@@ -120,9 +117,7 @@ async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(
 
 # no surrogate is sent, so none comes back
 @pytest.mark.parametrize("secret", SECRETS[:6] + SECRETS[7:])
-async def test_a_session_with_every_stage_writes_no_secret_down(
-    secret: str, tmp_path: Path
-) -> None:
+async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp_path: Path):
     async def summarize(messages: Any, /) -> Summary:
         return Summary(f"The password is {secret}.")
 
@@ -173,7 +168,7 @@ async def test_a_session_with_every_stage_writes_no_secret_down(
 )
 async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(
     secret: str, is_kept: bool, tmp_path: Path
-) -> None:
+):
     async def summarize(messages: Any, /) -> Summary:
         return Summary("All is well.")
 
@@ -200,7 +195,7 @@ async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(
 
 
 @pytest.mark.parametrize("depth", [400, 900])
-def test_a_secret_deep_in_an_input_is_found(depth: int) -> None:
+def test_a_secret_deep_in_an_input_is_found(depth: int):
     deep: Any = PART
     for number in range(depth):
         deep = {"x": deep} if number % 2 else [deep]
@@ -228,7 +223,7 @@ greedy = pytest.mark.parametrize("redact", GREEDY.values(), ids=list(GREEDY))
 @greedy
 async def test_whatever_redact_does_an_archive_can_be_read_back(
     redact: Callable[[str], str], tmp_path: Path
-) -> None:
+):
     history = conversation_with("a" * 40)
     path = await LocalStorage(tmp_path, redact=redact).save(
         "s", "compact", {"form": 1, "messages": history}
@@ -245,7 +240,7 @@ async def test_whatever_redact_does_an_archive_can_be_read_back(
 @given(histories(4), st.sampled_from(list(GREEDY.values())))
 def test_redacting_keeps_the_number_and_the_shape_of_messages(
     history: list[Message], redact: Callable[[str], str]
-) -> None:
+):
     found = json.loads("".join(encode_record({"form": 1, "messages": history}, redact)))["messages"]
 
     def shape(value: Any) -> Any:
@@ -261,11 +256,11 @@ def test_redacting_keeps_the_number_and_the_shape_of_messages(
 
 
 @given(histories(3))
-def test_a_redact_that_changes_nothing_changes_no_byte(history: list[Message]) -> None:
+def test_a_redact_that_changes_nothing_changes_no_byte(history: list[Message]):
     assert "".join(encode_record(history, str)) == "".join(encode_record(history))
 
 
-def test_keys_that_become_the_same_keep_their_values() -> None:
+def test_keys_that_become_the_same_keep_their_values():
     call = assistant(tool_use("t", "run", {"sk-1": 1, "sk-2": 2, "sk-3": {"sk-4": 4}}))
 
     text = "".join(encode_record([call], lambda text: re.sub(r"sk-\d", "[key]", text)))
@@ -280,7 +275,7 @@ def test_keys_that_become_the_same_keep_their_values() -> None:
 @greedy
 async def test_a_journal_is_trusted_whatever_redact_does(
     redact: Callable[[str], str], tmp_path: Path
-) -> None:
+):
     storage, history = LocalStorage(tmp_path, redact=redact), [user("sent " + "e" * 64)]
     await ContextPipeline().session("s", journal=storage).run(history)
 
@@ -324,9 +319,7 @@ LONG = conversation(
 
 
 @pytest.mark.parametrize("session", ["s", "A", "tenant/alice", "🙂", "x" * 300])
-async def test_hiding_what_is_not_said_costs_no_second_summary(
-    session: str, tmp_path: Path
-) -> None:
+async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp_path: Path):
     storage = LocalStorage(tmp_path, redact=GREEDY["long hex"])
     read = conversation(user("go"), step("t", result="one long result\n" * 90), LONG[1:])
 
@@ -334,16 +327,10 @@ async def test_hiding_what_is_not_said_costs_no_second_summary(
     assert await resumed(storage, read, "We printed lines.", f"{session}, read") == (0, (), True)
 
 
-@pytest.mark.parametrize("redact", ["", 5, b"x", ["a"]])
-def test_a_redact_that_is_no_function_is_refused(redact: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="redact"):
-        LocalStorage(tmp_path, redact=redact)
-
-
 @pytest.mark.parametrize("name", ["long hex", "every text", "nothing left"])
 async def test_a_summary_that_was_redacted_is_not_paid_for_again_and_a_notice_says_so(
     name: str, tmp_path: Path
-) -> None:
+):
     storage = LocalStorage(tmp_path, redact=GREEDY[name])
 
     calls, notices, is_same = await resumed(
@@ -371,9 +358,7 @@ FAULTY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("redact", FAULTY.values(), ids=list(FAULTY))
-async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(
-    redact: Any, tmp_path: Path
-) -> None:
+async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any, tmp_path: Path):
     storage = LocalStorage(tmp_path, redact=redact)
     attempts: list[Callable[[], Any]] = [
         lambda: storage.write([("s/a.md", PART)]),
@@ -388,7 +373,7 @@ async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(
     assert leaks(tmp_path) == []
 
 
-async def test_a_redact_that_fails_leaves_the_result_where_it_is(tmp_path: Path) -> None:
+async def test_a_redact_that_fails_leaves_the_result_where_it_is(tmp_path: Path):
     history = conversation(user("go"), step("t1", result=PART * 900))
     stage = DirectOffload(LocalStorage(tmp_path, redact=fail))
 
@@ -404,9 +389,7 @@ async def test_a_redact_that_fails_leaves_the_result_where_it_is(tmp_path: Path)
 
 @secrets
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_secret_in_blocks_that_are_stored_as_json_is_found(
-    secret: str, indent: int | None
-) -> None:
+def test_a_secret_in_blocks_that_are_stored_as_json_is_found(secret: str, indent: int | None):
     blocks = [{"type": "text", "text": f"a {secret} b"}, {"type": "text", "text": secret}]
     marks = None if indent else (",", ":")
 
@@ -421,7 +404,7 @@ def test_a_secret_in_blocks_that_are_stored_as_json_is_found(
 @pytest.mark.parametrize("secret", ['a"b', "back\\slash", "two\nlines", "tab\t", "🔑 \ud83d"])
 def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quoted(
     secret: str,
-) -> None:
+):
     printed = secret
     for _ in range(4):
         printed = f"the answer: {json.dumps({'token': printed})}, and more"
@@ -433,13 +416,13 @@ def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quot
     "text",
     ["", '"', '"\\', '"\\"', "\\", '"\\x"', 'C:\\new "D:\\table" 5" wide', '"\\u12"', "[{\\"],
 )
-def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
+def test_text_without_a_secret_stays_as_it_is(text: str):
     assert redact_text(text, hiding(PART)) == text
     assert redact_text(f"{text}\n{PART}", hiding(PART)) == f"{text}\n[hidden]"
 
 
 @pytest.mark.parametrize("piece", ['"', '\\"', '"\\', "\\\\", '"a\\"', '{"a":"\\\\\\"'])
-def test_no_text_makes_redacting_hang(piece: str) -> None:
+def test_no_text_makes_redacting_hang(piece: str):
     text = piece * (5_000_000 // len(piece))
 
     assert redact_text(text, lambda text: text) == text
@@ -459,7 +442,7 @@ def test_no_text_makes_redacting_hang(piece: str) -> None:
 )
 async def test_what_redact_returns_can_be_stored_and_read_back(
     redact: Callable[[str], str], tmp_path: Path
-) -> None:
+):
     storage = LocalStorage(tmp_path, redact=redact)
     pipeline = ContextPipeline([DirectOffload(storage, min_chars=100)])
     history = conversation(user("go SECRET"), step("t1", result="SECRET " * 100))
@@ -472,5 +455,5 @@ async def test_what_redact_returns_can_be_stored_and_read_back(
     assert "\ufffd" in redact_text("go SECRET", redact)
 
 
-def test_a_surrogate_that_was_there_before_redact_is_kept() -> None:
+def test_a_surrogate_that_was_there_before_redact_is_kept():
     assert redact_text("\ud83d", str) == "\ud83d"

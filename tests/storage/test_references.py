@@ -71,14 +71,12 @@ async def leads_back(folder: Path, form: str) -> bool:
 
 
 @pytest.mark.parametrize("form", WORKING)
-async def test_an_accepted_form_leads_back_to_the_file(form: str, tmp_path: Path) -> None:
+async def test_an_accepted_form_leads_back_to_the_file(form: str, tmp_path: Path):
     assert await leads_back(tmp_path, form)
 
 
 @pytest.mark.parametrize("form", REFUSED)
-def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(
-    form: str, tmp_path: Path
-) -> None:
+def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(form: str, tmp_path: Path):
     with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
         LocalStorage(tmp_path, reference=form)
     storage = MemoryStorage(reference=form)  # checked where it is used, as a user's own is
@@ -93,7 +91,7 @@ PIECES = ["{key}", "{path}", "{name}", "{", "}", "{{", "/", "\\", " ", "a", ":",
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=6))
-async def test_whatever_form_is_accepted_leads_back(parts: list[str]) -> None:
+async def test_whatever_form_is_accepted_leads_back(parts: list[str]):
     form = "".join(parts)
     try:
         check_reference(form)
@@ -104,7 +102,7 @@ async def test_whatever_form_is_accepted_leads_back(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\tb", "a\x85b"])
-def test_a_root_to_which_no_placeholder_can_point_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_root_to_which_no_placeholder_can_point_is_refused(name: str, tmp_path: Path):
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match="line break"):
             stage(LocalStorage(tmp_path / name))

@@ -85,7 +85,7 @@ async def close(journal: Any) -> None:
         await journal.aclose()
 
 
-async def test_the_nightly_clean_up_keeps_what_a_session_in_use_needs(place: Place) -> None:
+async def test_the_nightly_clean_up_keeps_what_a_session_in_use_needs(place: Place):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
     await close(journal)
@@ -100,7 +100,7 @@ async def test_the_nightly_clean_up_keeps_what_a_session_in_use_needs(place: Pla
     await close(journal)
 
 
-async def test_a_turn_that_writes_nothing_is_a_use(place: Place) -> None:
+async def test_a_turn_that_writes_nothing_is_a_use(place: Place):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
     await close(journal)
@@ -115,7 +115,7 @@ async def test_a_turn_that_writes_nothing_is_a_use(place: Place) -> None:
 
 async def test_without_a_sign_of_life_texts_go_and_the_history_names_the_message(
     place: Place,
-) -> None:
+):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
     await anyio.to_thread.run_sync(place.grow_older, 40)
@@ -131,7 +131,7 @@ async def test_without_a_sign_of_life_texts_go_and_the_history_names_the_message
     await close(journal)
 
 
-async def test_max_bytes_takes_no_text_of_a_session_in_use(place: Place) -> None:
+async def test_max_bytes_takes_no_text_of_a_session_in_use(place: Place):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
     await texts.write([("nobody/a.md", "x" * 10_000)])
@@ -146,7 +146,7 @@ async def test_max_bytes_takes_no_text_of_a_session_in_use(place: Place) -> None
 
 async def test_a_session_that_an_earlier_version_began_is_protected_once_it_is_used(
     tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+):
     place = Place("sqlite", tmp_path, request)
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)

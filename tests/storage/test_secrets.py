@@ -86,13 +86,13 @@ READABLE = """
 """
 
 
-def test_what_usually_holds_credentials_is_a_secret() -> None:
+def test_what_usually_holds_credentials_is_a_secret():
     paths = [*REFUSED.split(), *COPIES.split(), *SPELLINGS]
 
     assert [path for path in paths if not is_secret(path)] == []
 
 
-def test_what_only_sounds_like_it_is_none() -> None:
+def test_what_only_sounds_like_it_is_none():
     paths = [*READABLE.split(), "", "/", ".", "..", "\ud800", "\0"]
 
     assert [path for path in paths if is_secret(path)] == []
@@ -105,7 +105,7 @@ def test_what_only_sounds_like_it_is_none() -> None:
 )
 def test_neither_the_folder_nor_the_case_nor_the_separator_matters(
     path: str, above: str, windows: bool
-) -> None:
+):
     found = path if path.startswith("/") else above + path
 
     assert is_secret(found.upper())
@@ -113,7 +113,7 @@ def test_neither_the_folder_nor_the_case_nor_the_separator_matters(
 
 
 @given(st.text(max_size=80))
-def test_every_name_has_an_answer(path: str) -> None:
+def test_every_name_has_an_answer(path: str):
     assert is_secret(path) in (True, False)
     assert is_secret(f"{path}/.ssh/x{path}")
 
@@ -121,6 +121,6 @@ def test_every_name_has_an_answer(path: str) -> None:
 @pytest.mark.parametrize(
     "piece", ["secret", "private_key", "secretpasswordcredential", "/", "x.bak", "~", ".1", ":"]
 )
-def test_no_path_takes_long(piece: str) -> None:
+def test_no_path_takes_long(piece: str):
     for size in (250, 4_000, 5_000_000):
         assert is_secret(piece * (size // len(piece))) in (True, False)

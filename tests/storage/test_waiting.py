@@ -84,7 +84,7 @@ async def seconds_of_turns(opened: list[Session]) -> list[float]:
 @pytest.mark.parametrize("number", [1, 4, 60])
 async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(
     tmp_path: Path, number: int
-) -> None:
+):
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
     names = [f"s{n}" for n in range(number)]
@@ -105,7 +105,7 @@ async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(
 
 async def test_no_thread_of_the_program_is_held_while_sessions_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 10.0)
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
@@ -128,7 +128,7 @@ async def test_no_thread_of_the_program_is_held_while_sessions_wait(
 
 async def test_journals_that_are_locked_hold_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 3.0)
     storage = LocalStorage(tmp_path)
     stuck = [f"stuck-{n}" for n in range(24)]
@@ -151,7 +151,7 @@ async def test_journals_that_are_locked_hold_up_no_other(
 @pytest.mark.parametrize("kind", ["local", "sqlite"])
 async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 30.0)
     path = tmp_path / "j.sqlite"
     journal = LocalStorage(tmp_path) if kind == "local" else SQLiteJournal(path)
@@ -215,7 +215,7 @@ class Lock:
         return "done"
 
 
-async def test_calls_outside_a_session_have_a_deadline_each(clock: Clock) -> None:
+async def test_calls_outside_a_session_have_a_deadline_each(clock: Clock):
     lock = Lock()
 
     for number in range(2):
@@ -229,9 +229,7 @@ async def test_calls_outside_a_session_have_a_deadline_each(clock: Clock) -> Non
 
 
 @pytest.mark.parametrize("waited", ["in vain", "until it got the lock"])
-async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(
-    waited: str, clock: Clock
-) -> None:
+async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited: str, clock: Clock):
     first, second = Lock(), Lock()
 
     with waiting.lock_deadline():
@@ -255,7 +253,7 @@ async def release(lock: Lock, seconds: float) -> None:
 
 async def test_a_short_wait_is_possible_after_the_deadline(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(waiting, "LEAST_SECONDS", SECONDS)
     lock = Lock()
 
@@ -295,7 +293,7 @@ async def appended(session: Session) -> None:
 )
 async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
     work: Callable[[Session], Awaitable[object]], clock: Clock
-) -> None:
+):
     reading, writing = Lock(), Lock()
     compact = Compact(ExtractiveSummarizer(), require_archive=False)
     session = ContextPipeline([compact]).session("s", journal=Journal(reading, writing))
@@ -312,7 +310,7 @@ async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
 
 async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own(
     clock: Clock,
-) -> None:
+):
     reading, writing = Lock(), Lock()
     reading.is_held = False
     pipeline, journal = ContextPipeline([]), Journal(reading, writing)
@@ -366,7 +364,7 @@ anyio.run(journal.aclose)
 """
 
 
-def test_a_journal_in_a_forked_child_raises_and_a_new_one_works(tmp_path: Path) -> None:
+def test_a_journal_in_a_forked_child_raises_and_a_new_one_works(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", FORKED, str(tmp_path / "j.sqlite")],
         capture_output=True,

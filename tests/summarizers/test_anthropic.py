@@ -65,7 +65,7 @@ def prompt_of(body: RequestBody) -> str:
 # Transcript ---------------------------------------------------------------------------------------
 
 
-async def test_a_cheap_separate_model_reads_the_transcript() -> None:
+async def test_a_cheap_separate_model_reads_the_transcript():
     async with serving([answer(" A summary. ")]) as (server, client):
         summary = await AnthropicSummarizer(client)(HISTORY)
 
@@ -83,7 +83,7 @@ async def test_a_cheap_separate_model_reads_the_transcript() -> None:
     assert summary.cached_tokens == 0
 
 
-async def test_model_words_and_focus_are_settings() -> None:
+async def test_model_words_and_focus_are_settings():
     async with serving(["ok"]) as (server, client):
         await AnthropicSummarizer(client, model="tiny", max_words=50, focus="the money")(HISTORY)
 
@@ -92,7 +92,7 @@ async def test_model_words_and_focus_are_settings() -> None:
     assert "the money" in prompt_of(server.requests[0].body)
 
 
-async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SUMMARY_MODEL", "from-the-environment")
 
     async with serving(["ok"]) as (server, client):
@@ -103,7 +103,7 @@ async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
 
 async def test_a_client_of_its_own_is_made_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     async with MessagesServer(["ok"]) as server:
         monkeypatch.setenv("ANTHROPIC_API_KEY", "from-the-environment")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
@@ -133,7 +133,7 @@ async def test_without_client_and_credentials_the_extractive_summarizer_writes_a
     ],
     ids=["cut off", "tool_use", "thinking only", "empty", "blank", "refusal", "paused"],
 )
-async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply: Any) -> None:
+async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply: Any):
     async with serving([reply]) as (_, client):
         with pytest.raises(SummaryFailed):
             await AnthropicSummarizer(client)(HISTORY)
@@ -142,7 +142,7 @@ async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply: Any) -> No
 @pytest.mark.parametrize("settings", [{}, {"max_words": 40}, {"max_tokens": 100}, {"window": 6000}])
 async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_room(
     settings: dict[str, Any],
-) -> None:
+):
     cut = answer("half a sent", stop_reason="max_tokens")
     async with serving([cut, "Whole."]) as (server, client):
         summary = await summarize_with_retry(
@@ -161,7 +161,7 @@ async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_ro
 @pytest.mark.parametrize("mode", ["transcript", "inline"])
 async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(
     reply: Any, calls: int, mode: Any
-) -> None:
+):
     async with serving(lambda _: reply) as (server, client):
         with pytest.raises(SummaryFailed, match="no summary"):
             await summarize_with_retry(
@@ -172,7 +172,7 @@ async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(
     assert len(asked) == len(set(asked)) == calls
 
 
-async def test_thoughts_before_the_summary_are_not_part_of_it() -> None:
+async def test_thoughts_before_the_summary_are_not_part_of_it():
     async with serving([answer(thinking("let me see"), "The summary.")]) as (_, client):
         assert (await AnthropicSummarizer(client)(HISTORY)).text == "The summary."
 
@@ -181,7 +181,7 @@ async def test_thoughts_before_the_summary_are_not_part_of_it() -> None:
     "failure",
     [server_error(), overloaded(), rate_limited(0), Cut(), Cut(after=answer("half a line"))],
 )
-async def test_the_sdks_own_retries_are_off(failure: Any) -> None:
+async def test_the_sdks_own_retries_are_off(failure: Any):
     async with serving([failure, answer("never")], max_retries=7) as (server, client):
         with pytest.raises(anthropic.APIError):
             await AnthropicSummarizer(client)(HISTORY)
@@ -189,7 +189,7 @@ async def test_the_sdks_own_retries_are_off(failure: Any) -> None:
     assert server.calls == 1
 
 
-async def test_a_history_longer_than_the_models_window_is_summarized_in_parts_that_fit() -> None:
+async def test_a_history_longer_than_the_models_window_is_summarized_in_parts_that_fit():
     long = conversation(*(chat(20, words=100) for _ in range(20)))
     model = Model(window=8000)
 
@@ -209,7 +209,7 @@ async def test_a_history_longer_than_the_models_window_is_summarized_in_parts_th
     )
 
 
-async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half() -> None:
+async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half():
     async with serving([prompt_too_long(), "first half", "both"]) as (server, client):
         summary = await summarize_with_retry(
             AnthropicSummarizer(client), chat(8), Retry(sleep=no_sleep)
@@ -229,7 +229,7 @@ def inline(client: anthropic.AsyncAnthropic, **settings: Any) -> AnthropicSummar
     )
 
 
-async def test_inline_the_request_stands_behind_the_agents_own_prompt() -> None:
+async def test_inline_the_request_stands_behind_the_agents_own_prompt():
     system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
 
     async with serving(["ok"]) as (server, client):
@@ -242,7 +242,7 @@ async def test_inline_the_request_stands_behind_the_agents_own_prompt() -> None:
     assert "tool_choice" not in body
 
 
-async def test_inline_the_agents_prompt_cache_is_read() -> None:
+async def test_inline_the_agents_prompt_cache_is_read():
     marked: Any = text("Read all of this. " * 4000) | {"cache_control": {"type": "ephemeral"}}
     history: list[Message] = [user(marked)]
 
@@ -260,7 +260,7 @@ async def test_inline_the_agents_prompt_cache_is_read() -> None:
     )
 
 
-async def test_inline_what_is_too_long_is_asked_again_as_a_transcript() -> None:
+async def test_inline_what_is_too_long_is_asked_again_as_a_transcript():
     async with serving([prompt_too_long(), "from the transcript"]) as (server, client):
         summary = await summarize_with_retry(inline(client), HISTORY, Retry(sleep=no_sleep))
 
@@ -269,12 +269,12 @@ async def test_inline_what_is_too_long_is_asked_again_as_a_transcript() -> None:
     assert "tools" not in server.requests[1].body
 
 
-async def test_inline_a_lone_surrogate_does_not_stop_the_summary() -> None:
+async def test_inline_a_lone_surrogate_does_not_stop_the_summary():
     async with serving(["from the transcript"]) as (_, client):
         assert (await inline(client)([user("half a pair \ud83d")])).text == "from the transcript"
 
 
-async def test_inline_thoughts_of_the_agent_are_sent_as_they_are() -> None:
+async def test_inline_thoughts_of_the_agent_are_sent_as_they_are():
     async with serving([answer(thinking("hm"), "Yes."), "ok"]) as (server, client):
         options: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
         reply = await client.messages.create(
@@ -292,7 +292,7 @@ async def test_inline_thoughts_of_the_agent_are_sent_as_they_are() -> None:
     assert server.refused == []
 
 
-async def test_in_a_transcript_no_thoughts_are_sent() -> None:
+async def test_in_a_transcript_no_thoughts_are_sent():
     async with serving(["ok"]) as (server, client):
         await AnthropicSummarizer(client)([user("Really?"), assistant(thought("secret"), "Yes.")])
 
@@ -302,11 +302,6 @@ async def test_in_a_transcript_no_thoughts_are_sent() -> None:
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_inline_needs_the_agents_model() -> None:
+def test_inline_needs_the_agents_model():
     with pytest.raises(SettingsError, match="model"):
         AnthropicSummarizer(mode="inline")
-
-
-def test_there_are_two_modes() -> None:
-    with pytest.raises(SettingsError, match="mode"):
-        AnthropicSummarizer(mode="both")  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ HISTORY: list[Any] = [
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.47, 2.1])
-async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: float) -> None:
+async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: float):
     raw = await TokenCounter().count(HISTORY, system="Be brief.", tools=TOOLS)
     async with talk(Model(billing_factor=factor)) as talking:
         usage = await talking.ask(*HISTORY, system="Be brief.", tools=TOOLS)
@@ -97,7 +97,7 @@ async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: f
     assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (0, 0)
 
 
-async def test_an_answer_costs_what_its_blocks_hold() -> None:
+async def test_an_answer_costs_what_its_blocks_hold():
     said = {"type": "text", "text": "So it is."}
     content: Any = [said, {"type": "tool_use", "id": "t", "name": "ls", "input": {"a": 1}}]
     reply = answer("So it is.", tool_use("ls", {"a": 1}, id="t"))
@@ -109,7 +109,7 @@ async def test_an_answer_costs_what_its_blocks_hold() -> None:
     )
 
 
-async def test_the_window_is_in_billed_tokens() -> None:
+async def test_the_window_is_in_billed_tokens():
     async with talk(Model(window=150, billing_factor=2), counter=len) as talking:
         await talking.ask(user("x" * 75))
         with pytest.raises(
@@ -119,9 +119,7 @@ async def test_the_window_is_in_billed_tokens() -> None:
 
 
 @pytest.mark.parametrize(("summary", "before"), [("123", 0), (None, 75)])
-async def test_what_a_summary_of_the_apis_replaces_is_not_billed(
-    summary: str | None, before: int
-) -> None:
+async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | None, before: int):
     compacted = {"role": "assistant", "content": [{"type": "compaction", "content": summary}]}
     async with talk(counter=len) as talking:
         whole = await talking.ask(user("x" * 75), compacted, user("12"))
@@ -133,18 +131,18 @@ async def test_what_a_summary_of_the_apis_replaces_is_not_billed(
 # The cache ----------------------------------------------------------------------------------------
 
 
-async def test_without_a_mark_nothing_is_cached() -> None:
+async def test_without_a_mark_nothing_is_cached():
     async with talk(counter=len) as talking:
         assert [await talking.shares(user("12345")) for _ in range(2)] == [(0, 0, 5), (0, 0, 5)]
 
 
-async def test_what_stands_up_to_a_mark_is_written_then_read() -> None:
+async def test_what_stands_up_to_a_mark_is_written_then_read():
     asked = user("12345"), assistant("123"), user("1234567", mark=True), assistant("1"), user("12")
     async with talk(counter=len) as talking:
         assert [await talking.shares(*asked) for _ in range(2)] == [(0, 15, 3), (15, 0, 3)]
 
 
-async def test_an_appended_conversation_reads_the_turn_before_and_writes_what_is_new() -> None:
+async def test_an_appended_conversation_reads_the_turn_before_and_writes_what_is_new():
     first = user("12345", mark=True)
     again = user("12345"), assistant("123"), user("1234567", mark=True)
     async with talk(counter=len) as talking:
@@ -152,7 +150,7 @@ async def test_an_appended_conversation_reads_the_turn_before_and_writes_what_is
         assert await talking.shares(*again) == (5, 10, 0)
 
 
-async def test_a_changed_prefix_is_read_up_to_the_change_at_most() -> None:
+async def test_a_changed_prefix_is_read_up_to_the_change_at_most():
     async with talk(counter=len) as talking:
         await talking.shares(user("12345", mark=True), assistant("123"), user("1234567", mark=True))
         changed = await talking.shares(user("12345"), assistant("124"), user("1234567", mark=True))
@@ -163,7 +161,7 @@ async def test_a_changed_prefix_is_read_up_to_the_change_at_most() -> None:
 @pytest.mark.parametrize("change", [{"system": "Be long."}, {"tools": TOOLS}, {"model": "n"}])
 async def test_another_system_prompt_tools_or_model_is_another_prefix(
     change: dict[str, Any],
-) -> None:
+):
     async with talk(counter=len) as talking:
         await talking.shares(user("12345", mark=True), system="Be brief")
         read, _, _ = await talking.shares(
@@ -173,21 +171,21 @@ async def test_another_system_prompt_tools_or_model_is_another_prefix(
     assert read == 0
 
 
-async def test_a_mark_on_the_request_falls_on_its_last_block() -> None:
+async def test_a_mark_on_the_request_falls_on_its_last_block():
     async with talk(counter=len) as talking:
         assert await talking.shares(user("12345"), cache_control=MARK) == (0, 5, 0)
         appended = user("12345"), assistant("123"), user("1234567")
         assert await talking.shares(*appended, cache_control=MARK) == (5, 10, 0)
 
 
-async def test_bare_text_and_one_text_block_are_the_same_prefix() -> None:
+async def test_bare_text_and_one_text_block_are_the_same_prefix():
     async with talk(counter=len) as talking:
         await talking.shares(user("12345", mark=True))
         bare = {"role": "user", "content": "12345"}
         assert await talking.shares(bare, assistant("123"), user("12", mark=True)) == (5, 5, 0)
 
 
-async def test_a_mark_looks_back_twenty_blocks_and_no_further() -> None:
+async def test_a_mark_looks_back_twenty_blocks_and_no_further():
     async with talk(counter=len) as talking:
         await talking.shares(user("12345", mark=True))
         near = await talking.shares(user("12345", *"x" * 19, mark=True))
@@ -197,14 +195,14 @@ async def test_a_mark_looks_back_twenty_blocks_and_no_further() -> None:
     assert (near, far) == ((5, 19, 0), (0, 25, 0))
 
 
-async def test_a_prefix_below_the_minimum_is_not_cached() -> None:
+async def test_a_prefix_below_the_minimum_is_not_cached():
     async with talk(Model(min_cached_tokens=6), counter=len) as talking:
         assert [await talking.shares(user("12345", mark=True)) for _ in range(2)] == [(0, 0, 5)] * 2
         found = [await talking.shares(user("123456", mark=True)) for _ in range(2)]
         assert found == [(0, 6, 0), (6, 0, 0)]
 
 
-async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour() -> None:
+async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour():
     clock = Clock()
     hour = user("12345")
     hour["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
@@ -219,14 +217,14 @@ async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour() -> N
     assert (reads, hours) == ([0, 3, 3, 0], [0, 5, 0])
 
 
-async def test_a_failed_request_warms_no_cache() -> None:
+async def test_a_failed_request_warms_no_cache():
     async with talk(counter=len, script=[overloaded(), "fine"]) as talking:
         with pytest.raises(anthropic.InternalServerError):
             await talking.ask(user("12345", mark=True))
         assert await talking.shares(user("12345", mark=True)) == (0, 5, 0)
 
 
-async def test_a_stream_bills_the_same() -> None:
+async def test_a_stream_bills_the_same():
     async with talk(counter=len, script=[answer(thinking("hm"), "so")] * 2) as talking:
         plain = await talking.ask(user("12345", mark=True))
         options: Any = {"model": "m", "max_tokens": 9, "messages": [user("54321", mark=True)]}
@@ -243,7 +241,7 @@ async def test_a_stream_bills_the_same() -> None:
 )
 async def test_tool_choice_and_thinking_leave_the_prefix_of_tools_and_system(
     change: dict[str, Any],
-) -> None:
+):
     system = [{"type": "text", "text": "Be brief", "cache_control": MARK}]
     asked = {"system": system, "tools": TOOLS}
     async with talk(counter=len) as talking:
@@ -253,7 +251,7 @@ async def test_tool_choice_and_thinking_leave_the_prefix_of_tools_and_system(
     assert (read, again) == (written - 5, 5)
 
 
-async def test_the_first_image_leaves_the_prefix_of_the_system_prompt() -> None:
+async def test_the_first_image_leaves_the_prefix_of_the_system_prompt():
     system: Any = [{"type": "text", "text": "Be brief", "cache_control": MARK}]
     source = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
     shown: Any = {"role": "user", "content": [{"type": "image", "source": source}]}
@@ -267,7 +265,7 @@ async def test_the_first_image_leaves_the_prefix_of_the_system_prompt() -> None:
     assert again > 13
 
 
-async def test_another_speed_leaves_the_prefix_of_the_tools() -> None:
+async def test_another_speed_leaves_the_prefix_of_the_tools():
     tools: Any = [{**TOOLS[0], "cache_control": MARK}]
     async with talk(counter=len) as talking:
         _, tokens, _ = await talking.shares(user("1"), tools=tools)
@@ -280,7 +278,7 @@ async def test_another_speed_leaves_the_prefix_of_the_tools() -> None:
     assert read == tokens
 
 
-async def test_other_betas_are_another_prefix_in_whatever_order() -> None:
+async def test_other_betas_are_another_prefix_in_whatever_order():
     async with talk(counter=len) as talking:
         reads = []
         for betas in ("a,b", "b, a", "a"):
@@ -291,7 +289,7 @@ async def test_other_betas_are_another_prefix_in_whatever_order() -> None:
     assert reads == [0, 5, 0]
 
 
-async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_is_read() -> None:
+async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_is_read():
     clock = Clock()
     hour = user("12345", "678")
     hour["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
@@ -309,7 +307,7 @@ async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_i
     assert reads == [5, 5, 0]
 
 
-async def test_requests_at_once_do_not_read_what_the_other_writes() -> None:
+async def test_requests_at_once_do_not_read_what_the_other_writes():
     both = anyio.Event()
     waiting = 2
 

@@ -610,9 +610,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     ],
 )
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_blocks_that_nobody_knows_yet_are_accepted(
-    content: list[dict[str, Any]], role: str
-) -> None:
+def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]], role: str):
     body = {
         "model": "m",
         "max_tokens": 9,
@@ -634,7 +632,7 @@ async def talk(model: Model) -> AsyncIterator[tuple[MessagesServer, anthropic.As
 @pytest.mark.parametrize("rule", RULES)
 async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_answered(
     rule: str,
-) -> None:
+):
     broken, sound, wording, model = RULES[rule]
     async with messages_api(MessagesServer(["fine"], model=model, counter=len)) as (server, client):
         with pytest.raises(anthropic.BadRequestError) as caught:
@@ -649,7 +647,7 @@ async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_
 
 
 @pytest.mark.parametrize("missing", ["model", "max_tokens", "messages"])
-async def test_a_request_without_a_required_field_is_refused(missing: str) -> None:
+async def test_a_request_without_a_required_field_is_refused(missing: str):
     body = {"model": "m", "max_tokens": 9, "messages": [USER]}
     async with talk(UNCHECKED) as (server, _):
         broken = await post(
@@ -675,7 +673,7 @@ async def test_a_request_without_a_required_field_is_refused(missing: str) -> No
         (b'"a', "The request body is not valid JSON: "),
     ],
 )
-async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording: str) -> None:
+async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording: str):
     body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":%s}]}'
     async with talk(UNCHECKED) as (server, _):
         broken = await post(server, body % words)
@@ -686,7 +684,7 @@ async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording
     assert sound.status_code == 200
 
 
-async def test_a_client_without_a_key_or_a_version_is_refused() -> None:
+async def test_a_client_without_a_key_or_a_version_is_refused():
     body = json.dumps({"model": "m", "max_tokens": 9, "messages": [USER]}).encode()
     async with talk(UNCHECKED) as (server, _):
         no_key = await post(server, body, without="x-api-key")
@@ -699,7 +697,7 @@ async def test_a_client_without_a_key_or_a_version_is_refused() -> None:
     )
 
 
-async def test_a_system_prompt_with_an_empty_block_is_refused() -> None:
+async def test_a_system_prompt_with_an_empty_block_is_refused():
     async with talk(UNCHECKED) as (_, client):
         with pytest.raises(
             anthropic.BadRequestError, match="system: text content blocks must be non-empty"
@@ -712,7 +710,7 @@ async def test_a_system_prompt_with_an_empty_block_is_refused() -> None:
             )
 
 
-async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_well() -> None:
+async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_well():
     mark: Any = MARK["cache_control"]
     async with talk(UNCHECKED) as (_, client):
         with pytest.raises(anthropic.BadRequestError, match=r"Found 5\."):
@@ -726,7 +724,7 @@ async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_wel
             )
 
 
-async def test_every_problem_of_a_request_is_recorded_not_only_the_first() -> None:
+async def test_every_problem_of_a_request_is_recorded_not_only_the_first():
     async with talk(UNCHECKED) as (server, client):
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.create(
@@ -765,7 +763,7 @@ MALFORMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wording", MALFORMED)
-async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wording: str) -> None:
+async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wording: str):
     body = {"model": "m", "max_tokens": 9, "messages": [USER], **MALFORMED[wording]}
     async with talk(UNCHECKED) as (server, _):
         broken = await post(server, json.dumps(body).encode())
@@ -775,7 +773,7 @@ async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wordi
     assert no_object.json()["error"]["message"] == "Input should be a valid dictionary"
 
 
-async def test_a_body_above_32_megabytes_is_refused() -> None:
+async def test_a_body_above_32_megabytes_is_refused():
     body = json.dumps(
         {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 2**25}]}
     )
@@ -785,7 +783,7 @@ async def test_a_body_above_32_megabytes_is_refused() -> None:
     assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
 
 
-def test_the_rules_are_there_without_a_server() -> None:
+def test_the_rules_are_there_without_a_server():
     assert problems({"model": "m", "max_tokens": 9, "messages": [USER]}, Model()) == []
     assert problems({"model": "m", "max_tokens": True, "messages": [USER]}, Model()) == [
         "max_tokens: Input should be a valid integer"

@@ -79,7 +79,7 @@ async def ask_streaming(client: anthropic.AsyncAnthropic) -> Message:
 # Answers ------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_has_the_shape_of_the_apis() -> None:
+async def test_an_answer_has_the_shape_of_the_apis():
     async with talk([BUSY]) as (server, client):
         reply = await ask(client)
 
@@ -91,7 +91,7 @@ async def test_an_answer_has_the_shape_of_the_apis() -> None:
     assert Message.model_validate(reply.model_dump(), strict=True) == reply
 
 
-async def test_a_stream_adds_up_to_the_plain_answer() -> None:
+async def test_a_stream_adds_up_to_the_plain_answer():
     async with talk([BUSY, BUSY]) as (_, client):
         plain, streamed = await ask(client), await ask_streaming(client)
 
@@ -108,7 +108,7 @@ def told(message: Message) -> dict[str, Any]:
     return {**body, "id": "", "content": blocks}
 
 
-async def test_a_streams_events_come_in_the_apis_order() -> None:
+async def test_a_streams_events_come_in_the_apis_order():
     async with talk(
         [answer(thinking("hm"), "so", tool_use("ls", {}), redacted_thinking(), "x")]
     ) as (_, client):
@@ -137,7 +137,7 @@ async def test_a_streams_events_come_in_the_apis_order() -> None:
     ]
 
 
-async def test_a_streamed_answer_can_be_sent_back_unchanged() -> None:
+async def test_a_streamed_answer_can_be_sent_back_unchanged():
     async with talk(
         [answer(thinking("hm"), "so", tool_use("ls", {"a": [1]}, id="t1")), "done"]
     ) as (server, client):
@@ -156,7 +156,7 @@ async def test_a_streamed_answer_can_be_sent_back_unchanged() -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_paused_turn_is_sent_back_and_goes_on(streaming: bool) -> None:
+async def test_a_paused_turn_is_sent_back_and_goes_on(streaming: bool):
     search = {
         "type": "server_tool_use",
         "id": "srvtoolu_1",
@@ -174,7 +174,7 @@ async def test_a_paused_turn_is_sent_back_and_goes_on(streaming: bool) -> None:
     assert not server.refused
 
 
-async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind() -> None:
+async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind():
     search = {"type": "server_tool_use", "name": "web_search", "input": {}}
     async with talk([answer(search, tool_use("ls", {}))]) as (_, client):
         reply = await ask(client)
@@ -183,7 +183,7 @@ async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind() -> None:
     assert reply.stop_reason == "tool_use"
 
 
-async def test_plain_text_in_a_script_is_an_answer() -> None:
+async def test_plain_text_in_a_script_is_an_answer():
     async with talk(["hello"]) as (_, client):
         reply = await ask(client)
 
@@ -205,7 +205,7 @@ async def test_plain_text_in_a_script_is_an_answer() -> None:
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
 async def test_unwelcome_answers_arrive_as_scripted(
     reply: Any, kinds: list[str], reason: str, streaming: bool
-) -> None:
+):
     async with talk([reply]) as (_, client):
         message = await (ask_streaming if streaming else ask)(client)
 
@@ -217,7 +217,7 @@ async def test_unwelcome_answers_arrive_as_scripted(
 # Scripts ------------------------------------------------------------------------------------------
 
 
-async def test_a_function_answers_from_what_it_sees_in_the_request() -> None:
+async def test_a_function_answers_from_what_it_sees_in_the_request():
     def echo(body: RequestBody) -> str:
         return f"{body['messages'][-1]['content']}, {body['max_tokens']}"
 
@@ -227,7 +227,7 @@ async def test_a_function_answers_from_what_it_sees_in_the_request() -> None:
     assert [reply.content[0].text for reply in replies] == ["one, 99", "two, 99"]  # type: ignore[union-attr]
 
 
-async def test_an_async_script_may_wait_for_the_test() -> None:
+async def test_an_async_script_may_wait_for_the_test():
     arrived, go = asyncio.Event(), asyncio.Event()
 
     async def when_told(body: RequestBody) -> str:
@@ -243,7 +243,7 @@ async def test_an_async_script_may_wait_for_the_test() -> None:
     assert asking.result().content[0].text == "went"  # type: ignore[union-attr]
 
 
-async def test_a_refused_request_takes_no_reply_from_the_script() -> None:
+async def test_a_refused_request_takes_no_reply_from_the_script():
     async with talk(["the only one"]) as (server, client):
         with pytest.raises(anthropic.BadRequestError):
             await ask(client, " ")
@@ -253,7 +253,7 @@ async def test_a_refused_request_takes_no_reply_from_the_script() -> None:
     assert (server.calls, len(server.refused)) == (2, 1)
 
 
-async def test_a_request_after_the_last_reply_fails_there_and_when_the_server_stops() -> None:
+async def test_a_request_after_the_last_reply_fails_there_and_when_the_server_stops():
     server = MessagesServer(["one"], counter=len)
 
     with pytest.raises(ScriptExhausted, match=r"it has 1\)"):
@@ -262,7 +262,7 @@ async def test_a_request_after_the_last_reply_fails_there_and_when_the_server_st
     assert server.calls == 2  # the SDK did not try again
 
 
-async def test_an_error_in_the_script_is_raised_when_the_server_stops() -> None:
+async def test_an_error_in_the_script_is_raised_when_the_server_stops():
     def broken(body: RequestBody) -> str:
         raise KeyError(body["model"])
 
@@ -273,23 +273,23 @@ async def test_an_error_in_the_script_is_raised_when_the_server_stops() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, {"type": "text", "text": "hi"}])
-async def test_a_script_that_answers_nonsense_is_told_so(nonsense: Any) -> None:
+async def test_a_script_that_answers_nonsense_is_told_so(nonsense: Any):
     with pytest.raises(TypeError, match="a script answers with a Reply or a text"):
         await ask_until_refused(MessagesServer([nonsense], counter=len), "TypeError")
 
 
-def test_a_single_text_is_no_script() -> None:
+def test_a_single_text_is_no_script():
     with pytest.raises(SettingsError, match="give a list of replies"):
         MessagesServer("done")
 
 
-async def test_an_answer_that_cannot_be_sent_is_an_error_of_the_script() -> None:
+async def test_an_answer_that_cannot_be_sent_is_an_error_of_the_script():
     script = [answer(tool_use("ls", {"path": object()}))]
     with pytest.raises(InvalidHistory, match="Object of type object is not JSON"):
         await ask_until_refused(MessagesServer(script, counter=len), "InvalidHistory")
 
 
-async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops() -> None:
+async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops():
     def broken(text: str) -> int:
         raise ArithmeticError(text)
 
@@ -299,7 +299,7 @@ async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops()
         )
 
 
-async def test_an_error_of_the_test_itself_is_not_hidden_by_the_scripts() -> None:
+async def test_an_error_of_the_test_itself_is_not_hidden_by_the_scripts():
     with pytest.raises(ZeroDivisionError):
         await ask_until_refused(
             MessagesServer([], counter=len), "ScriptExhausted", then=lambda: 1 // 0
@@ -320,7 +320,7 @@ async def ask_until_refused(
         then()
 
 
-async def test_everything_about_a_request_is_recorded() -> None:
+async def test_everything_about_a_request_is_recorded():
     async with talk(["one", "two"]) as (server, client):
         await ask(client, "hello")
         await ask_streaming(client)
@@ -363,7 +363,7 @@ async def test_everything_about_a_request_is_recorded() -> None:
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
 async def test_a_failure_reaches_the_client_as_the_sdks_error(
     failure: Failure, error: type[anthropic.APIStatusError], kind: str, streaming: bool
-) -> None:
+):
     async with talk([failure]) as (server, client):
         with pytest.raises(error) as caught:
             await (ask_streaming if streaming else ask)(client)
@@ -379,7 +379,7 @@ async def test_a_failure_reaches_the_client_as_the_sdks_error(
     [rate_limited(0.01), overloaded(), server_error(), Cut()],
     ids=["429", "529", "500", "cut"],
 )
-async def test_the_sdk_tries_again_after_a_passing_failure(failure: Any) -> None:
+async def test_the_sdk_tries_again_after_a_passing_failure(failure: Any):
     async with talk([failure, "at last"], max_retries=1) as (server, client):
         reply = await ask(client)
 
@@ -387,7 +387,7 @@ async def test_the_sdk_tries_again_after_a_passing_failure(failure: Any) -> None
     assert [request.headers["x-stainless-retry-count"] for request in server.requests] == ["0", "1"]
 
 
-async def test_a_client_that_gets_only_failures_gives_up_and_sees_retry_after() -> None:
+async def test_a_client_that_gets_only_failures_gives_up_and_sees_retry_after():
     async with talk([rate_limited(0.01)] * 3, max_retries=2) as (server, client):
         with pytest.raises(anthropic.RateLimitError) as caught:
             await ask(client)
@@ -399,13 +399,13 @@ async def test_a_client_that_gets_only_failures_gives_up_and_sees_retry_after() 
 @pytest.mark.parametrize(
     "reply", [Cut(), Cut(after=answer(LONG))], ids=["before the first byte", "halfway"]
 )
-async def test_a_cut_connection_is_a_connection_error(reply: Cut) -> None:
+async def test_a_cut_connection_is_a_connection_error(reply: Cut):
     async with talk([reply]) as (_, client):
         with pytest.raises(anthropic.APIConnectionError):
             await ask(client)
 
 
-async def test_a_stream_cut_halfway_has_given_half() -> None:
+async def test_a_stream_cut_halfway_has_given_half():
     seen: list[str] = []
     async with talk([Cut(after=answer(LONG))]) as (_, client):
         with pytest.raises(httpx2.RemoteProtocolError):
@@ -422,7 +422,7 @@ async def listen(client: anthropic.AsyncAnthropic, seen: list[str]) -> None:
             seen.append(text)
 
 
-async def test_a_stream_may_break_off_into_an_error() -> None:
+async def test_a_stream_may_break_off_into_an_error():
     async with talk([overloaded(after=answer(LONG))]) as (_, client):
         with pytest.raises(anthropic.APIStatusError) as caught:
             await ask_streaming(client)
@@ -433,13 +433,13 @@ async def test_a_stream_may_break_off_into_an_error() -> None:
 @pytest.mark.parametrize(
     "reply", [Hang(), Hang(after=answer(LONG))], ids=["from the start", "halfway"]
 )
-async def test_a_hanging_server_runs_into_the_clients_timeout(reply: Hang) -> None:
+async def test_a_hanging_server_runs_into_the_clients_timeout(reply: Hang):
     async with talk([reply], timeout=httpx2.Timeout(60, read=0.1)) as (_, client):
         with pytest.raises(anthropic.APITimeoutError):
             await ask(client)
 
 
-async def test_a_hanging_stream_runs_into_the_clients_timeout() -> None:
+async def test_a_hanging_stream_runs_into_the_clients_timeout():
     seen: list[str] = []
     patience = httpx2.Timeout(60, read=1.5)  # the first half has to come in time
     async with talk([Hang(after=answer(LONG))], timeout=patience) as (_, client):
@@ -463,7 +463,7 @@ async def first_request(server: MessagesServer) -> None:
 @pytest.mark.parametrize(
     "script", [[answer("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"]
 )
-async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script | None) -> None:
+async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script | None):
     ended = asyncio.Event()
 
     async def waits(body: RequestBody) -> str:
@@ -485,7 +485,7 @@ async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script
     assert (server.calls, server.errors) == (1, [])
 
 
-async def test_unknown_paths_are_not_found() -> None:
+async def test_unknown_paths_are_not_found():
     async with talk([]) as (_, client):
         with pytest.raises(anthropic.NotFoundError) as caught:
             await client.models.list()
@@ -499,7 +499,7 @@ async def test_unknown_paths_are_not_found() -> None:
 MANY = 300  # more than wait for an accept by default
 
 
-def test_hundreds_of_connections_at_once_are_answered() -> None:
+def test_hundreds_of_connections_at_once_are_answered():
     asyncio.run(hundreds_of_connections())  # the loop's debug mode would take most of the time
 
 
@@ -544,7 +544,7 @@ async def ask_by_hand(url: str, text: str) -> str:
     return str(json.loads(answered.partition(b"\r\n\r\n")[2])["content"][0]["text"])
 
 
-async def test_nothing_is_left_when_the_server_has_stopped() -> None:
+async def test_nothing_is_left_when_the_server_has_stopped():
     tasks = asyncio.all_tasks()
     started: list[str] = []
     async with talk([Hang(), Hang(after=answer(LONG))]) as (server, client):
@@ -564,7 +564,7 @@ async def test_nothing_is_left_when_the_server_has_stopped() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_connection_that_is_just_being_accepted_ends_with_the_server(turns: int) -> None:
+async def test_a_connection_that_is_just_being_accepted_ends_with_the_server(turns: int):
     async with MessagesServer(lambda _: "fine", counter=len) as server:
         asking = [asyncio.create_task(ask_by_hand(server.url, "go")) for _ in range(20)]
         for _ in range(turns):
@@ -574,7 +574,7 @@ async def test_a_connection_that_is_just_being_accepted_ends_with_the_server(tur
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_a_server_stops_although_its_block_is_cancelled() -> None:
+async def test_a_server_stops_although_its_block_is_cancelled():
     async with anyio.create_task_group() as group, talk([Hang()]) as (server, client):
         url = httpx2.URL(server.url)
         group.start_soon(ask, client)
@@ -588,7 +588,7 @@ async def test_a_server_stops_although_its_block_is_cancelled() -> None:
 
 async def test_a_client_that_goes_away_while_it_sends_is_no_error(
     caplog: pytest.LogCaptureFixture,
-) -> None:
+):
     async with MessagesServer([], counter=len) as server:
         address = httpx2.URL(server.url)
         _, writer = await asyncio.open_connection(address.host, address.port)
@@ -601,7 +601,7 @@ async def test_a_client_that_goes_away_while_it_sends_is_no_error(
     assert (server.calls, caplog.records) == (0, [])
 
 
-async def test_a_server_can_be_started_again() -> None:
+async def test_a_server_can_be_started_again():
     server = MessagesServer(["one", "two"], counter=len)
     for expected in ("one", "two"):
         async with server, anthropic.AsyncAnthropic(base_url=server.url, api_key="test") as client:
@@ -611,7 +611,7 @@ async def test_a_server_can_be_started_again() -> None:
         _ = server.url
 
 
-def test_it_runs_under_plain_asyncio_too() -> None:
+def test_it_runs_under_plain_asyncio_too():
     async def main() -> Literal["fine"]:
         async with talk(["fine"]) as (_, client):
             return (await ask(client)).content[0].text  # type: ignore[union-attr,return-value]
@@ -619,7 +619,7 @@ def test_it_runs_under_plain_asyncio_too() -> None:
     assert asyncio.run(main()) == "fine"
 
 
-def test_importing_it_imports_no_web_server_and_no_sdk() -> None:
+def test_importing_it_imports_no_web_server_and_no_sdk():
     code = (
         "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & "
         "set(sys.modules))"
@@ -630,7 +630,7 @@ def test_importing_it_imports_no_web_server_and_no_sdk() -> None:
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_a_missing_package_is_an_error_that_names_the_extra(missing: str) -> None:
+def test_a_missing_package_is_an_error_that_names_the_extra(missing: str):
     code = (
         f"import sys, asyncio; sys.modules[{missing!r}] = None\n"
         "from ctxpipe.testing import MessagesServer, MissingExtra\n"

@@ -69,7 +69,7 @@ async def converse(client: anthropic.AsyncAnthropic, turns: int = 3, **options: 
     return history
 
 
-async def test_an_appended_history_may_bring_all_its_thinking_back() -> None:
+async def test_an_appended_history_may_bring_all_its_thinking_back():
     async with talk() as (server, client):
         await converse(client, turns=4)
 
@@ -77,7 +77,7 @@ async def test_an_appended_history_may_bring_all_its_thinking_back() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-async def test_thinking_after_a_changed_message_is_refused(place: int) -> None:
+async def test_thinking_after_a_changed_message_is_refused(place: int):
     async with talk() as (server, client):
         history = await converse(client)
         content = history[place]["content"]
@@ -100,14 +100,14 @@ async def test_thinking_after_a_changed_message_is_refused(place: int) -> None:
 )
 async def test_thinking_after_another_system_prompt_or_other_tools_is_refused(
     change: dict[str, Any],
-) -> None:
+):
     async with talk() as (_, client):
         history = await converse(client)
         with pytest.raises(anthropic.BadRequestError, match="bound to a different conversation"):
             await ask(client, history, **change)
 
 
-async def test_a_cache_mark_is_no_change_of_the_conversation() -> None:
+async def test_a_cache_mark_is_no_change_of_the_conversation():
     async with talk() as (server, client):
         history = await converse(client)
         history[2]["content"][0]["cache_control"] = {"type": "ephemeral"}
@@ -116,7 +116,7 @@ async def test_a_cache_mark_is_no_change_of_the_conversation() -> None:
     assert not server.refused
 
 
-async def test_drop_block_lets_the_request_through_and_tells_what_was_dropped() -> None:
+async def test_drop_block_lets_the_request_through_and_tells_what_was_dropped():
     async with talk() as (server, client):
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
@@ -130,7 +130,7 @@ async def test_drop_block_lets_the_request_through_and_tells_what_was_dropped() 
     assert list(server.requests[-1].dropped) == dropped
 
 
-async def test_what_is_thought_after_the_change_is_bound_to_the_changed_conversation() -> None:
+async def test_what_is_thought_after_the_change_is_bound_to_the_changed_conversation():
     async with talk() as (_, client):
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
@@ -151,13 +151,13 @@ async def test_what_is_thought_after_the_change_is_bound_to_the_changed_conversa
     ]
 
 
-async def test_drop_block_needs_its_beta_header() -> None:
+async def test_drop_block_needs_its_beta_header():
     async with talk() as (_, client):
         with pytest.raises(anthropic.BadRequestError, match="thinking-binding-controls-2026-08-01"):
             await ask(client, [{"role": "user", "content": "go"}], thinking=DROP["thinking"])
 
 
-async def test_thinking_may_be_taken_from_the_start_but_not_from_the_middle() -> None:
+async def test_thinking_may_be_taken_from_the_start_but_not_from_the_middle():
     async with talk() as (_, client):
         history = await converse(client)
         start, middle = copy.deepcopy(history), copy.deepcopy(history)
@@ -171,7 +171,7 @@ async def test_thinking_may_be_taken_from_the_start_but_not_from_the_middle() ->
 
 
 @pytest.mark.parametrize("strictness", ["signed", "bound"])
-async def test_edited_thinking_is_refused(strictness: Any) -> None:
+async def test_edited_thinking_is_refused(strictness: Any):
     async with talk(Model(thinking=strictness)) as (_, client):
         history = await converse(client)
         early, late = copy.deepcopy(history), copy.deepcopy(history)
@@ -188,7 +188,7 @@ async def test_edited_thinking_is_refused(strictness: Any) -> None:
             await ask(client, late)
 
 
-async def test_older_models_do_not_look_at_the_conversation_before() -> None:
+async def test_older_models_do_not_look_at_the_conversation_before():
     async with talk(Model(thinking="signed")) as (server, client):
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
@@ -198,7 +198,7 @@ async def test_older_models_do_not_look_at_the_conversation_before() -> None:
     assert not server.refused
 
 
-async def test_thinking_of_another_origin_passes_where_nothing_is_checked() -> None:
+async def test_thinking_of_another_origin_passes_where_nothing_is_checked():
     foreign = {"type": "thinking", "thinking": "hm", "signature": "EqQBCgIYAhIM"}
     history: list[Any] = [
         {"role": "user", "content": "go"},

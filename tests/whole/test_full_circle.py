@@ -168,30 +168,6 @@ async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent: 
     assert agent.files == files == {next(iter(files)): HUGE}
 
 
-async def test_page_by_page_the_whole_text_comes_back(agent: Agent):
-    where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
-
-    pages, offset = "", 0
-    while offset < len(HUGE):
-        page = await agent.call("read_offloaded", {"path": where, "offset": offset})
-        pages += page.rsplit("\n[Characters ", 1)[0] if "\n[Characters " in page else page
-        offset = len(pages)
-
-    assert pages == HUGE
-    assert len(agent.files) == 1
-
-
-async def test_a_search_finds_the_place_and_a_page_shows_it(agent: Agent):
-    where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
-
-    found = await agent.call("search_offloaded", {"path": where, "pattern": "008191 "})
-    offset = int(found.split("offset ")[1].split(":")[0])
-    page = await agent.call("read_offloaded", {"path": where, "offset": offset, "limit": 40})
-
-    assert page.startswith(HUGE[offset : offset + 40])
-    assert page.startswith("008191 ")
-
-
 async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_read_back_too(
     agent: Agent,
 ):
@@ -222,19 +198,3 @@ async def test_the_circle_closes_for_every_form_of_path(tmp_path: Path, form: st
     assert seen.startswith(LONG[:20_000])
     assert by_shell == LONG
     assert len(agent.files) == 1
-
-
-async def test_old_results_that_were_offloaded_in_a_batch_come_back_as_well(tmp_path: Path):
-    lines = "\n".join(LONG.split("\n")[:20])
-    (tmp_path / "short.log").write_text(lines)
-    agent = Agent(tmp_path, adopting=True)
-    await agent.call("bash", {"command": "cat short.log"})
-    await agent.say("ok")
-    where = pointer(next(tool_results(agent.context)).content)
-
-    seen = await agent.call("bash", {"command": f"cd .ctxpipe && cat {where}"})
-    await agent.say("ok")
-
-    assert seen == lines
-    assert list(agent.files.values()) == [lines]
-    assert [result.content for result in tool_results(agent.context)][-1] == lines

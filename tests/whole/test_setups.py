@@ -174,19 +174,6 @@ async def test_whatever_may_answer_with_something_to_await_is_a_stage(stage: Any
     assert result.reports[0].outcome is Outcome.SKIPPED
 
 
-async def test_an_answer_that_cannot_be_awaited_is_reported_with_the_way_out():
-    def name(turn: Turn) -> str:
-        return turn.session_id.upper()
-
-    result = await ContextPipeline([cast("Any", name)]).run(HISTORY, session_id="s")
-
-    assert result.reports[0].outcome is Outcome.FAILED
-    assert (
-        result.reports[0].reason
-        == "its answer, str, cannot be awaited; write the stage as `async def`"
-    )
-
-
 # Settings, by a table over all fields -------------------------------------------------------------
 
 
@@ -328,7 +315,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
                 CONVERSATION,
                 sync_summary,
             ],
-            "archive": [".ctxpipe", 5, LocalStorage],
+            "archive": [".ctxpipe", 5, None, LocalStorage],
             "require_archive": FLAGS,
             "restore": [".", {}, Restore, CONVERSATION],
             "evidence": [2000, {}, None, Evidence],
@@ -624,10 +611,6 @@ async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message
         assert words in str(refused.value)
         assert message is REPLY or SEE in str(refused.value)
         assert len(str(refused.value)) < 300
-
-
-async def generator_of_messages() -> Any:
-    yield HISTORY[0]
 
 
 @pytest.mark.parametrize(

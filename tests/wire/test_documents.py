@@ -52,7 +52,7 @@ def responses_part(file: dict[str, Any]) -> dict[str, Any]:
 )
 def test_a_file_is_a_document_and_comes_back_as_it_was(
     codec: Any, part_of: Any, file: dict[str, Any], tokens: int
-) -> None:
+):
     part = part_of({**file, "filename": "contract.pdf"})
     item = {"role": "user", "content": [part, {"type": "text", "text": "?"}]}
     if part["type"] == "input_file":
@@ -71,7 +71,7 @@ def test_a_file_is_a_document_and_comes_back_as_it_was(
 
 
 @pytest.mark.parametrize("part", [chat_part({}), chat_part({"file_id": 5}), {"type": "file"}])
-def test_a_file_part_that_names_nothing_stays_what_it_is(part: dict[str, Any]) -> None:
+def test_a_file_part_that_names_nothing_stays_what_it_is(part: dict[str, Any]):
     item = {"role": "user", "content": [part]}
     translation = Translation(ChatCodec())
     units = translation.read([item])
@@ -80,7 +80,7 @@ def test_a_file_part_that_names_nothing_stays_what_it_is(part: dict[str, Any]) -
     assert translation.items(units, list(units.messages)) == [item]
 
 
-def test_the_address_of_a_file_counts_as_a_document() -> None:
+def test_the_address_of_a_file_counts_as_a_document():
     units = Translation(ResponsesCodec()).read(
         [{"role": "user", "content": [responses_part({"file_url": "https://a.b/c.pdf"})]}]
     )
