@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..providers.agent_tools import NUMBERED_LINE, view
-from .languages import STEPS, DefinitionType, Language, language_called, language_of
+from .languages import DefinitionType, Language, language_of, languages, steps
 
 if TYPE_CHECKING:
     from ast_grep_py import Relation, Rule, SgNode
@@ -151,7 +151,7 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
     if language.has_macros:
         yield without_macros(source), language
     if language.else_as:
-        yield source, language_called(language.else_as)
+        yield source, languages()[language.else_as]
     beginning = source.lstrip("\r\n")
     cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
     for opening, first_line in language.openings.items():
@@ -280,13 +280,13 @@ def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Defini
 
 @cache
 def _kinds(language: str) -> Mapping[str, DefinitionType]:
-    return dict(language_called(language).kinds())
+    return dict(languages()[language].kinds())
 
 
 @cache
 def _rules(language: str) -> list[Rule]:
     """The parser's rules for every kind of definition that the language has."""
-    table = language_called(language)
+    table = languages()[language]
     rules: list[Rule] = []
     for kind in _kinds(language):
         rule: Rule = {"kind": kind}
@@ -397,7 +397,7 @@ def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
 def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
     declarator = ""
     kind = node.kind()
-    while kind in STEPS:
+    while kind in steps():
         if kind in DECLARATORS:
             declarator = kind
         part = _next_step(node, kind)
@@ -422,8 +422,8 @@ def _next_step(node: SgNode, kind: str) -> SgNode | None:
         if operator is None or operator.text() == "when":
             return node.field("left")
         return operator
-    if STEPS[kind]:
-        return node.field(STEPS[kind])
+    if field := steps()[kind]:
+        return node.field(field)
     parts = [child for child in node.children() if child.is_named()]
     if not parts:
         return None

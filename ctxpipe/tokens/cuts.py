@@ -17,12 +17,6 @@ _CUT = re.compile(
 )
 _WINDOW_CHARS = 65_536  # the search for a cut holds the interpreter, so it comes in steps
 
-_LONG_RUN = 1024
-_RUNS = re.compile("|".join(f"{blank}{{{_LONG_RUN},}}" for blank in " \t\n"))
-# The longest token of blanks; the rest at the ends of a run is far shorter than _LONG_RUN.
-_PERIOD = 128
-_KEPT = 512
-
 
 def segments(text: str) -> Iterator[str]:
     """*text* in parts of about `SEGMENT_CHARS`, cut only where the count stays exact.
@@ -44,29 +38,3 @@ def _next_cut(text: str, start: int) -> int:
         if match:
             return match.start() + 1
     return len(text)
-
-
-def squeeze(text: str) -> tuple[str, dict[str, int]]:
-    """*text* with very long runs of one blank shortened, and the periods dropped of each blank.
-
-    A period is 128 blanks. Merging works from the left and knows no token longer than 128
-    characters, so from some length on each period adds the same number of tokens: the difference of
-    the two `period_texts`. (tiktoken's pattern engine fails on a run of a million blanks.)
-    """
-    dropped: dict[str, int] = {}
-    if not any(blank * _LONG_RUN in text for blank in " \t\n"):
-        return text, dropped
-
-    def drop_periods(run: re.Match[str]) -> str:
-        blank = run[0][0]
-        length = run.end() - run.start()
-        kept = _KEPT + length % _PERIOD
-        dropped[blank] = dropped.get(blank, 0) + (length - kept) // _PERIOD
-        return blank * kept
-
-    return _RUNS.sub(drop_periods, text), dropped
-
-
-def period_texts(blank: str) -> tuple[str, str]:
-    """Two texts whose token counts differ by what one period of *blank* adds to a long run."""
-    return blank * (_KEPT + _PERIOD), blank * _KEPT

@@ -35,7 +35,6 @@ class Tiktoken:
             self._shipped = False
             self._name = encoding.name
             self._encoding = encoding
-        self._periods: dict[str, int] = {}
         self.encoded_chars: int = 0
 
     def __repr__(self) -> str:
@@ -73,27 +72,11 @@ class Tiktoken:
             yield self._count(text)
             return
         for segment in cuts.segments(text):
-            yield self._count_segment(segment)
+            yield self._count(segment)
 
     def in_one_step(self, text: str) -> bool:
         """Whether *text* is counted as a whole or not at all."""
         return not self._shipped or len(text) <= cuts.SEGMENT_CHARS
-
-    def _count_segment(self, segment: str) -> int:
-        if len(segment) <= cuts.SEGMENT_CHARS:
-            return self._count(segment)
-        short, dropped = cuts.squeeze(segment)
-        tokens = self._count(short)
-        for blank, periods in dropped.items():
-            tokens += periods * self._period(blank)
-        return tokens
-
-    def _period(self, blank: str) -> int:
-        """The tokens that one period of *blank* adds to a long run."""
-        if blank not in self._periods:
-            longer, shorter = cuts.period_texts(blank)
-            self._periods[blank] = self._count(longer) - self._count(shorter)
-        return self._periods[blank]
 
     def _count(self, text: str) -> int:
         if not self._shipped or len(text) < _ENGINE_LIMIT:
@@ -105,7 +88,7 @@ class Tiktoken:
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)
         encoding = self._encoding or self.load()
-        if self._shipped and len(text) < _ENGINE_LIMIT:
+        if self._shipped:
             return encoding.encode_ordinary(text)
         try:
             # On a million blanks encode_ordinary raises a BaseException, this a ValueError.
@@ -113,13 +96,8 @@ class Tiktoken:
         except ValueError:
             if len(text) < _ENGINE_LIMIT:
                 raise
-        first, second = _halves(text)
-        return self._ids(first) + self._ids(second)
-
-
-def _halves(text: str) -> tuple[str, str]:
-    middle = len(text) // 2
-    return text[:middle], text[middle:]
+        middle = len(text) // 2
+        return self._ids(text[:middle]) + self._ids(text[middle:])
 
 
 class Function:

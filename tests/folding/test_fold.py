@@ -28,9 +28,10 @@ from ctxpipe.folding.fold import (
     format_sections,
     merge_functions,
 )
-from ctxpipe.folding.languages import LANGUAGES, STEPS, DefinitionType, Language, language_of
+from ctxpipe.folding.languages import DefinitionType, Language, language_of, languages, steps
 
 FILES = sorted(path for path in SOURCES.iterdir() if path.suffix != ".names")
+LANGUAGES = list(languages().values())
 
 
 def names(path: str, text: str) -> list[str]:
@@ -141,7 +142,7 @@ def test_the_parser_knows_every_kind_in_the_table(language: Language):
 
 
 def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language():
-    kinds = {*STEPS, *(kind for language in LANGUAGES for kind in language.named_by)}
+    kinds = {*steps(), *(kind for language in LANGUAGES for kind in language.named_by)}
 
     assert {
         kind for kind in kinds if not any(is_known(kind, language) for language in LANGUAGES)

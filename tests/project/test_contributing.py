@@ -12,7 +12,7 @@ from places import PACKAGE, ROOT
 from processes import new_python
 
 RECIPES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(?:python|toml)\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -46,13 +46,10 @@ int add(int a, int b) => a + b;
 """
 
 
-def test_a_language_is_one_entry_in_the_table(copy: Path):
-    [entry] = [block for block in BLOCKS if "Language(" in block]
-    insert(
-        copy / "ctxpipe/folding/languages.py",
-        "\n_BY_EXTENSION =",
-        "LANGUAGES += (\n" + entry.split("\n\n", 1)[1] + ",)\n",
-    )
+def test_a_language_is_one_table_in_a_file(copy: Path):
+    [entry] = [block for block in BLOCKS if "[languages." in block]
+    table = copy / "ctxpipe/folding/languages.toml"
+    table.write_text(f"{table.read_text('utf-8')}\n{entry}", "utf-8")
     script = """
 import sys; sys.path.insert(0, sys.argv[1])
 from ctxpipe.folding.definitions import definitions

@@ -1,4 +1,4 @@
-"""A text may be cut, and a run of blanks shortened, only where the count provably stays exact."""
+"""A text may be cut only where the count provably stays exact."""
 
 from __future__ import annotations
 
@@ -68,27 +68,3 @@ def test_no_token_is_longer_than_the_bound_says(name: str):
     ranks = vocabulary.load(name)._mergeable_ranks
 
     assert max(map(len, ranks)) == LONGEST_TOKEN_BYTES
-
-
-@each_encoding
-@pytest.mark.parametrize("blank", [" ", "\t", "\n"])
-def test_a_long_run_of_blanks_counts_the_same_shortened_wherever_it_stands(name: str, blank: str):
-    longer, shorter = (stock.count(name, text) for text in cuts.period_texts(blank))
-    before = ["", "x", ".", "/", "\n", "\r\n", "\t", " ", "x\n", ".\n", "\u00a0"]
-    behind = ["", "x", ".", "/", "\n\nx", "\r\n", "\tx", "  \tx", " ", "\u00a0"]
-    for start, length, end in itertools.product(
-        before, (1024, 1025, 1101, 1151, 1152, 5000), behind
-    ):
-        text = start + blank * length + end
-        short, dropped = cuts.squeeze(text)
-
-        assert len(short) < 800
-        assert stock.count(name, short) + dropped[blank] * (longer - shorter) == stock.count(
-            name, text
-        )
-
-
-def test_text_without_a_long_run_is_not_copied():
-    text = "  indented\n\n" * 1000
-
-    assert cuts.squeeze(text)[0] is text
