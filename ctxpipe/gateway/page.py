@@ -6,14 +6,11 @@ no script run, whatever a conversation holds.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
-from importlib.resources import files
 
+from .._html import Markup, markup, palette, source_hash
 from .._text import as_dollars, as_number, as_percent, count_phrase
 from ..tokens.spent import KINDS, Kind
 from .record import Record, Turn
@@ -25,13 +22,6 @@ MAX_BARS = 120
 FEWEST_BARS = 20
 """A session of fewer turns does not fill its charts."""
 MAX_ROWS = 12
-
-
-def _style() -> str:
-    """The colours of the replay page, and what is drawn in them here."""
-    palette = (files("ctxpipe") / "palette.css").read_text(encoding="utf-8")
-    kinds = "".join(f".{kind} {{ --of: var(--{kind}); }}\n" for kind in KINDS)
-    return f"{palette}{kinds}{_OWN_STYLE}"
 
 
 _OWN_STYLE = """
@@ -78,13 +68,35 @@ td:last-child { overflow-wrap: anywhere; min-width: 12rem; }
 }
 """
 
-_STYLE = _style()
-_HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_KINDS_STYLE = "".join(f".{kind} {{ --of: var(--{kind}); }}\n" for kind in KINDS)
+_STYLE = f"{palette()}{_KINDS_STYLE}{_OWN_STYLE}"
+
+_PAGE = """<!doctype html><html lang=en><head><meta charset=utf-8><title>ctxpipe gateway</title>
+<meta name=viewport content='width=device-width, initial-scale=1'>
+<meta http-equiv=refresh content={}><style>{}</style></head>
+<body><h1>ctxpipe gateway</h1>{}</body></html>
+"""
+
+_SESSION = """<section><h2>{}</h2>{}
+<div class=scroll><table><thead><tr><th class=number>turn<th class=number>sent
+<th class=number>without<th class='number rare'>seconds<th class='number rare'>$
+<th>what happened</thead>{}</table></div>{}</section>
+"""
+
+_CHART = """<p class=caption><span>{}</span><span>{}</span></p>
+<svg class={} viewBox='0 0 100 100' preserveAspectRatio=none role=img aria-label='{}, {}'>{}</svg>
+"""
+
+_TURN = "<rect x={} y=0 width={} height=100><title>{}</title></rect>"
+
+_ROW = """<tr><td class=number title='{}'>{}<td class=number>{}<td class=number>{}
+<td class='number rare'>{}<td class='number rare'>{}<td class={}>{}</tr>
+"""
 
 
 def headers() -> Mapping[str, str]:
     """The headers of the page: nothing may run in it, frame it or be loaded by it."""
-    policy = f"default-src 'none'; style-src 'sha256-{_HASH}'; frame-ancestors 'none'; "
+    policy = f"default-src 'none'; style-src '{source_hash(_STYLE)}'; frame-ancestors 'none'; "
     return {
         "content-security-policy": policy + "base-uri 'none'; form-action 'none'",
         "x-content-type-options": "nosniff",
@@ -96,24 +108,22 @@ def headers() -> Mapping[str, str]:
 
 def write_page(record: Record) -> str:
     """The page of *record*, as HTML."""
-    return "".join(_page(record))
+    return markup(_PAGE, SECONDS, Markup(_STYLE), list(_body(record)))
 
 
-def _page(record: Record) -> Iterator[str]:
-    yield "<!doctype html><html lang=en><head><meta charset=utf-8><title>ctxpipe gateway</title>"
-    yield "<meta name=viewport content='width=device-width, initial-scale=1'>"
-    yield f"<meta http-equiv=refresh content={SECONDS}><style>{_STYLE}</style></head><body>"
-    yield "<h1>ctxpipe gateway</h1>"
-    yield f"<p class=lead>{escape(_sentence(record))}</p>"
-    yield f"<p class=soft>{escape(_rest(record))}</p>"
-    sessions = _by_session(record.turns)
+def _body(record: Record) -> Iterator[Markup]:
+    yield markup("<p class=lead>{}</p>", _sentence(record))
+    yield markup("<p class=soft>{}</p>", _rest(record))
     yield from _legend(record.turns)
+    sessions = _by_session(record.turns)
     for session, turns in list(sessions.items())[:MAX_SESSIONS]:
-        yield from _session(session, turns)
-    if len(sessions) > MAX_SESSIONS:
-        more = len(sessions) - MAX_SESSIONS
-        yield f"<p class=soft>and {count_phrase(more, 'older session')}</p>"
-    yield "</body></html>"
+        yield _session(session, turns)
+    yield from _more(len(sessions) - MAX_SESSIONS, "older session")
+
+
+def _more(count: int, name: str) -> Iterator[Markup]:
+    if count > 0:
+        yield markup("<p class=soft>and {}</p>", count_phrase(count, name))
 
 
 def _sentence(record: Record) -> str:
@@ -151,44 +161,36 @@ def _by_session(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     return dict(reversed(found.items()))
 
 
-def _legend(turns: Iterable[Turn]) -> Iterator[str]:
+def _legend(turns: Iterable[Turn]) -> Iterator[Markup]:
     """What the colours mean, in the order of the stack."""
     present: set[Kind] = set()
     for turn in turns:
         present.update(turn.kinds)
     if not present:
         return
-    yield "<ul class=kinds>"
+    yield Markup("<ul class=kinds>")
     for kind, name in reversed(list(KINDS.items())):
         if kind in present:
-            yield f"<li><span class='swatch {kind}'></span>{name}"
-    yield "<li><span class='swatch left'></span>left out"
-    yield "<li><span class=mark></span>a stage took something out</ul>"
+            yield markup("<li><span class='swatch {}'></span>{}", kind, name)
+    yield Markup("<li><span class='swatch left'></span>left out")
+    yield Markup("<li><span class=mark></span>a stage took something out</ul>")
 
 
 # One session --------------------------------------------------------------------------------------
 
 
-def _session(session: str, turns: Sequence[Turn]) -> Iterator[str]:
-    last = turns[-1]
-    title = session or "Requests that were not shaped"
-    yield f"<section><h2>{escape(title)}</h2>"
-    if last.text:
-        yield f"<p class=soft>{escape(last.text)}</p>"
+def _session(session: str, turns: Sequence[Turn]) -> Markup:
+    above: list[Markup] = []
+    if turns[-1].text:
+        above.append(markup("<p class=soft>{}</p>", turns[-1].text))
     if any(turn.whole for turn in turns):
-        yield from _charts(turns[-MAX_BARS:])
+        above += _charts(turns[-MAX_BARS:])
     if what := _all_left(turns):
-        yield f"<p class=all>Left the context: {escape(what)}.</p>"
-    yield "<div class=scroll><table><thead><tr><th class=number>turn<th class=number>sent"
-    yield "<th class=number>without<th class='number rare'>seconds<th class='number rare'>$"
-    yield "<th>what happened</thead>"
-    for turn in reversed(turns[-MAX_ROWS:]):
-        yield _row(turn)
-    yield "</table></div>"
-    if len(turns) > MAX_ROWS:
-        more = len(turns) - MAX_ROWS
-        yield f"<p class=soft>and {count_phrase(more, 'earlier turn')}</p>"
-    yield "</section>"
+        above.append(markup("<p class=all>Left the context: {}.</p>", what))
+    title = session or "Requests that were not shaped"
+    rows = list(map(_row, reversed(turns[-MAX_ROWS:])))
+    below = list(_more(len(turns) - MAX_ROWS, "earlier turn"))
+    return markup(_SESSION, title, above, rows, below)
 
 
 def _all_left(turns: Iterable[Turn]) -> str:
@@ -207,7 +209,7 @@ def _all_left(turns: Iterable[Turn]) -> str:
     return "; ".join(parts)
 
 
-def _row(turn: Turn) -> str:
+def _row(turn: Turn) -> Markup:
     what = [f"{it.stage} −{it.tokens:,}{f': {it.told}' if it.told else ''}" for it in turn.left]
     if turn.reason or turn.what != "shaped":
         what.insert(0, turn.reason or turn.what)
@@ -217,53 +219,37 @@ def _row(turn: Turn) -> str:
     if is_error:
         what.append(f"status {turn.status}")
     css_class = "bad" if is_error or turn.what == "not shaped" else "soft"
-    dollars = ""
-    if turn.dollars is not None:
-        dollars = as_dollars(turn.dollars)
+    dollars = "" if turn.dollars is None else as_dollars(turn.dollars)
     at = time.strftime("%H:%M:%S", time.localtime(turn.at))
-    cells = [
-        f"<td class=number title='{at}'>{turn.number}",
-        f"<td class=number>{turn.sent:,}",
-        f"<td class=number>{turn.whole:,}",
-        f"<td class='number rare'>{turn.seconds:.1f}",
-        f"<td class='number rare'>{dollars}",
-        f"<td class={css_class}>{escape('; '.join(what))}",
-    ]
-    return f"<tr>{''.join(cells)}</tr>"
+    sent, whole, seconds = f"{turn.sent:,}", f"{turn.whole:,}", f"{turn.seconds:.1f}"
+    return markup(_ROW, at, turn.number, sent, whole, seconds, dollars, css_class, "; ".join(what))
 
 
 # Charts -------------------------------------------------------------------------------------------
 
 
-def _charts(turns: Sequence[Turn]) -> Iterator[str]:
+def _charts(turns: Sequence[Turn]) -> Iterator[Markup]:
     """What was sent by kind, turn by turn, and under it beside what was left out."""
     most = max([1, *(turn.sent for turn in turns)])
     top = most * 1.1  # so that a line above the highest turn is in the chart
-    most_whole = max([1, *(turn.whole for turn in turns)])
-    yield "<p class=caption><span>tokens sent, by kind</span>"
-    yield f"<span>at most {most:,}</span></p>"
-    yield _svg("stack", f"tokens sent by kind, {most:,} at most", _stack(turns, top))
-    if all(turn.sent == turn.whole for turn in turns):
-        return
-    yield "<p class=caption><span>sent, and left out</span>"
-    yield f"<span>at most {most_whole:,}</span></p>"
-    yield _svg(
-        "whole", f"tokens with and without, {most_whole:,} at most", _both(turns, most_whole)
-    )
+    yield _chart("stack", "tokens sent, by kind", most, _stack(turns, top))
+    if any(turn.sent != turn.whole for turn in turns):
+        most = max([1, *(turn.whole for turn in turns)])
+        yield _chart("whole", "sent, and left out", most, _both(turns, most))
 
 
-def _svg(css_class: str, label: str, parts: Iterable[str]) -> str:
-    start = f"<svg class={css_class} viewBox='0 0 100 100' preserveAspectRatio=none role=img "
-    return f"{start}aria-label='{label}'>{''.join(parts)}</svg>"
+def _chart(css_class: str, title: str, most: int, parts: Iterable[Markup]) -> Markup:
+    limit = f"at most {most:,}"
+    return markup(_CHART, title, limit, css_class, title, limit, list(parts))
 
 
-def _both(turns: Sequence[Turn], most: float) -> Iterator[str]:
+def _both(turns: Sequence[Turn], most: float) -> Iterator[Markup]:
     """What was sent, before what would have been."""
     yield _area("left", [(0, turn.whole / most) for turn in turns])
     yield _area("sent", [(0, turn.sent / most) for turn in turns])
 
 
-def _stack(turns: Sequence[Turn], most: float) -> Iterator[str]:
+def _stack(turns: Sequence[Turn], most: float) -> Iterator[Markup]:
     """An area for each kind, a line for each turn in which something left, and what tells of it."""
     below = [0.0] * len(turns)
     for kind in KINDS:
@@ -277,11 +263,11 @@ def _stack(turns: Sequence[Turn], most: float) -> Iterator[str]:
     for place, turn in enumerate(turns):
         x = place * width
         if turn.left:
-            middle = x + width / 2
+            middle = f"{x + width / 2:.2f}"
             end = 100 - 100 * turn.sent / most
-            yield f"<line x1={middle:.2f} x2={middle:.2f} y1={end - 7:.2f} y2={end - 1:.2f} />"
-        title = f"<title>{_description(turn)}</title>"
-        yield f"<rect x={x:.2f} y=0 width={width:.2f} height=100>{title}</rect>"
+            ends = f"{end - 7:.2f}", f"{end - 1:.2f}"
+            yield markup("<line x1={} x2={} y1={} y2={} />", middle, middle, *ends)
+        yield markup(_TURN, f"{x:.2f}", f"{width:.2f}", _description(turn))
 
 
 def _description(turn: Turn) -> str:
@@ -289,15 +275,15 @@ def _description(turn: Turn) -> str:
     lines = [f"turn {turn.number}: {turn.sent:,} of {turn.whole:,} tokens"]
     lines += [f"{KINDS[kind]}: {tokens:,}" for kind, tokens in turn.kinds.items()]
     lines += [f"{leaving.stage} took out {leaving.tokens:,}" for leaving in turn.left]
-    return escape("\n".join(lines))
+    return "\n".join(lines)
 
 
-def _area(css_class: str, spans: Sequence[tuple[float, float]]) -> str:
+def _area(css_class: str, spans: Sequence[tuple[float, float]]) -> Markup:
     """An area in steps, from the lower to the upper end of each turn's span, shares of the most."""
     width = _width(len(spans))
     upper = [f"V{100 - 100 * high:.2f}h{width:.4f}" for _, high in spans]
     lower = [f"V{100 - 100 * low:.2f}h-{width:.4f}" for low, _ in reversed(spans)]
-    return f"<path class={css_class} d='M0 100{''.join([*upper, *lower])}Z' />"
+    return markup("<path class={} d='M0 100{}Z' />", css_class, "".join([*upper, *lower]))
 
 
 def _width(turns: int) -> float:

@@ -7,9 +7,6 @@ every request.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +15,7 @@ from operator import attrgetter
 from string import Template
 from typing import Any, NamedTuple
 
+from .._html import json_data, palette, source_hash
 from .._text import as_number, as_percent, count_phrase
 from ..tokens.spent import KINDS
 from .cache import HEADINGS as CAUSES
@@ -47,13 +45,10 @@ def page(reports: Sequence[Report], totals: Sequence[Figures], unit: str = "inpu
     or any other word for it. What cannot be encoded as UTF-8 becomes a question mark.
     """
     script = _asset("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    data = json.dumps(_data(reports, totals, unit), ensure_ascii=False, separators=(",", ":"))
     html = Template(_asset("page.html")).substitute(
-        hash=f"sha256-{digest}",
-        style=(files("ctxpipe") / "palette.css").read_text(encoding="utf-8") + _asset("page.css"),
-        # No text in it can end the element, or begin a comment.
-        data=data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+        hash=source_hash(script),
+        style=palette() + _asset("page.css"),
+        data=json_data(_data(reports, totals, unit)),
         script=script,
     )
     return html.encode("utf-8", "replace").decode()
