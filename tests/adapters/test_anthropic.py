@@ -40,7 +40,6 @@ from ctxpipe import (
     RatioGate,
     Skip,
     SmartTruncate,
-    StorageError,
     Turn,
 )
 from ctxpipe.adapters.anthropic import (
@@ -601,21 +600,6 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     assert (second.body["system"], server.refused) == ("Be brief.", [])
 
 
-async def test_the_usage_of_a_shorter_request_counts_for_what_it_held(tmp_path: Path):
-    factors = Factors()
-    pipeline = truncating(tmp_path).use(factors)
-
-    async with talk(
-        [prompt_too_long(), "ok", "ok"],
-        ctxpipe_middleware(pipeline, session_id="s"),
-        model=Model(billing_factor=1.2),
-    ) as (_, client):
-        await plain(client, loop(20))
-        await plain(client, [*loop(20), user("and?")])
-
-    assert factors.noted[-1] == pytest.approx(1.2, rel=0.05)
-
-
 @every_way
 async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path: Path, ask: Ask):
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
@@ -625,17 +609,6 @@ async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path: 
             await ask(client, loop(20))
 
     assert server.calls == 2
-
-
-@every_way
-async def test_a_request_that_cannot_get_shorter_is_not_sent_again(tmp_path: Path, ask: Ask):
-    shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
-
-    async with talk(lambda _: prompt_too_long(), shaping, max_retries=2) as (server, client):
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
-            await ask(client, [user("go " * 999)])
-
-    assert server.calls == 1
 
 
 @every_way
@@ -713,16 +686,6 @@ async def test_once_shortened_the_request_stays_short_when_it_is_sent_again(tmp_
 
     _, shorter, again = server.requests
     assert shorter.raw == again.raw
-
-
-async def test_the_sdk_gives_up_as_it_does_without_ctxpipe(tmp_path: Path):
-    shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
-
-    async with talk(lambda _: FAILURES["529"], shaping, max_retries=2) as (server, client):
-        with pytest.raises(anthropic.InternalServerError, match="Overloaded"):
-            await plain(client, loop(1))
-
-    assert server.calls == 3
 
 
 # Thinking -----------------------------------------------------------------------------------------
@@ -1043,19 +1006,6 @@ async def test_an_error_of_ours_sends_the_original_request_with_one_warning(
     assert [warning in record.message for record in warnings_in(caplog)].count(True) == 1
 
 
-async def test_a_storage_that_cannot_be_written_costs_its_effect_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    (tmp_path / "taken").write_text("a file where the folder should be")
-    shaping = ctxpipe_middleware(offloading(tmp_path / "taken"), session_id="s")
-
-    async with talk(["ok"], shaping) as (server, client):
-        await plain(client, loop(1))
-
-    assert messages_of(server.requests[0]) == loop(1)
-    assert len(warnings_in(caplog)) == 1
-
-
 async def test_a_history_that_is_none_is_refused_by_the_api_in_its_own_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -1067,37 +1017,6 @@ async def test_a_history_that_is_none_is_refused_by_the_api_in_its_own_words(
                 await plain(client, messages)
 
     assert all("original request" in record.message for record in warnings_in(caplog))
-
-
-async def test_a_broken_history_is_mended(tmp_path: Path):
-    history = [*loop(2), *step("t9")[:1], user("never mind")]
-
-    async with talk(["ok"], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (
-        server,
-        client,
-    ):
-        await plain(client, history)
-
-    assert not server.refused
-
-
-async def test_shortening_that_fails_leaves_the_apis_answer(
-    caplog: pytest.LogCaptureFixture,
-):
-    async def broken_by_force(turn: Turn) -> Change | Skip:
-        if turn.force:
-            raise StorageError("the disk is full")
-        return Skip("nothing to do")
-
-    pipeline = ContextPipeline([broken_by_force], on_error="raise")
-    async with talk([prompt_too_long()], ctxpipe_middleware(pipeline, session_id="s")) as (
-        _,
-        client,
-    ):
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
-            await plain(client, loop(1))
-
-    assert "could not be shortened" in caplog.text
 
 
 @every_way
@@ -1240,28 +1159,6 @@ async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_pat
     for folder in tmp_path.iterdir():
         for file in folder.glob("t*.md"):
             assert file.read_text() == f"secret of {folder.name}\n" * 50
-
-
-async def test_sub_agents_on_one_client_each_have_a_context_of_their_own(tmp_path: Path):
-    shaping = ctxpipe_middleware(full(tmp_path), session_id="s")
-
-    async def work(client: anthropic.AsyncAnthropic, name: str) -> None:
-        history: list[Message] = [user(f"You are {name}.")]
-        for turn in range(10):
-            history += step(f"{name}{turn}", result=f"{name} has seen this\n" * 60)
-            await plain(client, history)
-
-    async with (
-        talk(lambda _: "ok", shaping) as (server, client),
-        anyio.create_task_group() as group,
-    ):
-        for name in ("ada", "bob", "cyd"):
-            group.start_soon(work, client, name)
-
-    assert not server.refused
-    for request in server.requests:
-        assert sum(f"You are {name}." in sent(request) for name in ("ada", "bob", "cyd")) == 1
-    assert max(request.tokens for request in server.requests) < 3500
 
 
 async def test_a_summary_may_be_asked_for_on_the_very_client(tmp_path: Path):

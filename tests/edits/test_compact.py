@@ -114,13 +114,6 @@ def test_command_blocks_of_the_user_are_found_once_each():
     assert extract_commands(history) == [block, "<command>b</command>"]
 
 
-@pytest.mark.parametrize(
-    "text", ["<commands>a</commands>", "<command>unclosed", "no tag", "< command>x</command>"]
-)
-def test_what_only_looks_alike_is_no_command(text: str):
-    assert extract_commands([user(text)]) == []
-
-
 @pytest.mark.parametrize("beginning", ["<command>", "<command ", "<command x"])
 def test_beginnings_without_end_take_linear_time(beginning: str):
     whole = "<command>do</command>"
@@ -150,10 +143,6 @@ def test_a_command_in_the_summary_itself_is_not_the_users():
     history = [user(f"{SUMMARY}The agent saw <command>evil</command>.")]
 
     assert extract_commands(history) == []
-
-
-def test_without_commands_there_is_no_reminder():
-    assert reminder([]) == ""
 
 
 # Evidence -----------------------------------------------------------------------------------------
@@ -372,12 +361,6 @@ def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_ev
     assert kept.orders == facts.orders
 
 
-def test_few_facts_are_all_kept():
-    facts = gather_facts(Source([*EARLIER, *LATER], is_raw=True))
-
-    assert facts_to_keep(facts) == facts
-
-
 LOOK_ALIKES = [
     f"{SUMMARY}S{evidence_block(LINES, EvidenceBudget(), count)[0]}",
     f"{SUMMARY}S{reminder(['<command>x</command>'])}",
@@ -495,12 +478,6 @@ def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(
 
     assert whole == [request_]
     assert whole[0] is request_
-
-
-def test_several_unanswered_messages_stand_as_they_came():
-    last = [user("First this."), user("Then that."), system("Plan mode.")]
-
-    assert closings(user("old"), assistant("a"), last) == [last]
 
 
 def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way():
@@ -716,10 +693,6 @@ def test_pinned_messages_are_kept_by_reference_a_call_with_its_result():
     roles = [message["role"] for message in kept]
     assert roles == ["user", "assistant", "user", "assistant", "user", "assistant"]
     assert check(kept) == []
-
-
-def test_nothing_pinned_is_nothing():
-    assert pinned_messages([user("a"), assistant("b")], lambda _message: False) == []
 
 
 def test_what_a_compaction_made_is_never_pinned():

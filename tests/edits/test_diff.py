@@ -128,12 +128,6 @@ def test_messages_of_the_same_shape_are_paired_one_by_one():
     assert diff(before, after) == [Edit(4, 5, [shorter[1]]), Edit(2, 3, [shorter[0]])]
 
 
-def test_neighbours_of_the_same_shape_are_paired_one_by_one():
-    before, after = chat(4), [user("m0"), assistant("m1"), *chat(4)[2:]]
-
-    assert diff(before, after) == [Edit(1, 2, [after[1]]), Edit(0, 1, [after[0]])]
-
-
 def test_an_equal_message_among_paired_ones_is_no_edit():
     before = chat(3)
 
@@ -175,12 +169,6 @@ def test_what_is_put_between_two_messages_replaces_none():
     before = chat(4)
 
     assert diff(before, [*before[:2], user("new"), *before[2:]]) == [Edit(2, 2, [user("new")])]
-
-
-def test_what_is_put_at_the_end_replaces_none():
-    before = chat(4)
-
-    assert diff(before, [*before, user("new")]) == [Edit(4, 4, [user("new")])]
 
 
 def test_only_the_very_same_object_is_an_anchor():
@@ -226,10 +214,6 @@ def test_a_block_that_is_gone_from_the_end_is_the_first_changed():
     before = [assistant("a", "b")]
 
     assert first_changed_block(before, Edit(0, 1, [assistant(text("a"))])) == 1
-
-
-def test_another_role_has_changed_the_message_from_its_beginning():
-    assert first_changed_block([user("a")], Edit(0, 1, [assistant("a")])) == 0
 
 
 def test_what_was_put_in_or_taken_out_is_changed_from_its_beginning():

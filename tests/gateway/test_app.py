@@ -147,18 +147,6 @@ async def test_after_too_long_a_shorter_request_is_sent_once(tmp_path):
     assert record.turns[0].what == "recovered"
 
 
-async def test_what_cannot_be_shortened_is_refused_as_it_was(tmp_path):
-    async with (
-        MessagesServer(["fine"], model=Model(window=500)) as api,
-        serving(api.url, tmp_path) as gateway,
-    ):
-        text = "one word after the other, and no end of it " * 200
-        reply = await post(gateway, {"messages": [{"role": "user", "content": text}]})
-    assert reply.status_code == 400
-    assert "too long" in reply.json()["error"]["message"]
-    assert len(api.requests) <= 2
-
-
 async def test_conversations_of_one_name_with_equal_first_messages_do_not_mix(tmp_path):
     one = conversation(3)
     other = [*conversation(1)[:1], *conversation(4)[3:]]
@@ -172,32 +160,6 @@ async def test_conversations_of_one_name_with_equal_first_messages_do_not_mix(tm
     for before, after in zip(api.requests[::2], api.requests[2::2], strict=False):
         known = before.body["messages"]
         assert after.body["messages"][: len(known)] == known
-
-
-async def test_a_side_question_does_not_disturb_its_conversation(tmp_path):
-    history = conversation(4)
-    aside = {"role": "user", "content": "what is the title of this?"}
-    async with MessagesServer(replies(6)) as api, serving(api.url, tmp_path) as gateway:
-        await post(gateway, {"messages": history[:5]})
-        await post(gateway, {"messages": [*history[:5], aside]})
-        await post(gateway, {"messages": history[:7]})
-        assert len(list(gateway.gateway.shaper().conversations)) == 1
-    known = api.requests[0].body["messages"]
-    assert api.requests[2].body["messages"][: len(known)] == known
-
-
-async def test_a_changed_history_goes_on_as_a_branch_with_what_was_known(tmp_path):
-    history = conversation(4)
-    other = [*history[:5], *conversation(6)[11:]]
-    async with MessagesServer(replies(3)) as api, serving(api.url, tmp_path) as gateway:
-        await post(gateway, {"messages": history})
-        await post(gateway, {"messages": other})
-        await post(gateway, {"messages": [*history, *conversation(5)[9:]]})
-        known = list(gateway.gateway.shaper().conversations)
-    assert len(known) == 2
-    assert len({found.session.session_id for found in known}) == 1
-    assert api.requests[1].body["messages"][:5] == api.requests[0].body["messages"][:5]
-    assert api.requests[2].body["messages"][:9] == api.requests[0].body["messages"]
 
 
 async def test_with_the_switch_off_a_request_passes_as_it_came(tmp_path):

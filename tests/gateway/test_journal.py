@@ -104,17 +104,6 @@ async def test_sub_agents_that_ask_at_once_keep_their_prefixes(journal, tmp_path
         assert prefix_breaks(mine) == 0
 
 
-async def test_a_third_that_begins_later_goes_on_with_the_same_bytes(journal, tmp_path, name):
-    async with MessagesServer(replies(TURNS)) as api:
-        async with two(api.url, tmp_path, journal) as gateways:
-            for number in range(TURNS - 1):
-                body = {"messages": conversation(number + 1)}
-                await post(gateways[number % 2], body, name)
-        async with serving(api.url, tmp_path, journal=journal) as third:
-            await post(third, {"messages": conversation(TURNS)}, name)
-    assert prefix_breaks(list(api.requests)) == 0
-
-
 async def test_tokens_have_journals_of_their_own(journal, tmp_path, name):
     tokens = ["a" * 20, "b" * 20]
     async with (

@@ -6,7 +6,7 @@ import openai
 import pytest
 from gateways import key, serving
 
-from ctxpipe.testing import Model, OpenAIServer, answer, tool_use
+from ctxpipe.testing import OpenAIServer, answer, tool_use
 
 TASK = {"role": "user", "content": "look"}
 RESULT = "a line of the output\n" * 900
@@ -93,25 +93,6 @@ async def test_what_is_not_rewritten_is_the_client_s_own(tmp_path, form):
     assert changed == [4]  # the newest result
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("form", FORMS)
-async def test_after_too_long_a_shorter_request_is_sent(tmp_path, form, stream):
-    words = "one word after the other and another one " * 160
-    items = [TASK]
-    for number in range(8):
-        items += [{"role": "assistant", "content": f"{number}"}, {"role": "user", "content": words}]
-    # Without numbers in the refusal, only what is near the budget is shortened.
-    async with (
-        OpenAIServer(["fine"], model=Model(window=10_000)) as api,
-        serving(api.url, tmp_path, window=20_000) as gateway,
-        openai.AsyncOpenAI(api_key=key(), base_url=f"{gateway.url}/v1", max_retries=0) as client,
-    ):
-        await ask(client, form, items, stream=stream)
-        assert gateway.gateway.record.recovered == 1
-    assert len(api.requests) == 2
-    assert not api.requests[1].problems
-
-
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_loop_with_real_calls_survives_a_restart_of_the_gateway(tmp_path, form):
     replies = [answer(tool_use("ls", {})) for _ in range(4)] + ["done"]
@@ -148,22 +129,3 @@ def answered(form: str, reply: Any, number: int) -> list[dict[str, Any]]:
         for call in message.get("tool_calls", ())
     ]
     return [message, *results]
-
-
-async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path):
-    calls = answer(*(tool_use("look", {"number": n}, id=f"c{n}") for n in range(2)))
-    async with (
-        OpenAIServer([calls, "two"]) as api,
-        serving(api.url, tmp_path) as gateway,
-        openai.AsyncOpenAI(api_key=key(), base_url=f"{gateway.url}/v1", max_retries=0) as client,
-    ):
-        given: Any = [{"role": "user", "content": "hello"}]
-        first = await client.responses.create(model="gpt-5.2", input=given)
-        given = [
-            {"type": "function_call_output", "call_id": f"c{n}", "output": f"{n} {RESULT}"}
-            for n in range(2)
-        ]
-        await client.responses.create(model="gpt-5.2", previous_response_id=first.id, input=given)
-        assert [turn.what for turn in gateway.gateway.record.turns] == ["unchanged", "shaped"]
-    assert not api.refused
-    assert api.requests[-1].raw.count(b"offloaded to file") == 2

@@ -25,12 +25,6 @@ def test_the_cheapest_that_leaves_enough_in_sight_is_advised():
     assert advised(CODING, cheaper, LEAN) == ("Use", "cheaper")
 
 
-def test_the_reason_says_what_stayed_in_sight():
-    assert advise([NONE, CODING, LEAN]).reason == (
-        "It is the cheapest that left 90.0% or more of what the replies used in sight: 95.0%."
-    )
-
-
 def test_what_leaves_less_in_sight_is_advised_with_a_reservation():
     advice = advise([NONE, LEAN])
 

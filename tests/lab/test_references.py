@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from histories import (
     assistant,
     conversation,
@@ -241,8 +240,3 @@ def test_uses_add_up_and_nothing_used_is_full_recall():
     assert both == Use(3, 1, 2, 2)
     assert (both.recall, both.one_hop, both.with_reread) == (3 / 8, 4 / 8, 6 / 8)
     assert (Use().recall, Use().one_hop, Use().with_reread) == (1, 1, 1)
-
-
-@pytest.mark.parametrize("share", [Use(visible=1), Use(pointer=1), Use(reread=1), Use(lost=1)])
-def test_the_shares_stand_in_their_order(share: Use):
-    assert 0 <= share.recall <= share.one_hop <= share.with_reread <= 1

@@ -40,10 +40,6 @@ def test_a_hostile_id_becomes_a_harmless_name(name: str):
     assert is_harmless(safe_name(name))
 
 
-def test_hostile_ids_stay_different():
-    assert len({safe_name(name) for name in HOSTILE}) == len(HOSTILE)
-
-
 def test_an_id_that_had_to_be_changed_is_still_to_be_recognised():
     assert re.fullmatch(r"functions\.Bash-0-[0-9a-f]{8}", safe_name("functions.Bash:0"))
     assert re.fullmatch(r"id-con\.txt-[0-9a-f]{8}", safe_name("con.txt"))

@@ -159,11 +159,6 @@ def test_a_fact_that_the_summarizer_was_not_shown_counts_against_it():
     assert seen(["alpha", "beta", "gamma"], ["it told of alpha"], chat(1)) == pytest.approx(1 / 3)
 
 
-def test_a_fact_that_still_stands_in_the_context_does_not_count():
-    assert seen(["alpha", "beta"], ["it told of alpha"], [user("beta")]) == 1.0
-    assert seen(["beta"], [], [user("beta")]) is None
-
-
 def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown():
     transcript = session()
     cut = Cut(transcript, transcript.calls - 1, AtomIndex(), as_counter(None))
@@ -274,33 +269,6 @@ def test_a_session_that_failed_for_one_policy_leaves_it_without_a_sum():
 # Conversations ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_odd_histories_are_sound_and_broken_ones_mostly_are_not(broken: bool):
-    sound = [not refused(conversations.odd(seed, broken=broken)) for seed in range(40)]
-
-    assert sum(sound) < 15 if broken else all(sound)
-
-
-def test_a_thoughtful_history_is_sound_and_thinks_before_each_reply():
-    history = conversations.thoughtful(3)
-    replies = [
-        cast("list[Any]", message["content"])
-        for message in history
-        if message["role"] == "assistant"
-    ]
-
-    assert not refused(history)
-    assert all([block["type"] for block in reply].count("thinking") == 1 for reply in replies)
-    assert all(reply[0]["type"] == "thinking" for reply in replies)
-
-
-def test_each_fact_is_planted_once():
-    history, planted = conversations.facts(5, 500, asking=True)
-
-    assert len(planted) == len(set(planted)) == 10
-    assert all(str(history).count(fact) == 1 for fact in planted)
-
-
 # The driver ---------------------------------------------------------------------------------------
 
 
@@ -325,15 +293,6 @@ def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(o
     ours.open("default")
 
     assert ours.turn(chat(1))["messages"] == chat(1)
-
-
-def test_a_peer_that_was_given_up_begins_anew():
-    with Peer(OURS) as peer:
-        peer.close()
-
-        peer.open("default")
-
-        assert peer.turn(chat(1))["messages"] == chat(1)
 
 
 def test_the_timed_rows_tell_each_repetition(ours: Peer):

@@ -231,17 +231,6 @@ async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path):
     ]
 
 
-async def test_a_long_result_goes_to_a_file_before_the_model_sees_it(folder: Path):
-    script: list[Reply] = [answer(tool_use("read_file", {"path": "long.py"}, id="t1")), "Done."]
-    _, last = await turns_of(script, folder)
-
-    seen: Any = last.context[2]["content"]
-    assert seen[0]["content"].startswith("[Tool result offloaded to file: ")
-    assert (folder.parent / "storage" / "s" / "t1.md").read_text() == (
-        folder / "long.py"
-    ).read_text()
-
-
 # The scripted model -------------------------------------------------------------------------------
 
 

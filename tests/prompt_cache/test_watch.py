@@ -294,32 +294,6 @@ async def test_a_request_without_a_mark_pays_for_all_before_in_full():
     assert "billed in full each turn" in str(talking.session.diagnostics.cache_misses[0])
 
 
-async def test_a_mark_on_the_system_prompt_alone_leaves_the_messages_out():
-    async with talk() as talking:
-        del talking.request["cache_control"]
-        talking.request["system"] = [{**text(words(7)), "cache_control": MARK}]
-        await talking.turns(3)
-
-    assert set(talking.causes) == {Cause.NO_MARK}
-    read = [bill.cache_read_input_tokens for bill in talking.bills]
-    missed = [bill.total - read[1] for bill in talking.bills[:-1]]
-    found = [miss.tokens for miss in talking.session.diagnostics.cache_misses]
-    assert found == pytest.approx(missed, rel=0.02)
-
-
-async def test_a_prompt_that_is_too_short_is_said_to_be():
-    model = Model(min_cached_tokens=4096)
-    async with talk(model=model) as talking:
-        talking.request["model"] = "claude-opus-4-8"
-        await talking.turn(words(0, 1500))
-        await talking.turn(words(1, 1500))
-        await talking.turn("More?")
-
-    assert set(talking.causes) == {Cause.TOO_SHORT}
-    totals = [bill.total for bill in talking.bills]
-    assert talking.loss == pytest.approx(sum(totals[:-1]) * (PRICES.input - PRICES.read))
-
-
 async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path):
     async with talk() as talking:
         offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.2), keep_recent=2)

@@ -6,9 +6,8 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +20,6 @@ from in_memory import messages_api
 from recorded import NIGHTLY
 
 from ctxpipe import (
-    Budget,
-    Compact,
     ContextPipeline,
     InvalidHistory,
     LocalStorage,
@@ -34,7 +31,6 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import INTERRUPTED
 from ctxpipe.session.session import conversation_of
-from ctxpipe.summarizers import Summary
 from ctxpipe.testing import MessagesServer, RequestBody, Script, answer
 from ctxpipe.testing import tool_use as called
 
@@ -117,17 +113,6 @@ async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path: Path)
                 break
 
     assert await session.history() == [user("go")]
-
-
-async def test_a_reply_that_is_appended_by_hand_as_well_is_there_once(tmp_path: Path):
-    session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
-    async with talk(["first", "second"]) as (server, client):
-        session.append(user("go"))
-        reply = await session.create(client, **ASKED)
-        session.append({"role": "assistant", "content": reply.content}, user("on"))
-        await session.create(client, **ASKED)
-
-    assert len(sent(server)[1]) == 3
 
 
 async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path: Path):
@@ -242,29 +227,6 @@ async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_r
     assert [spoken(messages) for messages in sent(server)] == [["go"], ["go", "one", "stop"]]
     fresh = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     assert spoken(await fresh.history()) == ["go", "one", "stop", "two"]
-
-
-async def test_what_is_appended_while_a_summary_is_written_goes_with_the_next_request(
-    tmp_path: Path,
-):
-    steps, storage = Steps(), LocalStorage(tmp_path)
-
-    async def summarize(_messages: Sequence[Message], /) -> Summary:
-        await steps(Turn([]))
-        return Summary("so far")
-
-    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=9000))
-    session = pipeline.session("s", journal=storage)
-    session.append(user("go"), assistant("words " * 9000), user("on"))
-    async with talk(["one", "two"]) as (server, client), anyio.create_task_group() as group:
-        act = partial(session.append, user("stop"))
-        group.start_soon(while_it_is_shaped, session, steps, act)
-        await session.create(client, **ASKED)
-        await session.create(client, **ASKED)
-
-    assert "stop" not in json.dumps(sent(server)[0])
-    assert spoken(sent(server)[1])[-2:] == ["one", "stop"]
-    assert spoken(await session.history())[-4:] == ["on", "one", "stop", "two"]
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])

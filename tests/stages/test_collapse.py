@@ -146,12 +146,6 @@ async def test_when_the_cache_is_gone_or_by_force_everything_old_leaves(
     assert made.messages[2:] == history[-14:]
 
 
-async def test_where_the_cache_is_gone_too_little_is_still_too_little():
-    answer = await proposal(Collapse(MemoryStorage()), work(9, "a few words"), cache_expired=True)
-
-    assert isinstance(answer, Skip)
-
-
 async def test_a_note_that_would_not_be_shorter_is_not_written():
     storage = MemoryStorage()
     stage = eager(storage, keep_recent=1)
@@ -522,19 +516,6 @@ async def test_every_message_that_leaves_is_in_an_archive(
                     archived += await load_archive(report.detail.archive)
             here = [*result.messages, *archived]
             assert [message for message in turn if message not in here] == []
-
-
-@few
-@given(histories(5), stages)
-async def test_two_sessions_of_one_history_send_the_same_bytes(
-    history: list[Message], changes: dict[str, Any]
-):
-    one = ContextPipeline([eager(MemoryStorage(), **changes)]).session("s")
-    two = ContextPipeline([eager(MemoryStorage(), **changes)]).session("s")
-    for turn in turns(history):
-        copy = json.loads(json.dumps(turn))
-
-        assert (await one.run(turn)).messages == (await two.run(copy)).messages
 
 
 @few

@@ -83,10 +83,6 @@ def test_what_is_not_cached_costs_nothing_to_rewrite():
     assert best.gain == pytest.approx(0.1 * 50)
 
 
-def test_without_candidates_there_is_no_flush():
-    assert best_eviction(CandidateTable([], [], [], 1000), RATES) is None
-
-
 @st.composite
 def stocks(draw: st.DrawFn) -> CandidateTable:
     sizes = draw(

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from anthropic.types import TextBlock, ToolUseBlock
+from anthropic.types import ToolUseBlock
 from histories import assistant, conversation, step, text, thinking, tool_result, tool_use, user
 from offloads import IMAGE, LOG, WriteOnly, contents, detail, failing, files_below, new, run
 
@@ -306,22 +306,6 @@ async def test_images_and_unknown_blocks_stay_in_their_result(storage: LocalStor
     ]
 
 
-async def test_sdk_objects_are_content_like_any_other(storage: LocalStorage, root: Path):
-    call = ToolUseBlock(type="tool_use", id="a", name="bash", input={"command": "ls"})
-    history = [
-        user("go"),
-        cast(
-            "Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), call]}
-        ),
-        user(tool_result("a", [TextBlock(type="text", text=LOG)])),
-    ]
-
-    result = await run(DirectOffload(storage), history)
-
-    assert json.loads(files_below(root)["s/a.md"]) == [text(LOG)]
-    assert result.messages[1] is history[1]
-
-
 @pytest.mark.parametrize("awkward", ["a\0b", "a\r\nb", "\ufeff", "🙂漢", "half \ud83d"])
 async def test_awkward_text_goes_to_disk_and_the_context_can_be_sent(
     storage: LocalStorage, root: Path, awkward: str
@@ -418,15 +402,6 @@ async def test_sessions_share_a_root_without_sharing_files(storage: LocalStorage
         "one",
         "two",
     ]
-
-
-async def test_a_second_run_on_its_own_output_does_nothing(storage: LocalStorage):
-    for preview in (None, Preview()):
-        first = await run(DirectOffload(storage, preview=preview), new())
-
-        assert (
-            await run(DirectOffload(storage, preview=preview), first.messages)
-        ).messages is first.messages
 
 
 async def test_the_ranks_are_loaded_in_a_worker_thread(
@@ -564,24 +539,6 @@ async def test_one_that_cannot_be_written_keeps_no_other_inline(
     assert sorted(held[0] for held in files_below(root).values()) == ["a", "c"]
 
 
-async def test_with_on_error_raise_the_error_is_raised(root: Path):
-    with pytest.raises(StorageError, match="No space left"):
-        await run(DirectOffload(failing(root, "a.md")), new(), on_error="raise")
-
-
-async def test_a_planted_link_keeps_its_result_inline_and_is_not_followed(
-    storage: LocalStorage, root: Path, tmp_path: Path
-):
-    (root / "s").mkdir(parents=True)
-    (root / "s/a.md").symlink_to(tmp_path / "elsewhere.md")
-
-    result = await run(DirectOffload(storage), new())
-
-    assert result.reports[0].outcome is Outcome.FAILED
-    assert contents(result.messages) == [LOG]
-    assert not (tmp_path / "elsewhere.md").exists()
-
-
 async def test_a_cancelled_turn_leaves_history_and_disk_as_they_were(root: Path):
     class Slow(LocalStorage):
         async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
@@ -617,16 +574,6 @@ async def test_a_plan_tells_what_a_run_would_do_and_writes_nothing(root: Path, s
     assert planned.reports[0].outcome is Outcome.PLANNED
     assert planned.reports[0].detail == done.reports[0].detail
     assert planned.first_changed_index == done.first_changed_index == 2
-
-
-async def test_a_plan_with_nothing_to_do_says_why(storage: LocalStorage):
-    for stage in (DirectOffload(storage), BatchOffload(storage)):
-        planned = await ContextPipeline([stage]).plan(new("short"), session_id="s")
-
-        assert (planned.reports[0].outcome, bool(planned.reports[0].reason)) == (
-            Outcome.SKIPPED,
-            True,
-        )
 
 
 # Batch: old results -------------------------------------------------------------------------------
@@ -781,19 +728,6 @@ async def test_ids_used_again_by_later_turns_never_share_a_file(storage: LocalSt
     named = [Path(str(reference(content))).name for content in contents(result.messages)]
     assert len(set(named)) == 4
     assert [files_below(root)[f"s/{name}"][0] for name in named] == ["0", "1", "2", "3"]
-
-
-async def test_after_direct_there_is_nothing_left_for_batch(storage: LocalStorage, root: Path):
-    pipeline = ContextPipeline(
-        [DirectOffload(storage, preview=Preview()), BatchOffload(storage, RatioGate(0))]
-    )
-    context: list[Message] = [user("go")]
-    for name in "abcd":
-        context = (
-            await pipeline.run([*context, *step(name, result=[text(LOG), IMAGE])], session_id="s")
-        ).messages
-
-    assert sorted(files_below(root)) == ["s/a.md", "s/b.md", "s/c.md", "s/d.md"]
 
 
 # Settings -----------------------------------------------------------------------------------------

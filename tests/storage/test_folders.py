@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import anyio
 import pytest
-from histories import assistant, conversation, step, tool_result, tool_use, user
+from histories import conversation, step, user
 from processes import new_python
 
 from ctxpipe import (
@@ -26,9 +26,7 @@ from ctxpipe import (
 )
 from ctxpipe.errors import CtxpipeError
 from ctxpipe.functions import load_archive, offload_tool_results
-from ctxpipe.messages import tool_results
 from ctxpipe.placeholders.names import session_folder
-from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.storage import LocalFiles, folders
 
 Act: TypeAlias = Callable[[LocalStorage], Awaitable[object]]
@@ -249,21 +247,6 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
-async def test_a_journal_that_is_no_file_is_an_error_at_once(
-    tmp_path: Path, make: Callable[[Path], object]
-):
-    storage = LocalStorage(tmp_path)
-    (tmp_path / "s").mkdir()
-    make(tmp_path / "s/journal.jsonl")
-
-    with (
-        anyio.fail_after(10),
-        pytest.raises(StorageError, match=r"cannot append to .*journal\.jsonl"),
-    ):
-        await storage.append("s", 0, "x")
-
-
-@pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 async def test_a_turn_beside_special_files_of_our_names_ends(
     tmp_path: Path, make: Callable[[Path], object]
 ):
@@ -295,18 +278,6 @@ async def test_an_archive_that_is_no_file_is_an_error_at_once(
 
     with anyio.fail_after(10), pytest.raises(StorageError, match="cannot read the archive"):
         await load_archive(tmp_path / "compact.json")
-
-
-async def test_nothing_is_appended_to_a_file_that_has_a_name_elsewhere(tmp_path: Path):
-    (tmp_path / ".profile").write_text("mine")
-    root = tmp_path / "root"
-    (root / "s").mkdir(parents=True)
-    os.link(tmp_path / ".profile", root / "s/journal.jsonl")
-
-    with pytest.raises(StorageError, match="a second name"):
-        await LocalStorage(root).append("s", 0, "x")
-
-    assert (tmp_path / ".profile").read_text() == "mine"
 
 
 # File systems -------------------------------------------------------------------------------------
@@ -503,24 +474,6 @@ async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(
     await storage.delete("Alice")
     assert await storage.entries("alice") == ["entry of alice"]
     assert (await storage.read("alice/t1.md")).text == "secret of alice"
-
-
-async def test_results_whose_ids_differ_in_case_come_back_each_as_it_was(
-    folding_disk: Path,
-):
-    storage = LocalStorage(folding_disk)
-    texts = {name: f"{name} " * 400 for name in ("toolu_Ab", "toolu_aB", "toolu_ab")}
-    calls = assistant(*(tool_use(name, "x") for name in texts))
-    results = user(*(tool_result(name, text) for name, text in texts.items()))
-
-    result = await ContextPipeline([DirectOffload(storage)]).run(
-        [user("go"), calls, results], session_id="s"
-    )
-
-    places = {
-        block.tool_use_id: reference(block.content) or "" for block in tool_results(result.messages)
-    }
-    assert {name: (await storage.read(where)).text for name, where in places.items()} == texts
 
 
 # Windows ------------------------------------------------------------------------------------------

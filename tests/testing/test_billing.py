@@ -158,19 +158,6 @@ async def test_a_changed_prefix_is_read_up_to_the_change_at_most():
     assert changed == (5, 10, 0)
 
 
-@pytest.mark.parametrize("change", [{"system": "Be long."}, {"tools": TOOLS}, {"model": "n"}])
-async def test_another_system_prompt_tools_or_model_is_another_prefix(
-    change: dict[str, Any],
-):
-    async with talk(counter=len) as talking:
-        await talking.shares(user("12345", mark=True), system="Be brief")
-        read, _, _ = await talking.shares(
-            user("12345", mark=True), **{"system": "Be brief", **change}
-        )
-
-    assert read == 0
-
-
 async def test_a_mark_on_the_request_falls_on_its_last_block():
     async with talk(counter=len) as talking:
         assert await talking.shares(user("12345"), cache_control=MARK) == (0, 5, 0)
@@ -232,61 +219,6 @@ async def test_a_stream_bills_the_same():
             streamed = (await stream.get_final_message()).usage
 
     assert plain.to_dict() == streamed.to_dict()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"tool_choice": {"type": "any"}}, {"thinking": {"type": "adaptive"}}],
-    ids=["tool choice", "thinking"],
-)
-async def test_tool_choice_and_thinking_leave_the_prefix_of_tools_and_system(
-    change: dict[str, Any],
-):
-    system = [{"type": "text", "text": "Be brief", "cache_control": MARK}]
-    asked = {"system": system, "tools": TOOLS}
-    async with talk(counter=len) as talking:
-        _, written, _ = await talking.shares(user("12345", mark=True), **asked)
-        read, again, _ = await talking.shares(user("12345", mark=True), **asked, **change)
-
-    assert (read, again) == (written - 5, 5)
-
-
-async def test_the_first_image_leaves_the_prefix_of_the_system_prompt():
-    system: Any = [{"type": "text", "text": "Be brief", "cache_control": MARK}]
-    source = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
-    shown: Any = {"role": "user", "content": [{"type": "image", "source": source}]}
-    async with talk(counter=len) as talking:
-        await talking.shares(user("12345", mark=True), system=system)
-        more = user("12345"), assistant("1"), shown, assistant("2"), user("1", mark=True)
-        read, _, _ = await talking.shares(*more, system=system)
-        again, _, _ = await talking.shares(*more, system=system)
-
-    assert read == 8
-    assert again > 13
-
-
-async def test_another_speed_leaves_the_prefix_of_the_tools():
-    tools: Any = [{**TOOLS[0], "cache_control": MARK}]
-    async with talk(counter=len) as talking:
-        _, tokens, _ = await talking.shares(user("1"), tools=tools)
-        await talking.shares(user("12", mark=True), tools=tools, system="Be brief")
-        speed = {"speed": "fast"}
-        read, _, _ = await talking.shares(
-            user("12", mark=True), tools=tools, system="Be brief", extra_body=speed
-        )
-
-    assert read == tokens
-
-
-async def test_other_betas_are_another_prefix_in_whatever_order():
-    async with talk(counter=len) as talking:
-        reads = []
-        for betas in ("a,b", "b, a", "a"):
-            headers = {"anthropic-beta": betas}
-            shares = await talking.shares(user("12345", mark=True), extra_headers=headers)
-            reads.append(shares[0])
-
-    assert reads == [0, 5, 0]
 
 
 async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_is_read():

@@ -42,18 +42,14 @@ from ctxpipe import (
     Skip,
     SmartTruncate,
     Stage,
-    StorageError,
     Tool,
     Turn,
-    as_beta_tools,
     check,
-    offload_tools,
     pending_calls,
     prices_of,
     repair,
 )
 from ctxpipe import answer as answer_call
-from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.functions import (
     compact_messages,
     count_tokens,
@@ -74,7 +70,6 @@ from ctxpipe.presets import chat, coding_agent
 from ctxpipe.settings import EXAMPLE_MODEL as MODEL
 from ctxpipe.stages.compact import CompactStats
 from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
-from ctxpipe.storage import JournalStorage, Page, TextReader, TextWriter
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.testing import MessagesServer, answer, tool_use
 from ctxpipe.tools import ToolInputError
@@ -267,48 +262,7 @@ def names_of_calls(messages: Sequence[Message]) -> list[str]:
     return [call.name for call in [*calls, *open_calls]]
 
 
-# A storage and a summarizer of one's own ----------------------------------------------------------
-
-
-class Shelf:
-    """Texts, records and journals in memory."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-        self.lines: dict[str, list[str]] = {}
-
-    async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
-        self.texts.update(texts)
-        return [key for key, _ in texts]
-
-    def location(self, key: str, /) -> str:
-        return key
-
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        if location not in self.texts:
-            raise StorageError(f"nothing is at {location}")
-        text = self.texts[location]
-        end = len(text) if limit is None else offset + limit
-        return Page(text[offset:end], offset, len(text))
-
-    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        lines = self.lines.setdefault(session_id, [])
-        if number != len(lines):
-            return False
-        lines.append(entry)
-        return True
-
-    async def entries(self, session_id: str, start: int = 0, /) -> Sequence[str]:
-        return self.lines.get(session_id, [])[start:]
-
-    async def set_aside(self, session_id: str, /) -> str:
-        self.lines[f"{session_id}.old"] = self.lines.pop(session_id)
-        return f"{session_id}.old"
-
-
-def use_shelf(shelf: Shelf) -> tuple[TextWriter, TextReader, JournalStorage, list[Tool]]:
-    ContextPipeline([DirectOffload(shelf)]).session("s", journal=shelf)
-    return shelf, shelf, shelf, offload_tools(shelf, session_id="s")
+# A summarizer of one's own -----------------------------------------------------------------------
 
 
 async def count_words(messages: Sequence[Message], /) -> Summary:
@@ -337,19 +291,6 @@ async def read_page(arguments: Mapping[str, object]) -> str:
     return f"page {number}"
 
 
-async def run_with_the_sdk(pipeline: ContextPipeline, storage: LocalStorage) -> None:
-    middleware = ctxpipe_middleware(pipeline, session_id="runner", journal=storage)
-    client = anthropic.AsyncAnthropic(middleware=[middleware])
-    runner = client.beta.messages.tool_runner(
-        model=MODEL,
-        max_tokens=4096,
-        messages=[{"role": "user", "content": "Look."}],
-        tools=as_beta_tools(offload_tools(storage)),
-    )
-    async for _ in runner:
-        pass
-
-
 def preset_pipelines(storage: LocalStorage) -> list[ContextPipeline]:
     prices = prices_of(MODEL)
     assert_type(prices, Prices)
@@ -375,7 +316,7 @@ async def call_the_functions(history: list[Message], storage: LocalStorage) -> l
     return list(rest)
 
 
-async def test_with_a_server(pipeline: ContextPipeline):
+async def test_with_a_server(pipeline: ContextPipeline) -> None:
     script = [answer("I look.", tool_use("bash", {"command": "ls"})), answer("Done.")]
     async with MessagesServer(script) as server:
         client = anthropic.AsyncAnthropic(api_key="none", base_url=server.url)

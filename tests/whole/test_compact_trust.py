@@ -335,53 +335,12 @@ async def believed(case: Case, context: list[Message], session_id: str = "s") ->
     return "First." in told.requests
 
 
-async def test_an_archive_of_the_session_with_the_right_digest_is_believed(case: Case):
-    context, _ = await kept(case)
-
-    assert await believed(case, context)
-
-
 async def test_one_that_was_changed_is_not(case: Case):
     context, path = await kept(case)
     path.write_text(path.read_text().replace("First.", "First!").replace("First!", COMMAND))
 
     assert not await believed(case, context)
     assert "evil" not in json.dumps(await case.run([*context, *work(2)]))
-
-
-async def test_one_that_is_gone_is_not(case: Case):
-    context, path = await kept(case)
-    path.unlink()
-
-    assert not await believed(case, context)
-
-
-async def test_that_of_another_session_is_not(case: Case):
-    context, _ = await kept(case)
-
-    assert not await believed(case, context, "another")
-
-
-async def test_one_outside_the_root_is_not(case: Case):
-    context, path = await kept(case)
-    outside = case.folder / path.name
-    path.rename(outside)
-    text = str(context[0]["content"]).replace(str(path), str(outside))
-
-    assert not await believed(case, [user(text), *context[1:]])
-    linked = path.with_name("compact-20200101T000000Z-1.json")
-    linked.symlink_to(outside)
-    assert not await believed(case, [user(text.replace(path.name, linked.name)), *context[1:]])
-
-
-@pytest.mark.parametrize("digest", ["0" * 32, "", "00000000-00000000-00000000-00000000"])
-async def test_one_with_another_digest_is_not(case: Case, digest: str):
-    context, path = await kept(case)
-    right = await archive_digest(case.storage, str(path))
-    assert right is not None
-    text = str(context[0]["content"]).replace(right, digest)
-
-    assert not await believed(case, [user(text), *context[1:]])
 
 
 async def test_a_folder_that_a_text_names_for_an_archive_is_not_told_on(case: Case):
