@@ -9,15 +9,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .pieces import pieces
+from .threads import in_thread
 from .worker import READY, Job
-
-if TYPE_CHECKING:
-    from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 End: TypeAlias = Literal["done", "late", "failed", "unavailable"]
 Work: TypeAlias = Callable[[Sequence[str]], Iterable[object]]
@@ -56,44 +53,35 @@ async def in_process(
     # Not `anyio.to_process`: its workers import the caller's main module, so that a script without
     # a guard runs a second time, including its model calls; and they search for modules in the
     # current folder.
-    from anyio import BrokenResourceError, move_on_after, to_process
+    from anyio import BrokenResourceError, move_on_after, run_process, to_process
 
     job = Job(work.__module__, work.__qualname__, len(texts), seconds, memory_bytes, os.getpid())
-    lines: list[bytes] = []
-    status: int | None = None
+    command = [sys.executable or "python3", "-I", "-c", _WORKER]
+    given = await in_thread(_pickle, job, texts)
+    worker: subprocess.CompletedProcess[bytes] | None = None
     try:
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
-                async with await _start() as worker:
-                    with suppress(BrokenResourceError):  # it may have ended after all its answers
-                        await _send(worker.stdin, job, texts)
-                    await _receive(worker.stdout, lines)
-                    status = await worker.wait()
-    except (OSError, BrokenResourceError, NotImplementedError):  # the last from a loop on Windows
-        pass
-    if not lines or lines[0] != READY:
+                worker = await run_process(
+                    command, input=given, stderr=subprocess.DEVNULL, check=False
+                )
+    except* (OSError, BrokenResourceError, NotImplementedError):
+        pass  # it did not start, or ended before it was told what to do; a loop on Windows cannot
+    if worker is None:
         return Answers([], "unavailable")
-    return Answers([await _decode(line) for line in lines[1:]], _end(status))
+    first, *lines = worker.stdout.split(b"\n")
+    if first != READY:
+        return Answers([], "unavailable")
+    # What follows the last line break is an answer that was not finished.
+    return Answers([await _decode(line) for line in lines[:-1]], _end(worker.returncode))
 
 
-async def _start() -> Process:
-    from anyio import CancelScope, open_process
-
-    command = [sys.executable or "python3", "-I", "-c", _WORKER]
-    # A start that is cancelled half-way would leave a process that nobody waits for.
-    with CancelScope(shield=True):
-        worker = await open_process(command, stderr=subprocess.DEVNULL)
-    return worker  # noqa: RET504  a cancel scope may swallow an exception, as far as types go
-
-
-async def _send(stdin: ByteSendStream | None, job: Job, texts: Sequence[str]) -> None:
-    if stdin is None:
-        return
-    await stdin.send(pickle.dumps(_folders()) + pickle.dumps(job))
+def _pickle(job: Job, texts: Iterable[str]) -> bytes:
+    """What a worker is sent: the folders of modules, its *job*, and the *texts* in pieces."""
+    parts: list[object] = [_folders(), job]
     for text in texts:
-        for piece in pieces(text):
-            await stdin.send(pickle.dumps(piece))
-        await stdin.send(pickle.dumps(None))
+        parts += [*pieces(text), None]
+    return b"".join(map(pickle.dumps, parts))
 
 
 def _folders() -> list[str]:
@@ -103,16 +91,6 @@ def _folders() -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-async def _receive(stdout: ByteReceiveStream | None, lines: list[bytes]) -> None:
-    """Add the whole lines of the worker's answer to *lines*, as they come."""
-    if stdout is None:
-        return
-    rest = b""
-    async for chunk in stdout:
-        *whole, rest = (rest + chunk).split(b"\n")
-        lines += whole
-
-
 async def _decode(line: bytes) -> object:
     from anyio.lowlevel import checkpoint
 
@@ -120,11 +98,9 @@ async def _decode(line: bytes) -> object:
     return json.loads(line)
 
 
-def _end(status: int | None) -> End:
+def _end(status: int) -> End:
     if status == 0:
         return "done"
-    if status is None:
-        return "late"
     if os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU):
         return "late"
     return "failed"

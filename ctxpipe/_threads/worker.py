@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +54,6 @@ def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
     _write(answers, READY + b"\n")
     if given is sys.stdin.buffer:
         _limit(job)
-        threading.Thread(target=_end_at_end_of_input, daemon=True).start()
     for answer in work(texts):
         _write(answers, json.dumps(answer).encode() + b"\n")
 
@@ -110,7 +108,7 @@ def _lower(limit: int, to: int) -> None:
 def _ask_for_end_with_parent() -> None:
     """Ask Linux to end this process when its parent dies.
 
-    Elsewhere the end of the input does that, or the alarm.
+    Elsewhere the alarm does that, some seconds later.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -118,10 +116,3 @@ def _ask_for_end_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
-
-
-def _end_at_end_of_input() -> None:
-    # Not with the buffered reader: it would still hold its lock when the interpreter ends.
-    while os.read(0, 4096):
-        pass
-    os._exit(1)

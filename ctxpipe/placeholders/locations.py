@@ -13,8 +13,6 @@ from pathlib import PurePosixPath
 
 from ..errors import StorageError
 
-__all__ = ["SCHEME", "is_url", "key_of_url", "key_parts", "possible_keys", "url_of"]
-
 SCHEME = "ctxpipe://"
 _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalize in it
 

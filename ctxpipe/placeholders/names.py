@@ -8,17 +8,6 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import PurePosixPath
 
-__all__ = [
-    "candidate_keys",
-    "content_hash",
-    "hashed_name",
-    "is_folder_of",
-    "safe_name",
-    "session_folder",
-    "sibling_id",
-    "with_suffix",
-]
-
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
 _PIECE_CHARS = 2**20

@@ -17,7 +17,6 @@ from ..settings import EXAMPLE_MODEL, NUMBER, Wanted, excerpt, instance_of
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
 
-__all__ = ["Cliff", "Prices", "RewriteCost", "context_window", "prices_of", "rewrite_cost"]
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
 

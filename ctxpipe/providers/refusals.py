@@ -9,19 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-__all__ = [
-    "FAR_BELOW",
-    "LEAST_SHARE",
-    "MAX_TEXT",
-    "REFUSING",
-    "ROWS",
-    "Refusal",
-    "Row",
-    "as_refusal",
-    "read_refusal",
-    "status_of",
-]
-
 MAX_TEXT = 4096  # characters of an answer that are searched; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
 LEAST_WINDOW = 500  # tokens; a smaller number was misread

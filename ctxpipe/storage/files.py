@@ -14,8 +14,6 @@ from ..errors import SettingsError, StorageError
 from ..settings import FUNCTION, PATH, excerpt
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
-__all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileText:

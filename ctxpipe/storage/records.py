@@ -14,19 +14,6 @@ from .._threads.pieces import pieces
 from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable, without_surrogates
 
-__all__ = [
-    "Record",
-    "Redact",
-    "encode_record",
-    "message_redactor_of",
-    "record_stamp",
-    "redact_except_folder",
-    "redact_message",
-    "redact_text",
-    "redactor_of",
-    "storable",
-]
-
 Record: TypeAlias = Mapping[str, object] | Iterable[object]
 """What `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
 

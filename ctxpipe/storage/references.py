@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import string
 from pathlib import PurePath
 
 from ..errors import SettingsError
@@ -14,7 +13,7 @@ from ..settings import excerpt
 
 _REFERENCES = ("absolute", "relative", "storage")
 _MAX_TEMPLATE_CHARS = 1_000
-_SAMPLE = "folder/name.md"
+_SAMPLE = "folder-0/name-1.md"
 
 
 def reference_of(storage: object) -> str:
@@ -61,17 +60,12 @@ def visible_path(reference: str, folder: str, location: str) -> str:
 def _leads_back(reference: object) -> bool:
     if not isinstance(reference, str) or len(reference) > _MAX_TEMPLATE_CHARS:
         return False
+    if reference.replace("{{", "").count("{") != 1:
+        return False
     try:
-        parts = list(string.Formatter().parse(reference))
-    except ValueError:
+        shown = reference.format(path=f"/{_SAMPLE}", key=_SAMPLE)
+    except (ValueError, LookupError, AttributeError):
         return False
-    fields = [part[1:] for part in parts if part[1] is not None]
-    has_text_after_field = parts and parts[-1][1] is None
-    if fields not in ([("key", "", None)], [("path", "", None)]) or has_text_after_field:
-        return False
-    prefix = "".join(text for text, _, _, _ in parts)
-    if path_in(BATCH.format(f"{prefix}{_SAMPLE}")) is None:
-        return False
-    if fields[0][0] == "path":
-        return True
-    return prefix == "" or prefix.endswith(("/", "\\"))
+    prefix = shown.removesuffix(_SAMPLE)
+    is_key_last = prefix != shown and (prefix == "" or prefix.endswith(("/", "\\")))
+    return is_key_last and path_in(BATCH.format(shown)) is not None

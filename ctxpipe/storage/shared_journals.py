@@ -24,7 +24,6 @@ from .records import Redact
 from .waiting import acquire_within
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 T = TypeVar("T")
@@ -136,12 +135,7 @@ class SharedJournal(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _remember(self, session: str, journal: str | None) -> None:

@@ -7,7 +7,7 @@ import reprlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, Signature, isawaitable, signature
+from inspect import Parameter, isawaitable, signature
 
 from .._text import short_repr
 from .._threads.threads import in_thread
@@ -251,6 +251,7 @@ class PromptSummarizer:
         return Summary(answer.strip(), writer=type(self).__name__)
 
 
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _ASK = "give an async function that answers with text: async def ask(prompt: str) -> str"
 
 
@@ -265,23 +266,12 @@ def _wants_model(ask: Callable[..., object]) -> bool:
         parameters = signature(ask)
     except (TypeError, ValueError):  # a builtin has no signature
         return False
-    if not _has_model_parameter(parameters) and _accepts(parameters, "prompt"):
-        return False
-    if _accepts(parameters, "prompt", "model"):
-        return True
-    raise SettingsError(f"ask takes {parameters}; {_ASK}")
-
-
-def _has_model_parameter(parameters: Signature) -> bool:
-    return any(
-        parameter.name == "model" and parameter.kind is not Parameter.KEYWORD_ONLY
-        for parameter in list(parameters.parameters.values())[1:2]
-    )
-
-
-def _accepts(parameters: Signature, *arguments: str) -> bool:
+    second = next(iter(list(parameters.parameters.values())[1:2]), None)
+    wants = False
+    if second is not None and second.kind in _BY_POSITION:
+        wants = second.name == "model" or second.default is Parameter.empty
     try:
-        parameters.bind(*arguments)
+        parameters.bind(*["prompt", "model"][: 1 + wants])
     except TypeError:
-        return False
-    return True
+        raise SettingsError(f"ask takes {parameters}; {_ASK}") from None
+    return wants

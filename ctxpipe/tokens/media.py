@@ -12,9 +12,11 @@ from __future__ import annotations
 import binascii
 import math
 import re
+import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TypeAlias
 
 from ..messages import field
@@ -138,25 +140,19 @@ def _object_streams(pdf: bytes) -> Iterator[bytes]:
 
 def size_of(data: str) -> Size | None:
     """Width and height of a PNG, GIF, JPEG or WebP in base64, if its header has them."""
-    head = _decode(data[:_HEADER_CHARS])
-    if head is None:
-        return None
-    read = _reader(head)
-    if read is None:
-        return None
-    size = read(head)
-    if size is None and len(data) > _HEADER_CHARS:
+    size = _read_size(_decode(data[:_HEADER_CHARS]) or b"")
+    if size is None and len(data) > _HEADER_CHARS and data.startswith("/9j"):
         # A JPEG may have a long preview before its size.
-        size = read(_decode(data) or b"")
-    if size is None or min(size) <= 0:
-        return None
+        size = _read_size(_decode(data) or b"")
     return size
 
 
-def _reader(head: bytes) -> Reader | None:
+def _read_size(head: bytes) -> Size | None:
     for magic, read in _FORMATS.items():
         if head.startswith(magic):
-            return read
+            with suppress(struct.error):  # it ends too early
+                size = read(head)
+                return size if size and min(size) > 0 else None
     return None
 
 
@@ -167,26 +163,23 @@ def _decode(data: str) -> bytes | None:
         return None
 
 
-def _png(head: bytes) -> Size | None:
-    if len(head) < 24:
-        return None
-    return _big_endian(head[16:20]), _big_endian(head[20:24])
+def _png(head: bytes) -> Size:
+    width, height = struct.unpack_from(">II", head, 16)
+    return width, height
 
 
-def _gif(head: bytes) -> Size | None:
-    if len(head) < 10:
-        return None
-    return _little_endian(head[6:8]), _little_endian(head[8:10])
+def _gif(head: bytes) -> Size:
+    width, height = struct.unpack_from("<HH", head, 6)
+    return width, height
 
 
 def _jpeg(head: bytes) -> Size | None:
     at = 2
-    while at + 9 <= len(head) and head[at] == 0xFF:
-        marker = head[at + 1]
+    while head[at : at + 1] == b"\xff":
+        marker, length, height, width = struct.unpack_from(">BHxHH", head, at + 1)
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME_START:
-            height = _big_endian(head[at + 5 : at + 7])
-            return _big_endian(head[at + 7 : at + 9]), height
-        at += 2 + _big_endian(head[at + 2 : at + 4])
+            return width, height
+        at += 2 + length
     return None
 
 
@@ -197,23 +190,13 @@ def _webp(head: bytes) -> Size | None:
     if len(head) < 30 or head[8:12] != b"WEBP":
         return None
     if head[12:16] == b"VP8X":
-        width = _little_endian(head[24:27])
-        height = _little_endian(head[27:30])
-        return width + 1, height + 1
-    if head[12:16] == b"VP8L":
-        bits = _little_endian(head[21:25])
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    width = _little_endian(head[26:28])
-    height = _little_endian(head[28:30])
-    return width & 0x3FFF, height & 0x3FFF
-
-
-def _big_endian(number: bytes) -> int:
-    return int.from_bytes(number, "big")
-
-
-def _little_endian(number: bytes) -> int:
-    return int.from_bytes(number, "little")
+        width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
+    elif head[12:16] == b"VP8L":
+        (bits,) = struct.unpack_from("<I", head, 21)
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    else:
+        width, height = (edge & 0x3FFF for edge in struct.unpack_from("<HH", head, 26))
+    return width, height
 
 
 _FORMATS: dict[bytes, Reader] = {

@@ -36,7 +36,7 @@ WORKING = [
 REFUSED = [
     *("{name}", "/mnt/results/{name}", "q {key}", "C:{key}", "x{key}", "{path}?raw=1", "{path} "),
     *("{key}?raw=1", "{key}/", "{key}.txt", "{key}{key}", "{key}{path}", "{path}/{key}", "{key!r}"),
-    *("{key:>80}", "{key:.3}", "{key[0]}", "{path!s}", "{key.__class__}", "{0}", "{}", "{", "}"),
+    *("{key:>80}", "{key:.3}", "{key[0]}", "{key.__class__}", "{0}", "{}", "{", "}"),
     "",
     *("{{key}}", "/mnt/results", "\n{key}", "/a\r/{key}", "/a\0/{key}", "/a\u2028/{key}"),
     *(f"/{'a' * 4_000}/{{key}}", f"/{'{{' * 990}/{{key}}", "Absolute", " storage"),

@@ -208,25 +208,6 @@ def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path):
     worker.communicate()
 
 
-def test_a_worker_whose_input_ends_ends_itself(tmp_path: Path):
-    """As on systems that do not tell a process of its parent's death, while Python code runs."""
-    file = tmp_path / "pid"
-    job = Job("jobs", "spin", 1, 60.0, 2**30, os.getpid())
-    command = [
-        sys.executable,
-        "-c",
-        "import ctxpipe._threads.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    worker = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
-
-    worker.communicate(pickle.dumps(job) + pickle.dumps(str(file)) + pickle.dumps(None), timeout=30)
-
-    assert worker.returncode == 1
-
-
 def test_a_program_that_ends_in_the_middle_leaves_no_worker(tmp_path: Path):
     file = tmp_path / "pid"
     start = f"""
