@@ -135,8 +135,12 @@ def is_beginning(some: Sequence[Message], history: Sequence[Message]) -> bool:
 # Going on ---------------------------------------------------------------------------------------
 
 
-async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(tmp_path: Path):
-    storage, history = LocalStorage(tmp_path), loop(30)
+@pytest.mark.parametrize("is_redacted", [False, True])
+async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(
+    is_redacted: bool, tmp_path: Path
+):
+    storage = LocalStorage(tmp_path, redact=hiding if is_redacted else None)
+    history = said_with_a_secret() if is_redacted else loop(30)
     before = await played(new_session(storage), history)
 
     summarize = Counting()
@@ -144,6 +148,7 @@ async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(tmp_path
 
     assert json.dumps(after.messages) == json.dumps(before.messages)
     assert (after.notices, after.changed, summarize.calls) == ((), False, 0)
+    assert (json.dumps(SECRET)[1:-1] in json.dumps(after.messages)) is is_redacted
 
 
 async def test_a_restart_before_every_turn_changes_nothing(tmp_path: Path):
@@ -184,17 +189,21 @@ async def test_a_restart_before_every_turn_changes_nothing_for_a_caller_who_adop
     assert await new_session(storage).history() == history
 
 
-async def test_a_caller_who_lost_the_last_turns_goes_on_from_the_state_of_then(
-    tmp_path: Path,
+@pytest.mark.parametrize(("turns", "is_damaged"), [(21, False), (30, True)])
+async def test_a_caller_without_the_last_turns_goes_on_from_the_state_of_then(
+    turns: int, is_damaged: bool, tmp_path: Path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
     contexts = {stop: (await session.run(history[:stop])).messages for stop in stops(history)}
+    if is_damaged:
+        with_a_flipped_bit(tmp_path / "s" / JOURNAL)
 
     summarize = Counting()
-    result = await new_session(storage, summarize).run(history[:41])
+    result = await new_session(storage, summarize).run(history[: 2 * turns - 1])
 
-    assert (result.messages, result.notices, summarize.calls) == (contexts[41], (), 0)
+    assert (result.messages, summarize.calls) == (contexts[2 * turns - 1], 0)
+    assert bool(result.notices) is is_damaged
 
 
 async def test_a_caller_whose_last_adoption_was_lost_goes_on_from_the_one_before(
@@ -308,37 +317,26 @@ async def test_two_workers_in_turn_count_failures_together(tmp_path: Path):
     assert summarize.calls == 3
 
 
-async def test_what_was_archived_and_not_compacted_is_not_archived_again(tmp_path: Path):
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_what_was_archived_and_not_compacted_is_archived_again_if_it_was_deleted(
+    is_deleted: bool, tmp_path: Path
+):
     storage, summarize = LocalStorage(tmp_path), Failing()
     history = [user("go"), assistant("words " * 3000), user("on")]
     for _ in range(2):
         stage = Compact(summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep)))
-        pipe = ContextPipeline([stage], budget=Budget(window=3000))
-        await pipe.session("s", journal=storage).run(history)
-    kept = archives(tmp_path)
-    assert len(kept) == 1
-
-    summarize.is_well = True
-    result = await pipe.session("s", journal=storage).compact(history)
-    assert result.changed
-    assert archives(tmp_path) == kept
-    assert kept[0].name in json.dumps(result.messages)
-
-
-async def test_an_archive_that_somebody_has_deleted_is_written_again(tmp_path: Path):
-    storage, summarize = LocalStorage(tmp_path), Failing()
-    history = [user("go"), assistant("words " * 3000), user("on")]
-    stage = Compact(summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep)))
-    session = ContextPipeline([stage], budget=Budget(window=3000)).session("s", journal=storage)
-    await session.run(history)
-    [archive] = archives(tmp_path)
-    archive.unlink()
+        session = ContextPipeline([stage], budget=Budget(window=3000)).session("s", journal=storage)
+        await session.run(history)
+    [kept] = archives(tmp_path)
+    if is_deleted:
+        kept.unlink()
 
     summarize.is_well = True
     result = await session.run(history)
 
-    assert result.changed
     [archive] = archives(tmp_path)
+    assert result.changed
+    assert is_deleted or archive == kept
     assert archive.name in json.dumps(result.messages)
 
 
@@ -728,19 +726,6 @@ async def test_behind_the_damage_the_session_goes_on_and_is_resumed(
     assert await session.history() == history
 
 
-async def test_entries_before_the_damage_are_used(tmp_path: Path):
-    storage, history = LocalStorage(tmp_path), loop(30)
-    session = new_session(storage)
-    contexts = {stop: (await session.run(history[:stop])).messages for stop in stops(history)}
-    with_a_flipped_bit(tmp_path / "s" / JOURNAL)
-
-    summarize = Counting()
-    result = await new_session(storage, summarize).run(history[:-2])
-
-    assert result.messages == contexts[len(history) - 2]
-    assert summarize.calls == 0
-
-
 async def test_a_journal_that_was_damaged_twice_is_set_aside_twice(tmp_path: Path):
     storage, history = LocalStorage(tmp_path), loop(30)
     for stop in (21, 41):
@@ -787,34 +772,24 @@ async def test_a_caller_who_adopts_after_damage_is_resumed(tmp_path: Path):
     assert await again.history() == [*history, *step("new"), *step("newer")]
 
 
-async def test_damage_that_is_met_while_the_session_lives_is_set_aside(tmp_path: Path):
+@pytest.mark.parametrize("by_another", [False, True])
+async def test_a_journal_that_is_set_aside_while_the_session_lives_is_begun_anew(
+    by_another: bool, tmp_path: Path
+):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
     await played(session, history[:31])
-    with_noise(tmp_path / "s" / JOURNAL)
+    if by_another:
+        without_a_line_in_the_middle(tmp_path / "s" / JOURNAL)
+        await new_session(LocalStorage(tmp_path)).run(history[:31])
+    else:
+        with_noise(tmp_path / "s" / JOURNAL)
 
     with anyio.fail_after(20):
         result = await played(session, history, 33)
     again = new_session(storage)
 
     assert set_aside(tmp_path) == ["journal-set-aside-1.jsonl"]
-    assert (await again.run(history)).messages == result.messages
-    assert await again.history() == history
-
-
-async def test_a_journal_that_another_process_set_aside_is_begun_anew_by_this_one(
-    tmp_path: Path,
-):
-    storage, history = LocalStorage(tmp_path), loop(30)
-    session = new_session(storage)
-    await played(session, history[:31])
-    without_a_line_in_the_middle(tmp_path / "s" / JOURNAL)
-    await new_session(LocalStorage(tmp_path)).run(history[:31])
-
-    with anyio.fail_after(20):
-        result = await played(session, history, 33)
-    again = new_session(storage)
-
     assert (await again.run(history)).messages == result.messages
     assert await again.history() == history
 
@@ -1226,18 +1201,6 @@ def leaks(root: Path) -> list[str]:
 
 def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 16))
-
-
-async def test_a_redacted_session_is_resumed_with_the_same_bytes(tmp_path: Path):
-    storage, history = LocalStorage(tmp_path, redact=hiding), said_with_a_secret()
-    before = await played(new_session(storage), history)
-
-    summarize = Counting()
-    after = await new_session(storage, summarize).run(history)
-
-    assert json.dumps(after.messages) == json.dumps(before.messages)
-    assert (after.notices, after.changed, summarize.calls) == ((), False, 0)
-    assert json.dumps(SECRET)[1:-1] in json.dumps(after.messages)
 
 
 async def test_the_history_of_a_redacted_journal_is_redacted_and_says_so(tmp_path: Path):

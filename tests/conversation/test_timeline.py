@@ -444,15 +444,7 @@ def test_nothing_is_edited_where_the_caller_has_only_appended():
     assert not timeline.is_edited(timeline.begin([*history, *chat(2)]))
 
 
-def test_a_step_that_has_noticed_the_edit_is_not_edited():
-    timeline, history = Timeline(), chat(9)
-    turn(timeline, history)
-    exchange(history[3], "edited")
-
-    assert not timeline.is_edited(timeline.begin(history))
-
-
-def test_a_content_exchanged_while_the_turn_runs_is_noticed():
+def test_a_content_exchanged_while_the_turn_runs_is_noticed_and_no_other():
     timeline, history = Timeline(), chat(9)
     turn(timeline, history)
     begun = timeline.begin(history)
@@ -460,6 +452,7 @@ def test_a_content_exchanged_while_the_turn_runs_is_noticed():
     exchange(history[3], "edited")
 
     assert timeline.is_edited(begun)
+    assert not timeline.is_edited(timeline.begin(history))
 
 
 def test_a_content_exchanged_for_one_that_says_the_same_is_no_edit():
@@ -571,33 +564,21 @@ def test_an_adopted_context_can_be_edited_and_adopted_again():
     assert spans(timeline) == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_results_appended_in_place_to_an_adopted_context_are_noticed():
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_results_appended_in_place_to_an_adopted_context_reach_it(is_adopted: bool):
     timeline = Timeline()
     calls = assistant(tool_use("a"), tool_use("b"))
     history = [user("go"), calls, user(tool_result("a", "long"))]
     rewritten(timeline, history, 2, user(tool_result("a", "short")))
     context = list(timeline.sent)
-    turn(timeline, context)
+    if is_adopted:
+        turn(timeline, context)
 
     cast("Any", context[-1]["content"]).append(tool_result("b"))
 
     begun = turn(timeline, context)
-    assert (begun.known, begun.context) == (2, context)
-
-
-def test_results_appended_in_place_as_the_context_is_adopted_reach_it():
-    timeline = Timeline()
-    calls = assistant(tool_use("a"), tool_use("b"))
-    history = [user("go"), calls, user(tool_result("a", "long"))]
-    rewritten(timeline, history, 2, user(tool_result("a", "short")))
-    context = list(timeline.sent)
-
-    cast("Any", context[-1]["content"]).append(tool_result("b"))
-
-    begun = turn(timeline, context)
-    assert begun.adopted
-    assert begun.context == begun.given == context
-    assert timeline.history == timeline.context == context
+    assert begun.context == begun.given == timeline.history == timeline.context == context
+    assert begun.known == 2 if is_adopted else begun.adopted
 
 
 def test_with_verify_an_edit_in_an_adopted_context_is_noticed():
@@ -1101,25 +1082,25 @@ def sent_result(step: Step) -> object:
     return result["content"]
 
 
-@pytest.mark.parametrize(
-    "known",
-    [[user("go")], [user("go"), assistant("so"), user("on")], [user("go"), *READ, assistant("so")]],
-    ids=["one message", "an answer", "another result of that call"],
-)
-def test_a_result_at_the_end_of_a_history_that_grew_is_sent_as_it_is(known: list[Message]):
-    timeline = Timeline(placeholders={hash(("t1", LOG)): "in a file"})
-    turn(timeline, known)
-
-    assert sent_result(timeline.begin([*known, *READ])) == LOG
+SO = assistant("so")
 
 
 @pytest.mark.parametrize(
-    "known",
-    [[user("go"), assistant("so")], [user("go"), assistant("so"), *READ], [user("went"), *READ]],
-    ids=["another answer", "an answer less", "another beginning"],
+    ("known", "then"),
+    [
+        ([user("go")], [user("go"), *READ]),
+        ([user("go"), SO, user("on")], [user("go"), SO, user("on"), *READ]),
+        ([user("go"), *READ, SO], [user("go"), *READ, SO, *READ]),
+        ([user("go"), SO], [user("go"), *READ]),
+        ([user("go"), SO, *READ], [user("go"), *READ]),
+        ([user("went"), *READ], [user("go"), *READ]),
+    ],
 )
-def test_a_result_in_a_history_that_was_rebuilt_is_where_it_was_before(known: list[Message]):
+def test_a_result_is_in_a_file_as_before_where_the_history_was_rebuilt_and_not_where_it_grew(
+    known: list[Message], then: list[Message]
+):
     timeline = Timeline(placeholders={hash(("t1", LOG)): "in a file"})
     turn(timeline, known)
 
-    assert sent_result(timeline.begin([user("go"), *READ])) == "in a file"
+    has_grown = then[: len(known)] == known
+    assert sent_result(timeline.begin(then)) == (LOG if has_grown else "in a file")

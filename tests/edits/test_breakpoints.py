@@ -85,16 +85,11 @@ def test_without_a_system_prompt_it_goes_behind_the_tools():
     assert changed["tools"] == [tools[0], {**tools[1], **MARK}]
 
 
-def test_a_request_with_marks_of_its_own_decides_for_itself():
-    body = request(user("go"), assistant("yes"), user({**text("and"), **MARK}))
-
-    assert with_breakpoints(body, 4) == body
-
-
-def test_a_mark_inside_a_tool_result_counts_as_one():
-    body = request(
-        user("go"), assistant(tool_use("t")), user(tool_result("t", [{**text("a"), **MARK}]))
-    )
+@pytest.mark.parametrize(
+    "marked", [{**text("a"), **MARK}, tool_result("t", [{**text("a"), **MARK}])]
+)
+def test_a_request_with_marks_of_its_own_decides_for_itself(marked: Any):
+    body = request(user("go"), assistant(tool_use("t")), user(marked))
 
     assert with_breakpoints(body, 4) == body
 

@@ -93,10 +93,15 @@ async def test_a_stream_comes_chunk_by_chunk_and_its_bill_is_learned(tmp_path):
     assert (gateway.gateway.record.turns[0].dollars or 0) > 0
 
 
-async def test_turn_after_turn_the_beginning_stays_the_same(tmp_path):
-    async with MessagesServer(replies(8)) as api, serving(api.url, tmp_path) as gateway:
-        for rounds in range(1, 9):
-            await post(gateway, {"messages": conversation(rounds)})
+@pytest.mark.parametrize("restarts", [1, 8])
+async def test_turn_after_turn_the_beginning_stays_the_same_also_after_a_restart(
+    tmp_path, restarts
+):
+    async with MessagesServer(replies(8)) as api:
+        for begun in range(1, 9, 8 // restarts):
+            async with serving(api.url, tmp_path) as gateway:
+                for rounds in range(begun, begun + 8 // restarts):
+                    await post(gateway, {"messages": conversation(rounds)})
     for before, after in zip(api.requests, api.requests[1:], strict=False):
         known = before.body["messages"]
         assert after.body["messages"][: len(known)] == known
@@ -120,16 +125,6 @@ async def test_before_what_a_turn_rewrites_is_a_cache_mark(tmp_path):
             mark_before: Any = later.body["messages"][changed - 1]["content"]
             assert "cache_control" in mark_before[-1]
     assert rewritten
-
-
-async def test_a_restarted_gateway_goes_on_with_the_same_bytes(tmp_path):
-    async with MessagesServer(replies(8)) as api:
-        for rounds in range(1, 9):
-            async with serving(api.url, tmp_path) as gateway:
-                await post(gateway, {"messages": conversation(rounds)})
-    for before, after in zip(api.requests, api.requests[1:], strict=False):
-        known = before.body["messages"]
-        assert after.body["messages"][: len(known)] == known
 
 
 async def test_after_too_long_a_shorter_request_is_sent_once(tmp_path):

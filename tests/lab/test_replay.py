@@ -287,18 +287,16 @@ async def test_what_no_tool_has_said_is_asked_for_as_a_message():
     assert (call.name, call.input) == ("read_history", {"message": 2})
 
 
-async def test_without_refetching_the_reply_is_simply_made():
-    found, _ = await refetching(f"Here it is:\n{FACT}", FREE)
+@pytest.mark.parametrize(
+    ("last", "settings"), [(f"Here it is:\n{FACT}", FREE), ("It was vault_entry_4711.", None)]
+)
+async def test_without_refetching_or_much_weight_the_reply_is_simply_made(
+    last: str, settings: Settings | None
+):
+    found, _ = await refetching(last, settings)
 
     assert {request.purpose for request in found.requests} == {"reply"}
     assert found.use.pointer > 0
-
-
-async def test_a_mention_of_little_weight_is_not_worth_reading_back():
-    found, _ = await refetching("It was vault_entry_4711.")
-
-    assert {request.purpose for request in found.requests} == {"reply"}
-    assert found.use.pointer == 0.5
 
 
 async def test_each_request_tells_what_it_would_use_with_all_four_marks():

@@ -386,16 +386,6 @@ class Unwritable(MemoryStorage):
         raise StorageError("the disk is full")
 
 
-@pytest.mark.parametrize("texts", [True, False])
-async def test_what_cannot_be_written_stays_in_the_context(texts: bool):
-    history = work(5)
-
-    result = await run(eager(Unwritable(texts=texts)), history)
-
-    assert result.messages is history
-    assert result.reports[0].outcome is Outcome.FAILED
-
-
 class Renaming(MemoryStorage):
     """A storage that keeps no text under its own name."""
 
@@ -403,10 +393,11 @@ class Renaming(MemoryStorage):
         return [f"{path}.renamed" for path in await super().write(texts)]
 
 
-async def test_a_storage_that_renames_everything_gets_no_notes():
+@pytest.mark.parametrize("storage", [Unwritable(texts=True), Unwritable(texts=False), Renaming()])
+async def test_what_cannot_be_written_under_its_name_stays_in_the_context(storage: Any):
     history = work(5)
 
-    result = await run(eager(Renaming()), history)
+    result = await run(eager(storage), history)
 
     assert result.messages is history
     assert result.reports[0].outcome is Outcome.FAILED

@@ -85,31 +85,19 @@ async def close(journal: Any) -> None:
         await journal.aclose()
 
 
-async def test_the_nightly_clean_up_keeps_what_a_session_in_use_needs(place: Place):
+@pytest.mark.parametrize("history", [FIRST, SECOND], ids=["it writes nothing", "it writes"])
+async def test_the_nightly_clean_up_keeps_what_a_session_needs_that_had_a_turn_today(
+    place: Place, history: list[Any]
+):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
     await close(journal)
     await anyio.to_thread.run_sync(place.grow_older, 40)
     texts, journal = place.open()
-    await session_in(texts, journal).run(SECOND)  # used today
-
-    deleted = await clean_up_nightly(place)
-
-    assert deleted == 0
-    assert await session_in(texts, journal).history() == SECOND
-    await close(journal)
-
-
-async def test_a_turn_that_writes_nothing_is_a_use(place: Place):
-    texts, journal = place.open()
-    await session_in(texts, journal).run(FIRST)
-    await close(journal)
-    await anyio.to_thread.run_sync(place.grow_older, 40)
-    texts, journal = place.open()
-    await session_in(texts, journal).run(FIRST)
+    await session_in(texts, journal).run(history)
 
     assert await clean_up_nightly(place) == 0
-    assert await session_in(texts, journal).history() == FIRST
+    assert await session_in(texts, journal).history() == history
     await close(journal)
 
 

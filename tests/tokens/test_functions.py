@@ -54,31 +54,23 @@ def test_a_limit_of_zero_is_literal():
     assert should_compact([user("0")], context_token_limit=0, counter=worth)
 
 
-@pytest.mark.parametrize("ratio", [0.07, Decimal("0.07")])
-def test_the_product_is_exact(ratio: Any):
-    assert should_compact(
-        [user("7")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth
-    )
-    assert not should_compact(
-        [user("6")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth
-    )
-
-
-def test_a_fractional_threshold_is_reached_by_the_next_token():
-    assert should_compact(
-        [user("96")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth
-    )
-    assert not should_compact(
-        [user("95")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth
-    )
-
-
-def test_a_ratio_outside_zero_to_one_is_taken_literally():
-    assert not should_compact(
-        [user("190")], context_token_limit=100, compact_threshold_ratio=2, counter=worth
-    )
-    assert should_compact(
-        [user("200")], context_token_limit=100, compact_threshold_ratio=2, counter=worth
+@pytest.mark.parametrize(
+    ("tokens", "limit", "ratio", "expected"),
+    [
+        *((7, 100, ratio, True) for ratio in (0.07, Decimal("0.07"))),
+        *((6, 100, ratio, False) for ratio in (0.07, Decimal("0.07"))),
+        *((96, 103, 0.93, True), (95, 103, 0.93, False)),
+        *((190, 100, 2, False), (200, 100, 2, True)),
+    ],
+)
+def test_the_threshold_is_exactly_limit_times_ratio_whatever_the_ratio(
+    tokens: int, limit: int, ratio: Any, expected: bool
+):
+    assert expected is should_compact(
+        [user(str(tokens))],
+        context_token_limit=limit,
+        compact_threshold_ratio=ratio,
+        counter=worth,
     )
 
 
