@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,18 +45,14 @@ comment on table TABLE is 'ctxpipe journal, form 1';
 _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'), 'pg_class')"
 # Whoever writes to a session holds this lock until the end of the transaction.
 _HOLD = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
-_LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
-_UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 
 
 @dataclass(slots=True)
 class _Connections:
-    """The connections of one event loop; *leasing* holds the locks of all its leases."""
+    """The connections of one event loop."""
 
     limiter: CapacityLimiter
     idle: list[AsyncConnection[Any]] = field(default_factory=list)
-    leasing: AsyncConnection[Any] | None = None
-    leased: set[str] = field(default_factory=set)
 
 
 class PostgresJournal(SQLJournal, ServerJournal):
@@ -67,9 +63,9 @@ class PostgresJournal(SQLJournal, ServerJournal):
     that the stages write to: what is there is not repeated in the journal. *redact* hides secrets,
     by default as *texts* does.
 
-    At most *connections* are open in an event loop, and one for all leases, which are advisory
-    locks. A database that cannot be reached is waited for up to *patience* seconds, so that its
-    restart costs a turn some time; one operation may take *timeout* seconds.
+    At most *connections* are open in an event loop. A database that cannot be reached is waited for
+    up to *patience* seconds, so that its restart costs a turn some time; one operation may take
+    *timeout* seconds.
 
     Needs the extra ``ctxpipe[postgres]``. Raises SettingsError for invalid settings, and where it
     is missing.
@@ -108,10 +104,6 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
-        connections = self._connections()
-        leasing, connections.leasing = connections.leasing, None
-        if leasing is not None:
-            await leasing.close()
         await self._close_idle()
 
     # Transactions ---------------------------------------------------------------------------------
@@ -139,42 +131,6 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     def _query(self, statement: str) -> bytes:
         return _VALUE.sub(r"%(\1)s", self._sql(statement)).encode()
-
-    # Leases ---------------------------------------------------------------------------------------
-
-    async def _lock(self, session: str, token: str) -> bool:  # noqa: ARG002  the name is enough
-        leased = self._connections().leased
-        if session in leased:
-            return False
-        leased.add(session)  # the server would give it to this connection once more
-        is_held = False
-        try:
-            is_held = await self._run_leasing(_LOCK, session)
-        finally:
-            if not is_held:
-                leased.discard(session)
-        return is_held
-
-    async def _unlock(self, session: str, token: str) -> None:  # noqa: ARG002  the name is enough
-        self._connections().leased.discard(session)
-        # Where it fails the connection is closed, and the lock gone with it.
-        with suppress(StorageError):
-            await self._run_leasing(_UNLOCK, session)
-
-    async def _run_leasing(self, statement: str, session: str) -> bool:
-        connections = self._connections()
-        try:
-            with fail_after(self._timeout):
-                if connections.leasing is None or connections.leasing.closed:
-                    connections.leasing = await self._connect()
-                name = f"{self.table}/{session}"
-                cursor = await connections.leasing.execute(statement.encode(), [name])
-                [answer] = await cursor.fetchone() or [False]
-        except Exception as error:
-            if connections.leasing is not None:
-                await connections.leasing.close()
-            raise self._as_storage_error(error) from error
-        return bool(answer)
 
     # Connections ----------------------------------------------------------------------------------
 

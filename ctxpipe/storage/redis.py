@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anyio import fail_after, sleep
+from anyio import fail_after
 from anyio.lowlevel import RunVar
 
-from ..errors import StorageError
 from ..settings import POSITIVE, TEXT, check_extra
 from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import NewEntry, ServerJournal
+from .shared_journals import LEASE_SECONDS, NewEntry, ServerJournal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 T = TypeVar("T")
 
-_LEASE_SECONDS = 15.0  # after a kill the session is free again
 
 # A journal is a list: its name, which is the token of its first entry, then "<token> <entry>".
 # A script runs alone: the length of the list decides who was first.
@@ -61,11 +58,13 @@ redis.call('rename', KEYS[1], KEYS[2])
 redis.call('sadd', KEYS[3], KEYS[2])
 return 1
 """
-_RENEW = """
-if redis.call('get', KEYS[1]) ~= ARGV[1] then
+_LEASE = """
+local holder = redis.call('get', KEYS[1])
+if holder and holder ~= ARGV[1] then
     return 0
 end
-return redis.call('pexpire', KEYS[1], ARGV[2])
+redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
+return 1
 """
 _RELEASE = """
 if redis.call('get', KEYS[1]) == ARGV[1] then
@@ -107,7 +106,6 @@ class RedisJournal(ServerJournal):
         POSITIVE.optional.check("max_age", max_age)
         check_extra("RedisJournal", "redis", "redis")
         super().__init__(texts, redact, patience, timeout)
-        self._renewals: dict[str, asyncio.Task[None]] = {}
         self.prefix = prefix
         self._url = url
         self._max_age = max_age
@@ -190,26 +188,14 @@ class RedisJournal(ServerJournal):
     def _key(self, session: str, part: str) -> str:
         return f"{self.prefix}:{{{session}}}:{part}"
 
-    # Leases ---------------------------------------------------------------------------------------
+    async def _lease(self, session: str, token: str) -> bool:
+        key, milliseconds = self._key(session, "lease"), int(LEASE_SECONDS * 1000)
+        taken = await self._run(lambda redis: redis.eval(_LEASE, 1, key, token, milliseconds))
+        return bool(taken)
 
-    async def _lock(self, session: str, token: str) -> bool:
-        key, milliseconds = self._key(session, "lease"), int(_LEASE_SECONDS * 1000)
-        if not await self._run(lambda redis: redis.set(key, token, nx=True, px=milliseconds)):
-            return False
-        self._renewals[token] = asyncio.create_task(self._renew(key, token, milliseconds))
-        return True
-
-    async def _unlock(self, session: str, token: str) -> None:
-        self._renewals.pop(token).cancel()
+    async def _release(self, session: str, token: str) -> None:
         key = self._key(session, "lease")
-        with suppress(StorageError):  # it expires
-            await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
-
-    async def _renew(self, key: str, token: str, milliseconds: int) -> None:
-        while True:
-            await sleep(_LEASE_SECONDS / 3)
-            with suppress(StorageError):
-                await self._run(lambda redis: redis.eval(_RENEW, 1, key, token, milliseconds))
+        await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
 
     # The client -----------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2
+LEASE_SECONDS = 15.0
+"""After a kill of its holder a session is free again."""
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
 
 
@@ -132,6 +135,31 @@ class SharedJournal(ABC):
         ids_below(prefix, ())
         return ids_below(prefix, map(json.loads, await self._sessions()))
 
+    @asynccontextmanager
+    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
+        """Hold the session for yourself; False when somebody else has held it for *seconds*.
+
+        It is renewed until it is released, and ends LEASE_SECONDS after its process was killed.
+        Raises StorageError.
+        """
+        session, token = session_folder(session_id), secrets.token_hex(8)
+        if not await acquire_within(seconds, partial(self._lease, session, token)):
+            yield False
+            return
+        renewal = asyncio.create_task(self._renew(session, token))
+        try:
+            yield True
+        finally:
+            renewal.cancel()
+            with suppress(StorageError):  # it expires
+                await self._release(session, token)
+
+    async def _renew(self, session: str, token: str) -> None:
+        while True:
+            await sleep(LEASE_SECONDS / 3)
+            with suppress(StorageError):
+                await self._lease(session, token)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -172,9 +200,17 @@ class SharedJournal(ABC):
     async def _sessions(self) -> Sequence[str]:
         """What each session is called that has a journal, as JSON."""
 
+    @abstractmethod
+    async def _lease(self, session: str, token: str) -> bool:
+        """Take the lease of *session* for *token*, or renew it; False when another has it."""
+
+    @abstractmethod
+    async def _release(self, session: str, token: str) -> None:
+        """Release the lease, if *token* has it."""
+
 
 class ServerJournal(SharedJournal):
-    """A `SharedJournal` on a server, which has leases, and is waited for while it is away.
+    """A `SharedJournal` on a server, which is waited for while it is away.
 
     A server that cannot be reached is tried again for up to *patience* seconds; one operation may
     take *timeout* seconds.
@@ -190,20 +226,6 @@ class ServerJournal(SharedJournal):
         super().__init__(texts, redact)
         self._patience = patience
         self._timeout = timeout
-
-    @asynccontextmanager
-    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*.
-
-        It ends some seconds after its process at the latest. Raises StorageError.
-        """
-        session, token = session_folder(session_id), secrets.token_hex(8)
-        is_held = await acquire_within(seconds, partial(self._lock, session, token))
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                await self._unlock(session, token)
 
     async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """*work* with a connection, again where the server was away. Raises StorageError."""
@@ -236,14 +258,6 @@ class ServerJournal(SharedJournal):
     @abstractmethod
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """*work* with a connection, once, within the timeout."""
-
-    @abstractmethod
-    async def _lock(self, session: str, token: str) -> bool:
-        """Take the lock of *session* under the name *token*; False when somebody has it."""
-
-    @abstractmethod
-    async def _unlock(self, session: str, token: str) -> None:
-        """Release the lock, or leave that to its end."""
 
 
 def _grave(session: str) -> str:

@@ -9,15 +9,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..settings import NUMBER
 from .generations import tombstone_seconds
-from .shared_journals import NewEntry, SharedJournal
+from .shared_journals import LEASE_SECONDS, NewEntry, SharedJournal
 
 T = TypeVar("T")
 
 Statement: TypeAlias = tuple[str, Mapping[str, object]]
 """A statement and its values; names in capitals stand for what `SQLJournal._sql` puts there."""
 
-# Number -1 is what the session is called. No session's name begins with "/", as tombstones do, and
-# "0" is the character after it: what is between them begins with "/".
+# Number -1 is what the session is called. No session's name begins with "/", as those of tombstones
+# and leases do, and "0" is the character after it: what is between them begins with "/".
 _STATE = """
 select
     (select coalesce(max(number), -1) + 1 from TABLE where session = :session),
@@ -47,6 +47,7 @@ group by session having min(AGE) >= :seconds
 """
 _COUNT_STALE = "select count(*) from TABLE where number >= 0 and session in (STALE)"
 _DELETE_STALE = "delete from TABLE where session in (STALE)"
+_LAPSE = "delete from TABLE where session = :session and (token = :token or AGE >= :seconds)"
 _SESSIONS = "select entry from TABLE where number = -1"
 
 
@@ -119,6 +120,24 @@ class SQLJournal(SharedJournal):
 
     async def _sessions(self) -> list[str]:
         return [name for [name] in await self._rows(_SESSIONS, {})]
+
+    async def _lease(self, session: str, token: str) -> bool:
+        row = {"session": f"/lease/{session}", "number": 0, "entry": "", "token": token}
+
+        def lease() -> Generator[Statement, list[Any], bool]:
+            # What is written anew is as young as can be.
+            yield _LAPSE, {**row, "seconds": LEASE_SECONDS}
+            yield _INSERT, row
+            return (yield _FIRST, row) == [(token,)]
+
+        return await self._transact(lease, session)
+
+    async def _release(self, session: str, token: str) -> None:
+        def release() -> Generator[Statement, list[Any], None]:
+            values = {"session": f"/lease/{session}", "token": token, "seconds": LEASE_SECONDS}
+            yield _LAPSE, values
+
+        await self._transact(release, session)
 
     async def _rows(self, statement: str, values: Mapping[str, object]) -> list[Any]:
         def read() -> Generator[Statement, list[Any], list[Any]]:

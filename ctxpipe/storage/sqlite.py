@@ -47,8 +47,8 @@ class SQLiteJournal(SQLJournal):
 
     *texts* is the storage that the stages write to: what is there is not repeated in the journal.
     *redact* hides secrets, by default as *texts* does. An entry is there whole or not at all, with
-    *fsync* also after a power cut. The file must not be on a network's file system. It has no
-    lease. Several threads and event loops may use it.
+    *fsync* also after a power cut. The file must not be on a network's file system.
+    Several threads and event loops may use it.
 
     Raises SettingsError for invalid settings.
     """

@@ -27,10 +27,11 @@ from ctxpipe import (
     StorageError,
     offload_tools,
 )
-from ctxpipe.storage import JournalStorage
+from ctxpipe.storage import JournalStorage, shared_journals, sql_journals
 from ctxpipe.storage import sqlite as sqlite_module
 from ctxpipe.storage.postgres import PostgresJournal
 from ctxpipe.storage.redis import RedisJournal
+from ctxpipe.storage.sql_journals import SQLJournal
 from ctxpipe.storage.sqlite import SQLiteJournal
 from ctxpipe.testing import StorageCheck, storage_conformance
 
@@ -83,7 +84,7 @@ async def with_failing_statements(place: str, operations: int) -> AsyncIterator[
 SQLITE = storage_conformance(
     on_sqlite,
     protocols=[JournalStorage],
-    extras=["delete", "sessions"],
+    extras=["delete", "lease", "sessions"],
     redacting=on_sqlite,
     failing=with_failing_statements,
 )
@@ -212,21 +213,39 @@ async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path):
         assert await journal.entries("s") == []
 
 
-async def test_a_lease_ends_with_the_process_that_holds_it(postgres_url: str):
-    import psycopg
+async def test_a_lease_that_nobody_renews_ends_in_postgres(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    async with PostgresJournal(postgres_url, table="leases") as journal:
+        await a_lease_is_left_behind(journal, monkeypatch)
 
-    first = PostgresJournal(postgres_url, table="leases")
-    second = PostgresJournal(postgres_url, table="leases")
-    async with first.lease("s", 0) as is_held:
+
+async def test_a_lease_that_nobody_renews_ends_in_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
+        await a_lease_is_left_behind(journal, monkeypatch)
+
+
+async def a_lease_is_left_behind(journal: SQLJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a lease as a process does that is killed before it gives it back."""
+    assert await journal._lease("s", "of a killed process")
+    async with journal.lease("s", 0.1) as is_held:
+        assert not is_held
+    monkeypatch.setattr(sql_journals, "LEASE_SECONDS", 1)
+    async with journal.lease("s", 5) as is_held:
         assert is_held
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute(
-                "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"
-            )
-        async with second.lease("s", 5) as is_held_by_another:
-            assert is_held_by_another
-    await first.aclose()
-    await second.aclose()
+
+
+async def test_a_lease_that_is_renewed_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shared_journals, "LEASE_SECONDS", 1.5)
+    monkeypatch.setattr(sql_journals, "LEASE_SECONDS", 2)
+    async with (
+        SQLiteJournal(tmp_path / "journal.sqlite") as journal,
+        journal.lease("s", 0),
+        journal.lease("s", 4) as is_held_too,
+    ):
+        assert not is_held_too
 
 
 # Redis ------------------------------------------------------------------------------------------
