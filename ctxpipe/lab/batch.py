@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from .._json import JsonDict
 from .._text import short_repr
 from ..edits.atoms import AtomIndex
 from ..errors import CtxpipeError, SettingsError
@@ -64,7 +65,7 @@ class FileReplay:
 
     __repr__ = short_repr
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         """What was read of the file, by name."""
         return {
             "format": self.format,

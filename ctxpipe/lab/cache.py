@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
 
+from .._json import JsonDict
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from ..errors import SettingsError, TranscriptError
 from ..prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
@@ -56,7 +56,7 @@ class CacheReport:
         """All billed tokens of the prompts."""
         return self.read + self.written + self.uncached
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         """The same by name."""
         return {**asdict(self), "hits": self.hit_rate}
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
+from .._json import JsonObject
 from ..messages import Message, as_blocks, blocks, kind
 from .records import Entry, Record, Recording, as_message, entry
 
 ROLES = ("user", "assistant")
 
 
-def is_session_line(value: Mapping[str, Any]) -> bool:
+def is_session_line(value: JsonObject) -> bool:
     """Whether *value* is a line of a session file that holds a message."""
     return value.get("type") in ROLES and isinstance(value.get("message"), Mapping)
 
@@ -55,7 +56,7 @@ def read(records: Iterable[Record]) -> Recording:
     return Recording("Claude Code session", found, dropped=dropped)
 
 
-def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
+def _reason(line: JsonObject, seen: set[str]) -> str:
     """Why *line* is no part of the conversation; "" when it is."""
     if not is_session_line(line):
         return "not a message"
@@ -71,7 +72,7 @@ def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
     return "repeated" if uuid and uuid in seen else ""
 
 
-def _uuid(line: Mapping[str, Any]) -> str:
+def _uuid(line: JsonObject) -> str:
     return str(line.get("uuid") or "")
 
 

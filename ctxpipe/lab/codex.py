@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from .._json import JsonObject
 from ..messages import field, kind
 from ..wire import ResponsesCodec
 from .foreign import Items
@@ -20,7 +20,7 @@ NEVER_SENT = frozenset({"ghost_snapshot"})
 COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
 
 
-def is_rollout_line(value: Mapping[str, Any]) -> bool:
+def is_rollout_line(value: JsonObject) -> bool:
     """Whether *value* is a line of a rollout."""
     return kind(value) in LINES and isinstance(value.get("payload"), Mapping)
 

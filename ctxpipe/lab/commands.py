@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import anyio
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .._json import JsonDict
 from .._text import as_number, as_percent, count_phrase
 from ..errors import CtxpipeError, SettingsError
 from ..providers.prices import Prices, prices_of
@@ -280,7 +281,7 @@ def inspect(
 class _Shown(Protocol):
     """What is found in a conversation."""
 
-    def as_json(self) -> dict[str, Any]: ...
+    def as_json(self) -> JsonDict: ...
 
 
 S = TypeVar("S", bound=_Shown)
@@ -357,7 +358,7 @@ class _Plan:
     stages: list[tuple[str, str, str]]
     saved: int
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         names = ("stage", "outcome", "why")
         stages = [dict(zip(names, stage, strict=True)) for stage in self.stages]
         return {"stages": stages, "saved": self.saved}

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest
 from operator import attrgetter
-from typing import Any
 
+from .._json import JsonDict
 from .._text import count_phrase, one_line
 from ..messages import THINKING
 from ..tokens import TokenCounter
@@ -49,7 +49,7 @@ class Contents:
         """Each tool's name, calls and tokens, the largest first."""
         return [(name, self.tool_calls[name], n) for name, n in self.tools.most_common()]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         """The same by name."""
         kinds = dict(self.kinds.most_common())
         own = {**asdict(self), "kinds": kinds, "tools": self.by_tool, "tokens": self.kinds.total()}

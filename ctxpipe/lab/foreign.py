@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._json import JsonObject
 from ..errors import InvalidHistory
 from ..wire import Codec, Translation
 from ..wire.codec import Unit
@@ -26,7 +27,7 @@ KINDS: Mapping[Any, str] = {
 class Item:
     """An item of a conversation: its *fields*, when it is from, the reply's usage and model."""
 
-    fields: Mapping[str, Any]
+    fields: JsonObject
     seconds: float | None = None
     usage: Mapping[str, object] | None = None
     model: str = ""
@@ -41,7 +42,7 @@ class Items:
         self._known: list[Item] = []  # of the request before, by place
         self._given: list[Any] = []  # what the last request with the whole history has sent
 
-    def add(self, fields: Mapping[str, Any], time: object = None) -> None:
+    def add(self, fields: JsonObject, time: object = None) -> None:
         """Add the item with these *fields*, which is from *time*.
 
         What is known of the item that had its place in the request before is known of it too.
@@ -73,9 +74,7 @@ class Items:
         if isinstance(model, str):
             item.model = model or item.model
 
-    def recording(
-        self, form: Format, request: Mapping[str, Any], dropped: Mapping[str, int]
-    ) -> Recording:
+    def recording(self, form: Format, request: JsonObject, dropped: Mapping[str, int]) -> Recording:
         """All of it as messages, as a mount would give them to a session.
 
         The instructions of the *request*, and what leading items say that are not shaped, are the
@@ -105,13 +104,13 @@ class Items:
 # Requests and responses ---------------------------------------------------------------------------
 
 
-def request_of(value: Mapping[str, Any], name: str = "request") -> Mapping[str, Any]:
+def request_of(value: JsonObject, name: str = "request") -> JsonObject:
     """The request in *value*, or what else has the *name*; or *value* itself, which may be one."""
     request = value.get(name, value)
     return request if isinstance(request, Mapping) else {}
 
 
-def valid_object(value: object, place: str, what: str = "", /, **types: Any) -> Mapping[str, Any]:
+def valid_object(value: object, place: str, what: str = "", /, **types: Any) -> JsonObject:
     """*value*, which is an object; it has nothing under the names of *types*, or what these say.
 
     Raises InvalidHistory, naming the *place* and *what* it is there, otherwise.

@@ -6,8 +6,8 @@ A file has their messages, or requests, alone or with their responses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from .._json import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ChatCodec
@@ -19,7 +19,7 @@ ONLY_HERE = ("tool", "function", "developer")
 PARTS = frozenset({"image_url", "input_audio", "refusal", "file"})
 
 
-def is_chat_record(value: Mapping[str, Any]) -> bool:
+def is_chat_record(value: JsonObject) -> bool:
     """Whether *value* is a message, a request or a response in a form that only OpenAI has."""
     messages = request_of(value).get("messages")
     if isinstance(messages, list) and any(map(_is_chat_message, messages)):
@@ -44,7 +44,7 @@ def read(records: Sequence[Record]) -> Recording:
     Raises InvalidHistory, naming the record, where they are neither, or several conversations.
     """
     items = Items(ChatCodec())
-    request: Mapping[str, Any] = {}
+    request: JsonObject = {}
     for record in records:
         fields = record.fields
         if "role" in fields:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from .._json import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ResponsesCodec
@@ -19,7 +20,7 @@ STORED = ("previous_response_id", "conversation")
 """Where a request names items that the provider has kept, which it does not send again."""
 
 
-def is_response_record(value: Mapping[str, Any]) -> bool:
+def is_response_record(value: JsonObject) -> bool:
     """Whether *value* is an item, a request or a response in the form of this API."""
     if _is_item(value) or request_of(value, "response").get("object") == "response":
         return True
@@ -33,7 +34,7 @@ def read(records: Sequence[Record]) -> Recording:
     Raises InvalidHistory, naming the record, where they are neither, or several conversations.
     """
     items = Items(ResponsesCodec())
-    request: Mapping[str, Any] = {}
+    request: JsonObject = {}
     dropped: Counter[str] = Counter()
     are_items = any(_is_item(record.fields) for record in records)
     for record in records:
@@ -65,7 +66,7 @@ def _add_exchange(items: Items, record: Record) -> None:
         items.bill(item, response.get("usage"), response.get("model"))
 
 
-def _input(request: Mapping[str, Any], place: str) -> list[Any]:
+def _input(request: JsonObject, place: str) -> list[Any]:
     if "input" not in request:
         raise InvalidHistory(
             f"{place}: a response without the request that it answers; record both, as "
@@ -75,7 +76,7 @@ def _input(request: Mapping[str, Any], place: str) -> list[Any]:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given or []
 
 
-def _is_item(value: Mapping[str, Any]) -> bool:
+def _is_item(value: JsonObject) -> bool:
     if kind(value) in ITEMS:
         return True
     content = value.get("content")
@@ -84,7 +85,7 @@ def _is_item(value: Mapping[str, Any]) -> bool:
     return any(kind(part) in PARTS for part in content)
 
 
-def valid_item(item: object, place: str) -> Mapping[str, Any]:
+def valid_item(item: object, place: str) -> JsonObject:
     """*item*, if it can be read. Raises InvalidHistory, naming the *place*, otherwise."""
     types = dict.fromkeys(("type", "role", "id", "call_id"), str)
     fields = valid_object(item, place, "an item", **types)

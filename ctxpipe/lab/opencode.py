@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
+from .._json import JsonDict, JsonObject
 from ..messages import Message, field
 from ..wire.values import (
     image_block,
@@ -19,13 +20,13 @@ from ..wire.values import (
 from .foreign import valid_object
 from .records import Entry, Record, Recording, second_conversation, seconds
 
-Block = dict[str, Any]
+Block = JsonDict
 WAITING = ("pending", "running")
 """States of a call that has no result yet."""
 UNSIGNED = "unsigned"
 
 
-def is_export(value: Mapping[str, Any]) -> bool:
+def is_export(value: JsonObject) -> bool:
     """Whether *value* is an exported session."""
     messages = value.get("messages")
     if not isinstance(messages, list) or not isinstance(value.get("info"), Mapping):
@@ -60,9 +61,9 @@ def read(records: Sequence[Record]) -> Recording:
     return Recording("opencode export", found, dropped=dropped)
 
 
-def _steps(parts: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+def _steps(parts: list[JsonObject]) -> Iterator[list[JsonObject]]:
     """The parts of each call of the model."""
-    step: list[Mapping[str, Any]] = []
+    step: list[JsonObject] = []
     for part in parts:
         if part.get("type") == "step-start":
             yield step
@@ -72,9 +73,7 @@ def _steps(parts: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
     yield step
 
 
-def _reply(
-    info: Mapping[str, Any], parts: list[Mapping[str, Any]], dropped: Counter[str]
-) -> Iterator[Entry]:
+def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> Iterator[Entry]:
     """What the model said in *parts*, and the results of the tools that it called there."""
     blocks: list[Block] = []
     results: list[Block] = []
@@ -103,7 +102,7 @@ def _entry(role: str, blocks: list[Block], time: float | None) -> Iterator[Entry
         yield Entry(cast("Message", {"role": role, "content": blocks}), time)
 
 
-def _call(part: Mapping[str, Any]) -> tuple[Block, list[Block]]:
+def _call(part: JsonObject) -> tuple[Block, list[Block]]:
     """A call, and its result, where it has one."""
     state = part.get("state")
     given = field(state, "input")
@@ -119,7 +118,7 @@ def _call(part: Mapping[str, Any]) -> tuple[Block, list[Block]]:
     return use, [result_block(call, str(field(state, "output") or ""))]
 
 
-def _blocks(part: Mapping[str, Any], dropped: Counter[str]) -> Iterator[Block]:
+def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
     """What a *part* says that is no call."""
     text = part.get("text")
     match part.get("type"):

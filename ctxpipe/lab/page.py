@@ -13,9 +13,10 @@ from dataclasses import asdict
 from importlib.resources import files
 from operator import attrgetter
 from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._html import json_data, palette, source_hash
+from .._json import JsonDict
 from .._text import as_number, as_percent, count_phrase
 from ..tokens.spent import KINDS
 from .cache import HEADINGS as CAUSES
@@ -58,7 +59,7 @@ def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
-def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> dict[str, Any]:
+def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> JsonDict:
     """What the script reads: the reports as they are, and what they come to."""
     dollars = unit == "dollars"
     ours, advice = len(totals) - 1, None
@@ -94,7 +95,7 @@ def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> di
     }
 
 
-def _texts(conversations: Sequence[dict[str, Any]]) -> list[str]:
+def _texts(conversations: Sequence[JsonDict]) -> list[str]:
     """Each text of an action once; in its place is the index.
 
     The middle is cut out of long ones, to fit all in TEXT_BYTES.

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
+from .._json import JsonObject
 from ..errors import InvalidHistory
 from ..messages import Message, ensure_messages
 
@@ -30,7 +31,7 @@ class Record:
     value: object
 
     @property
-    def fields(self) -> Mapping[str, Any]:
+    def fields(self) -> JsonObject:
         """The record's fields. Raises InvalidHistory, naming the place, when it is no object."""
         if not isinstance(self.value, Mapping):
             raise InvalidHistory(f"{self.place}: {type(self.value).__name__} instead of an object")
@@ -61,14 +62,14 @@ class Recording:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
-def entry(message: Message, fields: Mapping[str, Any], time: object) -> Entry:
+def entry(message: Message, fields: JsonObject, time: object) -> Entry:
     """*message* with its *time*, and with what *fields*, those of the reply, say about it."""
     usage = fields.get("usage")
     billed = usage if isinstance(usage, Mapping) else None
     return Entry(message, seconds(time), billed, str(fields.get("model") or ""))
 
 
-def as_message(fields: Mapping[str, Any], place: str) -> Message:
+def as_message(fields: JsonObject, place: str) -> Message:
     """Role and content of *fields* as a message.
 
     Raises InvalidHistory, naming the place, when it is none.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from .._json import JsonDict
 from .._text import as_dollars, as_number, as_percent, as_ratio, short_repr
 from ..prompt_cache import Tally
 from ..providers.prices import Prices
@@ -112,7 +112,7 @@ class Figures:
     strict: float
     found: float
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         """The figures by name."""
         return asdict(self)
 

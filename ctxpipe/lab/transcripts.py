@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from .._json import JsonObject
 from .._text import short_repr
 from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
@@ -21,7 +22,7 @@ __all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "r
 
 STDIN = "-"
 
-_Question: TypeAlias = Callable[[Mapping[str, Any]], bool]
+_Question: TypeAlias = Callable[[JsonObject], bool]
 _Reader: TypeAlias = Callable[[Sequence[Record]], Recording]
 
 READERS: Sequence[tuple[_Question, _Reader]] = (

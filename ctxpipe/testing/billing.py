@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .._json import JsonObject
 from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 from ..prompt_cache.prompts import BETA_HEADER, Sent, as_prompt
 from ..tokens import TokenCounter
 from .rules import Model
-from .turns import JsonObject
 
 STEP = 128  # documented: OpenAI caches a prompt in steps of so many tokens
 

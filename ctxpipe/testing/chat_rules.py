@@ -7,10 +7,11 @@ neither mentions is accepted, above all keys and parts that are not named here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .turns import JsonObject
+from .._json import JsonObject
+from .turns import Problems
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 MAX_CALL_ID = 40
@@ -39,7 +40,7 @@ def chat_problems(body: JsonObject) -> list[str]:
     return found
 
 
-def _fields(body: JsonObject) -> Iterator[str]:
+def _fields(body: JsonObject) -> Problems:
     for name in ("model", "messages"):
         if name not in body:
             yield f"Missing required parameter: '{name}'."
@@ -52,7 +53,7 @@ def _fields(body: JsonObject) -> Iterator[str]:
         yield "The 'stream_options' parameter is only allowed when 'stream' is enabled."
 
 
-def _message(where: str, message: Any) -> Iterator[str]:
+def _message(where: str, message: Any) -> Problems:
     if not isinstance(message, dict):
         yield wrong_type(where, "an object", message)
         return
@@ -67,7 +68,7 @@ def _message(where: str, message: Any) -> Iterator[str]:
         yield from _calls(f"{where}.tool_calls", message["tool_calls"])
 
 
-def _content(where: str, role: str, message: JsonObject) -> Iterator[str]:
+def _content(where: str, role: str, message: JsonObject) -> Problems:
     content = message.get("content")
     if content is None:
         says_otherwise = any(message.get(n) for n in ("tool_calls", "function_call", "refusal"))
@@ -82,7 +83,7 @@ def _content(where: str, role: str, message: JsonObject) -> Iterator[str]:
         yield wrong_type(f"{where}.content", "one of a string or array of objects", content)
 
 
-def _calls(where: str, calls: Any) -> Iterator[str]:
+def _calls(where: str, calls: Any) -> Problems:
     if not isinstance(calls, list):
         yield wrong_type(where, "an array of objects", calls)
         return
@@ -92,7 +93,7 @@ def _calls(where: str, calls: Any) -> Iterator[str]:
         yield from _call(f"{where}[{place}]", call)
 
 
-def _call(where: str, call: JsonObject) -> Iterator[str]:
+def _call(where: str, call: JsonObject) -> Problems:
     name = call.get("id")
     if not isinstance(name, str):
         yield f"Missing required parameter: '{where}.id'."
@@ -114,7 +115,7 @@ def _call(where: str, call: JsonObject) -> Iterator[str]:
         )
 
 
-def _pairs(messages: Sequence[JsonObject]) -> Iterator[str]:
+def _pairs(messages: Sequence[JsonObject]) -> Problems:
     """Observed: each call is answered once, before anything else is said."""
     waiting: list[str] = []
     called: set[str] = set()
@@ -130,7 +131,7 @@ def _pairs(messages: Sequence[JsonObject]) -> Iterator[str]:
         yield _calls_without_results(waiting)
 
 
-def _result(index: int, call: str, waiting: list[str], called: set[str]) -> Iterator[str]:
+def _result(index: int, call: str, waiting: list[str], called: set[str]) -> Problems:
     if not called:
         yield (
             "Invalid parameter: messages with role 'tool' must be a response to a preceeding "
@@ -163,7 +164,7 @@ def _short(where: str) -> str:
 # What both APIs say -------------------------------------------------------------------------------
 
 
-def part_problems(where: str, part: Any, allowed: Collection[str] | None) -> Iterator[str]:
+def part_problems(where: str, part: Any, allowed: Collection[str] | None) -> Problems:
     """What is wrong with a *part* of a content, of which *allowed* are the types; None: all are."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict):

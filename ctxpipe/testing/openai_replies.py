@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
+from .._json import JsonDict, JsonObject
 from .billing import Usage
 from .replies import Answer, Failure, chunks
-from .turns import JsonObject
 
 CREATED = 1_767_225_600
 FINISH = {
@@ -32,7 +31,7 @@ def sse(data: Mapping[str, object] | str, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
-def openai_error_json(failure: Failure) -> dict[str, Any]:
+def openai_error_json(failure: Failure) -> JsonDict:
     """The body of an error."""
     code = next((code for words, code in CODES if words in failure.message), None)
     error = {"message": failure.message, "type": failure.type, "param": None, "code": code}
@@ -58,9 +57,9 @@ def _details(usage: Usage) -> dict[str, int]:
 
 def chat_json(
     reply: Answer, calls: Sequence[str], *, name: str, model: str, usage: Usage, output: int
-) -> dict[str, Any]:
+) -> JsonDict:
     """The body of a plain answer; *calls* are the ids of its calls, *output* its tokens."""
-    message: dict[str, Any] = {
+    message: JsonDict = {
         "role": "assistant",
         "content": _text_of(reply.blocks, "text") or None,
         "refusal": None,
@@ -96,7 +95,7 @@ def chat_json(
     }
 
 
-def _chat_call(call: str, use: JsonObject) -> dict[str, Any]:
+def _chat_call(call: str, use: JsonObject) -> JsonDict:
     function = {"name": use["name"], "arguments": json.dumps(use["input"])}
     return {"id": call, "type": "function", "function": function}
 
@@ -143,12 +142,12 @@ def _deltas(message: JsonObject) -> Iterator[JsonObject]:
 # Responses ----------------------------------------------------------------------------------------
 
 
-def response_items(reply: Answer, numbers: Iterator[int]) -> list[dict[str, Any]]:
+def response_items(reply: Answer, numbers: Iterator[int]) -> list[JsonDict]:
     """The output items of *reply*; *numbers* make their ids."""
     return [_item(f"{next(numbers):020d}", block) for block in reply.blocks]
 
 
-def _item(number: str, block: JsonObject) -> dict[str, Any]:
+def _item(number: str, block: JsonObject) -> JsonDict:
     match block["type"]:
         case "thinking" | "redacted_thinking":
             words = block.get("thinking")
@@ -185,7 +184,7 @@ def response_json(
     body: JsonObject,
     usage: Usage,
     output: int,
-) -> dict[str, Any]:
+) -> JsonDict:
     """The body of a plain answer to the request *body*; *output* are its tokens."""
     is_cut = reply.reason == "max_tokens"
     return {
@@ -221,7 +220,7 @@ def response_events(body: JsonObject) -> Iterator[bytes]:
         yield sse(event, event["type"])
 
 
-def _events(body: JsonObject) -> Iterator[dict[str, Any]]:
+def _events(body: JsonObject) -> Iterator[JsonDict]:
     begun = {**body, "status": "in_progress", "error": None, "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
@@ -230,7 +229,7 @@ def _events(body: JsonObject) -> Iterator[dict[str, Any]]:
     yield {"type": f"response.{body['status']}", "response": body}
 
 
-def _item_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
+def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
     yield {"type": "response.output_item.added", "output_index": index, "item": _announcement(item)}
     match item["type"]:
         case "message":
@@ -240,7 +239,7 @@ def _item_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _announcement(item: JsonObject) -> dict[str, Any]:
+def _announcement(item: JsonObject) -> JsonDict:
     """*item* as it is announced, before what it says."""
     match item["type"]:
         case "message":
@@ -252,7 +251,7 @@ def _announcement(item: JsonObject) -> dict[str, Any]:
             return {**item, "encrypted_content": ""}
 
 
-def _text_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
+def _text_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
     [part] = item["content"]
     at = {"item_id": item["id"], "output_index": index, "content_index": 0}
     yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
@@ -262,7 +261,7 @@ def _text_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
     yield {"type": "response.content_part.done", **at, "part": part}
 
 
-def _call_events(index: int, item: JsonObject) -> Iterator[dict[str, Any]]:
+def _call_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
     at = {"item_id": item["id"], "output_index": index}
     for text in chunks(item["arguments"]):
         yield {"type": "response.function_call_arguments.delta", **at, "delta": text}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
+from .._json import JsonDict, JsonObject
 from .chat_rules import chat_problems
 from .openai_replies import (
     chat_events,
@@ -22,7 +23,6 @@ from .openai_replies import (
 from .replies import Answer, Failure
 from .responses_rules import item_type, responses_problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream, stream_response
-from .turns import JsonObject
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -137,9 +137,9 @@ class OpenAIServer(ScriptedServer):
                     f"required 'reasoning' item: '{thought}'."
                 )
 
-    def _effective(self, received: Received) -> dict[str, Any]:
+    def _effective(self, received: Received) -> JsonDict:
         """The request with all that the API has stored of it."""
-        body: dict[str, Any] = {**received.body}
+        body: JsonDict = {**received.body}
         if received.path == CHAT or "input" not in body:
             return body
         before = self._conversations.get(str(body.get("previous_response_id")), [])
@@ -155,11 +155,11 @@ class OpenAIServer(ScriptedServer):
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
+    async def _message(self, received: Received, reply: Answer) -> JsonDict:
         limiter = self._one_at_a_time
         return await anyio.to_thread.run_sync(self._write, received, reply, limiter=limiter)
 
-    def _write(self, received: Received, reply: Answer) -> dict[str, Any]:
+    def _write(self, received: Received, reply: Answer) -> JsonDict:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         effective = self._effective(received)
         usage = self._meter.charge_items(received.prompt, received.cached)
@@ -184,7 +184,7 @@ class OpenAIServer(ScriptedServer):
             if block["type"] == "tool_use":
                 yield str(block["id"] or f"call_{next(self._numbers):020d}")
 
-    def _store(self, name: str, body: JsonObject, items: list[dict[str, Any]]) -> None:
+    def _store(self, name: str, body: JsonObject, items: list[JsonDict]) -> None:
         thought = None
         for item in items:
             if thought is not None:
@@ -209,7 +209,7 @@ class OpenAIServer(ScriptedServer):
             return error_event(failure)
         return sse(openai_error_json(failure))
 
-    def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:  # noqa: ARG002
+    def _error_body(self, failure: Failure, received: Received) -> JsonDict:  # noqa: ARG002
         return openai_error_json(failure)
 
     async def _respond(self, request: Request, received: Received) -> Response:

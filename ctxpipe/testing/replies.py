@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from .turns import SERVER_USES, JsonObject
+from .._json import JsonDict, JsonObject
+from .turns import SERVER_USES
 
 if TYPE_CHECKING:
     from anthropic.types import StopReason
@@ -156,7 +157,7 @@ def message_json(
     name: str,
     model: str,
     usage: Mapping[str, object],
-) -> dict[str, Any]:
+) -> JsonDict:
     """The body of a plain answer."""
     refused = {"type": "refusal", "category": None, "explanation": None}
     return {
@@ -172,7 +173,7 @@ def message_json(
     }
 
 
-def error_json(error_type: str, message: str, request_id: str) -> dict[str, Any]:
+def error_json(error_type: str, message: str, request_id: str) -> JsonDict:
     """The body of an error."""
     return {
         "type": "error",
@@ -186,7 +187,7 @@ def event(data: Mapping[str, object]) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def stream_events(message: JsonObject) -> Iterator[dict[str, Any]]:
+def stream_events(message: JsonObject) -> Iterator[JsonDict]:
     """The events by which *message* is streamed."""
     ends = ("stop_reason", "stop_sequence", "stop_details")
     usage: JsonObject = message["usage"]
@@ -210,7 +211,7 @@ def stream_events(message: JsonObject) -> Iterator[dict[str, Any]]:
     yield {"type": "message_stop"}
 
 
-def _block_events(index: int, block: JsonObject) -> Iterator[dict[str, Any]]:
+def _block_events(index: int, block: JsonObject) -> Iterator[JsonDict]:
     start = dict(block)
     deltas: list[tuple[str, str]] = []  # each with the name of its field
     match block["type"]:

@@ -6,11 +6,12 @@ neither mentions is accepted, above all items of an unknown type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._json import JsonObject
 from .chat_rules import part_problems, role_problem, too_long, wrong_type
-from .turns import JsonObject
+from .turns import Problems
 
 ROLES = ("assistant", "system", "developer", "user")
 MAX_ID = 64
@@ -79,7 +80,7 @@ def responses_problems(body: JsonObject) -> list[str]:
     return found
 
 
-def _fields(body: JsonObject) -> Iterator[str]:
+def _fields(body: JsonObject) -> Problems:
     if "model" not in body:
         yield "Missing required parameter: 'model'."
     given = body.get("input", "")
@@ -92,7 +93,7 @@ def _fields(body: JsonObject) -> Iterator[str]:
         )
 
 
-def _item(where: str, item: Any) -> Iterator[str]:
+def _item(where: str, item: Any) -> Problems:
     if not isinstance(item, dict):
         yield wrong_type(where, "an object", item)
         return
@@ -109,7 +110,7 @@ def _item(where: str, item: Any) -> Iterator[str]:
     yield from _id(where, kind, item.get("id"))
 
 
-def _message(where: str, item: JsonObject) -> Iterator[str]:
+def _message(where: str, item: JsonObject) -> Problems:
     role = item.get("role")
     if role not in ROLES:
         yield role_problem(role, ROLES)
@@ -125,7 +126,7 @@ def _message(where: str, item: JsonObject) -> Iterator[str]:
         yield from part_problems(f"{where}.content[{place}]", part, allowed)
 
 
-def _output(where: str, kind: str, output: Sequence[Any]) -> Iterator[str]:
+def _output(where: str, kind: str, output: Sequence[Any]) -> Problems:
     for place, part in enumerate(output):
         at = f"{where}.output[{place}]"
         if kind == "shell_call_output":
@@ -136,7 +137,7 @@ def _output(where: str, kind: str, output: Sequence[Any]) -> Iterator[str]:
             yield from part_problems(at, part, OUTPUT_PARTS)
 
 
-def _id(where: str, kind: str, name: object) -> Iterator[str]:
+def _id(where: str, kind: str, name: object) -> Problems:
     if name is None:
         return
     if not isinstance(name, str):
@@ -152,7 +153,7 @@ def _id(where: str, kind: str, name: object) -> Iterator[str]:
 # The conversation ---------------------------------------------------------------------------------
 
 
-def _duplicates(items: Sequence[JsonObject]) -> Iterator[str]:
+def _duplicates(items: Sequence[JsonObject]) -> Problems:
     """Observed."""
     seen: set[str] = set()
     for item in items:
@@ -167,7 +168,7 @@ def _duplicates(items: Sequence[JsonObject]) -> Iterator[str]:
         seen.add(name)
 
 
-def _pairs(items: Sequence[JsonObject]) -> Iterator[str]:
+def _pairs(items: Sequence[JsonObject]) -> Problems:
     """Observed: each call is answered later, and each answer has its call before it."""
     waiting: list[tuple[str, object]] = []
     called: set[tuple[str, object]] = set()
@@ -189,7 +190,7 @@ def _words(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-def _reasoning(items: Sequence[JsonObject]) -> Iterator[str]:
+def _reasoning(items: Sequence[JsonObject]) -> Problems:
     """Observed: what was reasoned comes with what it led to."""
     for index, item in enumerate(items):
         if item_type(item) != "reasoning":

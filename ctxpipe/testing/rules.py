@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
+from .._json import JsonObject
 from ..messages import Message
 from . import turns
-from .turns import JsonObject, blocks_of
+from .turns import Messages, Problems, blocks_of
 
 
 class RequestBody(TypedDict, total=False):
@@ -136,7 +137,7 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
 # The form of a body -------------------------------------------------------------------------------
 
 
-def _fields(body: JsonObject, counting: bool) -> Iterator[str]:
+def _fields(body: JsonObject, counting: bool) -> Problems:
     for name in ("model", "max_tokens", "messages"):
         if name not in body and not (counting and name == "max_tokens"):
             yield f"{name}: Field required"
@@ -153,7 +154,7 @@ def _fields(body: JsonObject, counting: bool) -> Iterator[str]:
         yield "messages: at least one message is required"
 
 
-def _shape(messages: Sequence[Any]) -> Iterator[str]:
+def _shape(messages: Messages) -> Problems:
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         if not isinstance(message, dict):
@@ -172,7 +173,7 @@ def _shape(messages: Sequence[Any]) -> Iterator[str]:
         yield from _content_shape(where, message)
 
 
-def _content_shape(where: str, message: JsonObject) -> Iterator[str]:
+def _content_shape(where: str, message: JsonObject) -> Problems:
     if "content" not in message:
         # Documented: a system message may set the effort and say nothing.
         if not _sets_effort(message):
@@ -183,7 +184,7 @@ def _content_shape(where: str, message: JsonObject) -> Iterator[str]:
         yield from _block_shape(f"{where}.content.{place}", block)
 
 
-def _block_shape(where: str, block: Any) -> Iterator[str]:
+def _block_shape(where: str, block: Any) -> Problems:
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
         yield f"{where}: Input should be an object with a type"
         return
@@ -201,7 +202,7 @@ def _block_shape(where: str, block: Any) -> Iterator[str]:
         yield from _result_shape(where, block)
 
 
-def _field_types(where: str, block: JsonObject) -> Iterator[str]:
+def _field_types(where: str, block: JsonObject) -> Problems:
     for name, expected in FIELDS.get(block["type"], {}).items():
         if name not in block:
             yield f"{where}.{name}: Field required"
@@ -209,14 +210,14 @@ def _field_types(where: str, block: JsonObject) -> Iterator[str]:
             yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
 
 
-def _id_patterns(where: str, block: JsonObject) -> Iterator[str]:
+def _id_patterns(where: str, block: JsonObject) -> Problems:
     for name, pattern in turns.ID_PATTERNS.get(block["type"], {}).items():
         value = block.get(name)
         if isinstance(value, str) and not re.fullmatch(pattern, value):
             yield f"{where}.{name}: String should match pattern '^{pattern}$'"
 
 
-def _name_length(where: str, block: JsonObject) -> Iterator[str]:
+def _name_length(where: str, block: JsonObject) -> Problems:
     """Observed: the name of a called tool has 1 to 200 characters."""
     name = block.get("name")
     if block["type"] != "tool_use" or not isinstance(name, str):
@@ -227,7 +228,7 @@ def _name_length(where: str, block: JsonObject) -> Iterator[str]:
         yield f"{where}.tool_use.name: String should have at most {MAX_NAME} characters"
 
 
-def _result_shape(where: str, block: JsonObject) -> Iterator[str]:
+def _result_shape(where: str, block: JsonObject) -> Problems:
     content = block.get("content")
     if content is not None and not isinstance(content, str | list):
         yield f"{where}.tool_result.content: Input should be a valid array"
@@ -274,7 +275,7 @@ def _begins_with_compaction(message: JsonObject) -> bool:
     return bool(blocks) and blocks[0]["type"] == "compaction"
 
 
-def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
+def _first_is_user(messages: Messages) -> Problems:
     """Observed. Documented: after a compaction the assistant's block that holds it may be first."""
     first = next((message for message in messages if not _sets_effort(message)), {"role": "system"})
     if first["role"] == "user":
@@ -284,7 +285,7 @@ def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
     yield 'messages: first message must use the "user" role'
 
 
-def _content(messages: Sequence[Any]) -> Iterator[str]:
+def _content(messages: Messages) -> Problems:
     """Observed."""
     for index, message in enumerate(messages):
         is_prefill = index == len(messages) - 1 and message["role"] == "assistant"
@@ -296,7 +297,7 @@ def _content(messages: Sequence[Any]) -> Iterator[str]:
         )
 
 
-def _texts(messages: Sequence[Any]) -> Iterator[str]:
+def _texts(messages: Messages) -> Problems:
     """Observed. Whether the content of a tool result is checked is not known."""
     for message in messages:
         content = message.get("content")
@@ -310,13 +311,13 @@ def _texts(messages: Sequence[Any]) -> Iterator[str]:
             yield "messages: text content blocks must contain non-whitespace text"
 
 
-def _block_texts(blocks: Iterable[JsonObject]) -> Iterator[str]:
+def _block_texts(blocks: Iterable[JsonObject]) -> Problems:
     for block in blocks:
         if block["type"] == "text":
             yield block["text"]
 
 
-def _error_results(messages: Sequence[Any]) -> Iterator[str]:
+def _error_results(messages: Messages) -> Problems:
     """Observed: a result that is an error says something, and in text alone."""
     for index, message in enumerate(messages):
         for place, block in enumerate(blocks_of(message)):
@@ -329,7 +330,7 @@ def _error_results(messages: Sequence[Any]) -> Iterator[str]:
                 yield f"{where}: all content must be type `text` if `is_error` is true"
 
 
-def _thinking_places(messages: Sequence[Any]) -> Iterator[str]:
+def _thinking_places(messages: Messages) -> Problems:
     """Observed."""
     for index, message in enumerate(messages):
         blocks = blocks_of(message)
@@ -345,7 +346,7 @@ def _thinking_places(messages: Sequence[Any]) -> Iterator[str]:
                 yield f"messages.{index}.content.{place}: Invalid `signature` in `{kind}` block"
 
 
-def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
+def _compaction_places(messages: Messages) -> Problems:
     """Documented: a signed block is first and alone.
 
     Any other may be where a reply had it.
@@ -369,7 +370,7 @@ def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
             )
 
 
-def _system(body: JsonObject) -> Iterator[str]:
+def _system(body: JsonObject) -> Problems:
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"
@@ -380,7 +381,7 @@ def _system(body: JsonObject) -> Iterator[str]:
             yield from _turn_scope(f"messages.{index}", message)
 
 
-def _system_places(messages: Sequence[Any]) -> Iterator[str]:
+def _system_places(messages: Messages) -> Problems:
     """Documented: after the user or a server tool's result, and before the assistant or at the end.
 
     Neighbouring system messages are checked together; one that only sets the effort may be
@@ -405,7 +406,7 @@ def _awaits_user(message: JsonObject) -> bool:
     return message["role"] == "assistant" and not turns.ends_in_result(message)
 
 
-def _turn_scope(where: str, message: JsonObject) -> Iterator[str]:
+def _turn_scope(where: str, message: JsonObject) -> Problems:
     """Documented: a message that is shown for one turn contains text only, no mark or setting."""
     scope = "on a turn-scoped system message (clear_at: 'next_user_message')"
     if {block["type"] for block in blocks_of(message)} - {"text"}:
@@ -420,7 +421,7 @@ def _turn_scope(where: str, message: JsonObject) -> Iterator[str]:
             yield f"{where}.content.{place}: cache_control is not permitted {scope}"
 
 
-def _cache_marks(body: JsonObject) -> Iterator[str]:
+def _cache_marks(body: JsonObject) -> Problems:
     """Documented: at most four, and none for an hour after a shorter one in the prompt's order."""
     blocks: list[JsonObject] = [*(body.get("tools") or [])]
     system = body.get("system")
@@ -442,7 +443,7 @@ def _cache_marks(body: JsonObject) -> Iterator[str]:
         yield "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block"
 
 
-def _prefill(messages: Sequence[Any], model: Model) -> Iterator[str]:
+def _prefill(messages: Messages, model: Model) -> Problems:
     """Observed. Documented: a paused turn is sent back as it is, and goes on."""
     newest_first = (message for message in reversed(messages) if message["role"] != "system")
     last = next(newest_first, messages[-1])

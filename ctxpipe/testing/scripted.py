@@ -9,17 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import anyio
 import anyio.to_thread
 
+from .._json import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
 from .billing import Meter, Prompt, Usage
 from .replies import Answer, Cut, Failure, Hang, Reply, answer
 from .rules import BadBody, Model, RequestBody, parse_body
-from .turns import JsonObject
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -125,7 +125,7 @@ class ScriptedServer(ABC):
         ...
 
     @abstractmethod
-    async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
+    async def _message(self, received: Received, reply: Answer) -> JsonDict:
         """The body of the plain answer *reply*, which is billed here."""
         ...
 
@@ -140,7 +140,7 @@ class ScriptedServer(ABC):
         ...
 
     @abstractmethod
-    def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:
+    def _error_body(self, failure: Failure, received: Received) -> JsonDict:
         """The body of an error."""
         ...
 

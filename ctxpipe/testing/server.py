@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio.to_thread
 
+from .._json import JsonDict, JsonObject
 from .replies import Answer, Failure, error_json, event, message_json, stream_events
 from .rules import THINKING, RequestBody, problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, json_response
 from .signatures import sign, verify
-from .turns import JsonObject
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -82,7 +82,7 @@ class MessagesServer(ScriptedServer):
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
+    async def _message(self, received: Received, reply: Answer) -> JsonDict:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         received.usage = self._meter.charge(received.prompt, received.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
@@ -119,7 +119,7 @@ class MessagesServer(ScriptedServer):
     def _error_event(self, failure: Failure, received: Received) -> bytes:
         return event(self._error_body(failure, received))
 
-    def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:
+    def _error_body(self, failure: Failure, received: Received) -> JsonDict:
         return error_json(failure.type, failure.message, received.id)
 
 

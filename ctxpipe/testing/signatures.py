@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .._json import JsonDict, JsonObject
 from .rules import THINKING, Model
-from .turns import JsonObject
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
@@ -67,7 +67,7 @@ class _Walk:
         return None if is_bound or model.thinking != "bound" else "prefix"
 
 
-def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[dict[str, Any]]:
+def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[JsonDict]:
     """*blocks* of an answer to *body*, each thinking block with its signature."""
     walk = _Walk()
     for _, role, block in _blocks(body):
@@ -145,9 +145,9 @@ def as_blocks(content: str | Sequence[JsonObject]) -> Sequence[JsonObject]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def bare(block: JsonObject) -> dict[str, Any]:
+def bare(block: JsonObject) -> JsonDict:
     """*block* as part of the prompt: without cache marks, and with its fields in one order."""
-    fields: dict[str, Any] = {}
+    fields: JsonDict = {}
     for key in sorted(block):
         value = block[key]
         if key == "cache_control" or value is None:

@@ -12,8 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-JsonObject: TypeAlias = Mapping[str, Any]
-"""A body, a message or a block, as JSON is parsed."""
+from .._json import JsonObject
+
+Messages: TypeAlias = Sequence[Any]
+"""The messages of a body, of whatever form."""
+
+Problems: TypeAlias = Iterator[str]
+"""The errors that a rule finds, in the API's words."""
 
 SERVER_USES = frozenset({"server_tool_use", "mcp_tool_use"})
 SERVER_RESULTS = frozenset(
@@ -102,7 +107,7 @@ def _has_only_results(message: JsonObject) -> bool:
 # Rules --------------------------------------------------------------------------------------------
 
 
-def places(messages: Sequence[Any]) -> Iterator[str]:
+def places(messages: Messages) -> Problems:
     """Observed: who may call, and who may answer."""
     for index, message in enumerate(messages):
         kinds = {block["type"] for block in blocks_of(message)}
@@ -113,7 +118,7 @@ def places(messages: Sequence[Any]) -> Iterator[str]:
             yield f"messages.{index}: `tool_result` blocks can only be in `user` messages"
 
 
-def client_calls(messages: Sequence[Any]) -> Iterator[str]:
+def client_calls(messages: Messages) -> Problems:
     """Observed: every call is answered in the next message, once, before anything else in it."""
     for index, message in enumerate(messages):
         yield from _duplicate_ids(index, message)
@@ -139,7 +144,7 @@ def client_calls(messages: Sequence[Any]) -> Iterator[str]:
                 )
 
 
-def _duplicate_ids(index: int, message: JsonObject) -> Iterator[str]:
+def _duplicate_ids(index: int, message: JsonObject) -> Problems:
     seen: set[str] = set()
     for place, block in enumerate(blocks_of(message)):
         if block["type"] != "tool_use":
@@ -149,7 +154,7 @@ def _duplicate_ids(index: int, message: JsonObject) -> Iterator[str]:
         seen.add(block["id"])
 
 
-def orphans(messages: Sequence[Any]) -> Iterator[str]:
+def orphans(messages: Messages) -> Problems:
     """Observed: no result without a call in the message before."""
     calls: list[str] = []
     for index, message in enumerate(messages):
@@ -163,7 +168,7 @@ def orphans(messages: Sequence[Any]) -> Iterator[str]:
         calls = _ids(blocks_of(message), "tool_use", "id")
 
 
-def server_calls(messages: Sequence[Any]) -> Iterator[str]:
+def server_calls(messages: Messages) -> Problems:
     """Observed, and documented: a call of the API's own tools is answered later in the same turn.
 
     The turn ends with anything that the user says beside results of client calls. At the end of the
@@ -221,7 +226,7 @@ def _no_call(index: int, place: int, block: JsonObject) -> str:
     )
 
 
-def programmatic_calls(messages: Sequence[Any]) -> Iterator[str]:
+def programmatic_calls(messages: Messages) -> Problems:
     """Documented: while a program waits for its calls, the user sends only their results."""
     is_waiting = False
     for index, message in enumerate(messages):
