@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from .._json import JsonDict
@@ -18,6 +18,7 @@ from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, prices_of
 from ..tokens import TokenCounter
 from .replay import Replay
+from .sums import Sums
 from .transcripts import Transcript
 
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
@@ -30,7 +31,7 @@ LEAST_KEPT = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReport:
+class CacheReport(Sums):
     """What *requests* read from the cache, and why not more.
 
     *read*, *written* and *uncached* are billed tokens of all. *misses* are in the order of their
@@ -38,10 +39,10 @@ class CacheReport:
     held far less than the recorded history: what the client left out is not known.
     """
 
-    requests: int
-    read: int
-    written: int
-    uncached: int
+    requests: int = 0
+    read: int = 0
+    written: int = 0
+    uncached: int = 0
     misses: tuple[CacheMiss, ...] = ()
     tallies: tuple[Tally, ...] = ()
     shortened: int = 0
@@ -81,8 +82,7 @@ def cache_report(
     shortened = 0
     seconds = 0.0
     for index in transcript.replies:
-        usage = transcript.usages.get(index)
-        bill = None if usage is None else as_bill(usage)
+        bill = as_bill(transcript.usages.get(index))
         seconds = max(seconds, _seconds(transcript, index, seconds))
         if bill is None or not bill.total:
             continue
@@ -115,22 +115,15 @@ def cache_report(
 
 def total_report(reports: Iterable[CacheReport]) -> CacheReport:
     """*reports* together: their sums, without the single misses."""
-    known = list(reports)
+    total = sum(reports, CacheReport())
     tallies: dict[Cause, Tally] = {}
-    for one in (tally for report in known for tally in report.tallies):
-        total = tallies.setdefault(one.cause, Tally(one.cause, detail=one.detail))
-        total.misses += one.misses
-        total.tokens += one.tokens
+    for one in total.tallies:
+        known = tallies.setdefault(one.cause, Tally(one.cause, detail=one.detail))
+        known.misses += one.misses
+        known.tokens += one.tokens
         if one.cost is not None:
-            total.cost = (total.cost or 0.0) + one.cost
-    return CacheReport(
-        sum(report.requests for report in known),
-        sum(report.read for report in known),
-        sum(report.written for report in known),
-        sum(report.uncached for report in known),
-        tallies=tuple(most_tokens_first(tallies.values())),
-        shortened=sum(report.shortened for report in known),
-    )
+            known.cost = (known.cost or 0.0) + one.cost
+    return replace(total, misses=(), tallies=tuple(most_tokens_first(tallies.values())))
 
 
 def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
@@ -138,8 +131,8 @@ def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for one in tallies:
         cost = "" if one.cost is None else as_dollars(one.cost)
-        row = (str(one.cause), as_number(one.misses), as_number(one.tokens), cost, one.detail)
-        found.append(row)
+        misses, tokens = as_number(one.misses), as_number(one.tokens)
+        found.append((str(one.cause), misses, tokens, cost, one.detail))
     return found
 
 
@@ -172,21 +165,17 @@ def _seconds(transcript: Transcript, index: int, otherwise: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Sums):
     """The prompts of *calls* whose bill is known, as billed and as simulated without management.
 
     All their tokens, and the cached ones.
     """
 
-    calls: int
-    billed_tokens: float
-    simulated_tokens: float
-    billed_read: float
-    simulated_read: float
-
-    def __add__(self, other: Calibration) -> Calibration:
-        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
-        return Calibration(*sums)
+    calls: int = 0
+    billed_tokens: float = 0
+    simulated_tokens: float = 0
+    billed_read: float = 0
+    simulated_read: float = 0
 
     def as_json(self) -> dict[str, float]:
         """The tokens and shares by name."""
@@ -212,13 +201,12 @@ def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
 
     None where it has none.
     """
-    found = None
+    found = Calibration()
     for step in replay.steps:
         usage = transcript.usages.get(transcript.replies[step.call], {})
         counts = [usage.get(name) for name in BILLED]
         fresh, read, written = (n if isinstance(n, int) and 0 < n < LIMIT else 0 for n in counts)
         if fresh + read + written:
             use = step.requests[-1].use
-            one = Calibration(1, fresh + read + written, use.prompt, read, use.read)
-            found = one if found is None else found + one
-    return found
+            found += Calibration(1, fresh + read + written, use.prompt, read, use.read)
+    return found if found.calls else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from heapq import nlargest
 from operator import attrgetter
 
@@ -13,6 +13,7 @@ from .._text import count_phrase, one_line
 from ..messages import THINKING
 from ..tokens import TokenCounter
 from ..tokens.spent import KINDS, Piece, Pieces
+from .sums import Sums
 from .transcripts import Transcript
 
 
@@ -27,8 +28,8 @@ class Block:
     file: str
 
 
-@dataclass(slots=True)
-class Contents:
+@dataclass(frozen=True, slots=True)
+class Contents(Sums):
     """What fills one conversation, or several together.
 
     *kinds* are the raw tokens by the kind of block, *tools* those by tool, of which *tool_calls*
@@ -85,22 +86,17 @@ def contents(transcript: Transcript, counter: TokenCounter, most: int) -> Conten
                 found.tool_calls[piece.tool] += piece.key[0] == "call"
             begins = one_line(piece.text)
             blocks.append(Block(index, what, piece.tokens, begins, transcript.name))
-    found.largest = nlargest(most, blocks, key=attrgetter("tokens"))
-    return found
+    return replace(found, largest=nlargest(most, blocks, key=attrgetter("tokens")))
 
 
 def _what(piece: Piece) -> str:
     """The kind of *piece*; what is neither text nor of a tool is called as the API calls it."""
     name = piece.key[0]
-    is_of_kind = name in {"text", "call", "result", *THINKING}
-    return KINDS[piece.kind] if is_of_kind else name
+    return KINDS[piece.kind] if name in {"text", "call", "result", *THINKING} else name
 
 
 def total_contents(all_contents: Iterable[Contents], most: int) -> Contents:
     """*all_contents* together, with the *most* largest blocks of all."""
-    total = Contents()
-    for one in all_contents:
-        for name in ("messages", "calls", "repaired", "kinds", "tools", "tool_calls", "largest"):
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-    total.largest = nlargest(most, total.largest, key=attrgetter("tokens"))
-    return total
+    total = sum(all_contents, Contents())
+    largest = nlargest(most, total.largest, key=attrgetter("tokens"))
+    return replace(total, format="", largest=largest)

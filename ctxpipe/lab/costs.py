@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from ..messages import Message, blocks, common_prefix
 from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 from ..providers.prices import Prices
+from .sums import Sums
 
 __all__ = [
     "Bill",
@@ -166,7 +167,7 @@ def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(Sums):
     """What requests cost, in the unit of the prices, and how many tokens that was."""
 
     read: float = 0.0
@@ -176,10 +177,6 @@ class Bill:
     refetches: int = 0
     prompt_tokens: float = 0.0
     read_tokens: float = 0.0
-
-    def __add__(self, other: Bill) -> Bill:
-        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
-        return Bill(*sums)
 
     @property
     def total(self) -> float:

@@ -6,7 +6,7 @@ In the context, in a file, or nowhere.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
+from .sums import Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Use(Sums):
     """Weights of what was used, by where it was.
 
     *visible* in the context; in a file whose path is visible (*pointer*); in a file view that can
@@ -50,9 +51,6 @@ class Use:
     reread: float = 0.0
     lost: float = 0.0
     doubtful: float = 0.0
-
-    def __add__(self, other: Use) -> Use:
-        return Use(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     @property
     def total(self) -> float:
@@ -220,9 +218,7 @@ class Store:
     def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):
             return self._index.text(text)
-        messages = parse_archive(text, key)
-        atoms = [self._index.message(message) for message in messages]
-        return frozenset().union(*atoms)
+        return frozenset().union(*map(self._index.message, parse_archive(text, key)))
 
     def has(self, atom: Atom, keys: AbstractSet[str]) -> bool:
         """Whether one of the files *keys* holds *atom*."""
@@ -236,25 +232,24 @@ def use_of(
 
     With *strict* that is also what is visible only in doubt.
     """
-    weights = dict.fromkeys(("visible", "pointer", "reread", "lost", "doubtful"), 0.0)
+    weights: defaultdict[str, float] = defaultdict(float)
     missing: dict[Atom, float] = {}
     keys = context.keys
     for atom in used:
-        worth = weight(atom)
+        doubtful = context.is_doubtful(atom)
         if atom in context:
-            weights["visible"] += worth
-            if context.is_doubtful(atom):
-                weights["doubtful"] += worth
-                if strict:
-                    missing[atom] = worth
-            continue
-        missing[atom] = worth
-        if store.has(atom, keys):
-            weights["pointer"] += worth
+            where = "visible"
+        elif store.has(atom, keys):
+            where = "pointer"
         elif any(source.view and source.view in context for source in past.holders(atom)):
-            weights["reread"] += worth
+            where = "reread"
         else:
-            weights["lost"] += worth
+            where = "lost"
+        weights[where] += weight(atom)
+        if doubtful:
+            weights["doubtful"] += weight(atom)
+        if where != "visible" or (doubtful and strict):
+            missing[atom] = weight(atom)
     return Use(**weights), missing
 
 
