@@ -16,6 +16,7 @@ lapses, or with --rest before every Nth call. With --quick only the read price
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from benchmarks.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
 from ctxpipe import ContextPipeline, presets
 from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.batch import FileReplay, replay_files
+from ctxpipe.lab.batch import FileReplay, replay_files, workers
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
 from ctxpipe.lab.policies import BUDGET, Policy
 from ctxpipe.lab.references import Use
@@ -181,16 +182,17 @@ def measured(
     *,
     strict: bool = False,
 ) -> list[Row]:
-    jobs = {
-        f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in kinds
-    }
-    settings = {
-        job: Settings(refetch=job.endswith("paid"), rest_every=rest, strict=strict) for job in jobs
-    }
-    done = replay_files(
-        paths, jobs, settings, processes=processes, progress=partial(told, len(paths), [0])
-    )
-    known = [file for file in done if not file.error]
+    count = [0]
+    done: dict[str, FileReplay] = {}
+    with workers(processes or os.cpu_count() or 1) as executor:
+        for kind in kinds:
+            jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items()}
+            settings = Settings(refetch=kind == "paid", rest_every=rest, strict=strict)
+            progress = partial(told, len(paths) * len(kinds), count)
+            for file in replay_files(paths, jobs, settings, executor=executor, progress=progress):
+                before = done.get(file.path, file)
+                done[file.path] = replace(file, replays={**before.replays, **file.replays})
+    known = [file for file in done.values() if not file.error]
     return [row(known, name, read) for name, read in chosen]
 
 

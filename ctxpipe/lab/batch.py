@@ -18,10 +18,11 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from typing import Any, TypeAlias
 
 import anyio
@@ -41,7 +42,6 @@ __all__ = ["FileReplay", "Reporter", "Workers", "cluster", "replay_files", "work
 Reporter: TypeAlias = Callable[[Transcript, Mapping[str, tuple[Replay, Sequence[Moment]]]], Report]
 """Makes the report of a page, where the file is replayed: only that process has its contexts."""
 
-_Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 SECONDS_TO_ANSWER = 10
 
 
@@ -82,7 +82,7 @@ def _replay_file(
     raw: bytes | None = None,
     *,
     makers: Mapping[str, PipelineMaker],
-    settings: _Settings,
+    settings: Settings | None,
     reporter: Reporter | None,
 ) -> FileReplay:
     """Replay the conversation at *path*, whose content is *raw*, where that has been read.
@@ -111,49 +111,42 @@ def _replay_file(
 async def _replay_all(
     transcript: Transcript,
     makers: Mapping[str, PipelineMaker],
-    settings: _Settings,
+    settings: Settings | None,
     is_watched: bool,
 ) -> dict[str, tuple[Replay, list[Moment]]]:
     index = AtomIndex()
     replays = {}
     for name, make in makers.items():
-        own = settings.get(name) if isinstance(settings, Mapping) else settings
         moments: list[Moment] = []
         watch = moments.append if is_watched else None
-        replays[name] = await replay(transcript, make, own, index, watch), moments
+        replays[name] = await replay(transcript, make, settings, index, watch), moments
     return replays
 
 
 def replay_files(
     paths: Sequence[str],
     makers: Mapping[str, PipelineMaker],
-    settings: _Settings = None,
+    settings: Settings | None = None,
     *,
-    processes: int | None = None,
     executor: Workers | None = None,
     reporter: Reporter | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker; the result has the order of *paths*.
 
-    A file that cannot be replayed stops no other. With more than one of *processes* (default: one
-    for each processor), or with workers that exist already (*executor*), the makers must be
-    picklable, as `Policy` is. *settings* may differ by the maker's name. *reporter* makes the
-    report of a page for each file. *progress* is called with each file that is finished, in any
-    order.
+    A file that cannot be replayed stops no other. Without the *executor* of `workers` or `cluster`
+    it is done in this process; with one the makers must be picklable, as `Policy` is. *reporter*
+    makes the report of a page for each file. *progress* is called with each file that is finished,
+    in any order.
     """
     # The largest begin first, so that no worker is left with one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)
     job = partial(_replay_file, makers=makers, settings=settings, reporter=reporter)
     results: dict[str, FileReplay] = {}
-    with ExitStack() as stack:
-        if not executor:
-            count = min(processes or os.cpu_count() or 1, len(distinct))
-            executor = stack.enter_context(workers(count))
-        for result in _run(distinct, job, executor):
-            results[result.path] = result
-            if progress is not None:
-                progress(result)
+    for result in _run(distinct, job, executor or Workers()):
+        results[result.path] = result
+        if progress is not None:
+            progress(result)
     return [results[path] for path in paths]
 
 
@@ -191,14 +184,13 @@ def workers(processes: int) -> Iterator[Workers]:
     others = set(multiprocessing.active_children())
     # Not forked: the caller may have threads, for example one that draws a progress bar.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker)
-    is_complete = False
     try:
         yield Workers(pool, processes + 1)
-        is_complete = True
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
     finally:
-        if not is_complete:
-            for child in set(multiprocessing.active_children()) - others:
-                child.terminate()
         pool.shutdown(cancel_futures=True)
 
 
@@ -258,31 +250,33 @@ def _run(
     if executor.pool is None:
         yield from map(job, paths)
         return
+    rest = iter(paths)
     waiting: dict[Future[FileReplay], str] = {}
-    for path in paths:
-        if len(waiting) >= executor.at_once:
-            yield from _next_results(waiting)
-        future: Future[FileReplay] = Future()
-        try:
-            # A worker has another standard input.
-            raw = read_bytes(path) if executor.far or path == STDIN else None
-            with _block_interruptions():  # a pool starts its processes when they are needed
-                future = executor.pool.submit(job, path, raw)
-        except (CtxpipeError, BrokenExecutor) as error:
-            future.set_exception(error)
-        waiting[future] = path
-    while waiting:
-        yield from _next_results(waiting)
+    while True:
+        for path in islice(rest, executor.at_once - len(waiting)):
+            waiting[_submit(path, job, executor, executor.pool)] = path
+        if not waiting:
+            return
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            path = waiting.pop(future)
+            try:
+                yield future.result()
+            except Exception as error:  # noqa: BLE001  a lost worker costs its file, not the others
+                yield FileReplay(path, error=_error_text(path, error))
 
 
-def _next_results(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
-    """Wait for at least one of *waiting*, and remove what has finished from it."""
-    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        path = waiting.pop(future)
-        try:
-            yield future.result()
-        except Exception as error:  # noqa: BLE001  a lost worker costs its file, not the others
-            yield FileReplay(path, error=_error_text(path, error))
+def _submit(
+    path: str, job: Callable[..., FileReplay], executor: Workers, pool: Executor
+) -> Future[FileReplay]:
+    try:
+        # A worker has another standard input.
+        raw = read_bytes(path) if executor.far or path == STDIN else None
+        with _block_interruptions():  # a pool starts its processes when they are needed
+            return pool.submit(job, path, raw)
+    except (CtxpipeError, BrokenExecutor) as error:
+        failed: Future[FileReplay] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _error_text(path: str, error: Exception) -> str:

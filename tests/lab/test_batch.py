@@ -64,13 +64,14 @@ def test_files_come_back_in_the_order_in_which_they_were_given(two: Workers, tmp
 
 def test_several_processes_find_what_one_does(tmp_path: Path):
     paths = [written(tmp_path, f"{n}.jsonl", n) for n in (2, 3, 4)]
-    assert replay_files(paths, MAKERS, processes=2) == replay_files(paths, MAKERS, processes=1)
+    with workers(2) as hands:
+        assert replay_files(paths, MAKERS, executor=hands) == replay_files(paths, MAKERS)
 
 
 def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path: Path):
     paths = [str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
     for executor in (None, two):
-        broken, sound = replay_files(paths, MAKERS, executor=executor, processes=1)
+        broken, sound = replay_files(paths, MAKERS, executor=executor)
         assert "No such file" in broken.error
         assert not sound.error
 
@@ -85,13 +86,14 @@ def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_oth
 
 
 def test_a_pipeline_that_raises_is_told_as_the_files_error(tmp_path: Path):
-    (file,) = replay_files([written(tmp_path, "a.jsonl")], {"failing": Failing()}, processes=1)
+    (file,) = replay_files([written(tmp_path, "a.jsonl")], {"failing": Failing()})
     assert file.error.endswith("a.jsonl could not be replayed: RuntimeError: out of luck")
 
 
 def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path: Path):
     paths = [written(tmp_path, f"{n}.jsonl") for n in range(4)]
-    done = replay_files(paths, {"dying": Dying()}, processes=2)
+    with workers(2) as hands:
+        done = replay_files(paths, {"dying": Dying()}, executor=hands)
     assert all("a worker process died" in file.error for file in done)
 
 
@@ -141,7 +143,7 @@ def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, t
     with cluster(address) as hands:
         assert hands.at_once == 3
         done = replay_files(paths, makers, executor=hands)
-    assert done == replay_files(paths, makers, processes=1)
+    assert done == replay_files(paths, makers)
 
 
 def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path: Path):
