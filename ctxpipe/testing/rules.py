@@ -21,7 +21,7 @@ from typing import Any, Literal, TypedDict
 from .._json import JsonObject
 from ..messages import Message
 from . import turns
-from .turns import Messages, Problems, blocks_of
+from .turns import Messages, Problems, blocks_of, each_block
 
 
 class RequestBody(TypedDict, total=False):
@@ -220,12 +220,10 @@ def _id_patterns(where: str, block: JsonObject) -> Problems:
 def _name_length(where: str, block: JsonObject) -> Problems:
     """Observed: the name of a called tool has 1 to 200 characters."""
     name = block.get("name")
-    if block["type"] != "tool_use" or not isinstance(name, str):
+    if block["type"] != "tool_use" or not isinstance(name, str) or 1 <= len(name) <= MAX_NAME:
         return
-    if not name:
-        yield f"{where}.tool_use.name: String should have at least 1 character"
-    if len(name) > MAX_NAME:
-        yield f"{where}.tool_use.name: String should have at most {MAX_NAME} characters"
+    limit = f"at most {MAX_NAME} characters" if name else "at least 1 character"
+    yield f"{where}.tool_use.name: String should have {limit}"
 
 
 def _result_shape(where: str, block: JsonObject) -> Problems:
@@ -265,24 +263,17 @@ NOT_PERMITTED: Mapping[str, frozenset[str]] = {
 
 def _sets_effort(message: JsonObject) -> bool:
     """Whether *message* is a system message that only sets the effort. Documented."""
-    if message.get("role") != "system" or message.get("content"):
-        return False
-    return bool(message.get("output_config"))
-
-
-def _begins_with_compaction(message: JsonObject) -> bool:
-    blocks = blocks_of(message)
-    return bool(blocks) and blocks[0]["type"] == "compaction"
+    is_silent = message.get("role") == "system" and not message.get("content")
+    return is_silent and bool(message.get("output_config"))
 
 
 def _first_is_user(messages: Messages) -> Problems:
     """Observed. Documented: after a compaction the assistant's block that holds it may be first."""
     first = next((message for message in messages if not _sets_effort(message)), {"role": "system"})
-    if first["role"] == "user":
-        return
-    if first["role"] == "assistant" and _begins_with_compaction(first):
-        return
-    yield 'messages: first message must use the "user" role'
+    kinds = [block["type"] for block in blocks_of(first)]
+    is_compacted = first["role"] == "assistant" and kinds[:1] == ["compaction"]
+    if first["role"] != "user" and not is_compacted:
+        yield 'messages: first message must use the "user" role'
 
 
 def _content(messages: Messages) -> Problems:
@@ -304,30 +295,26 @@ def _texts(messages: Messages) -> Problems:
         if isinstance(content, str) and content:
             texts = [content]
         else:
-            texts = list(_block_texts(blocks_of(message)))
+            texts = _block_texts(blocks_of(message))
         if any(not text for text in texts):
             yield "messages: text content blocks must be non-empty"
         if any(text.isspace() for text in texts):
             yield "messages: text content blocks must contain non-whitespace text"
 
 
-def _block_texts(blocks: Iterable[JsonObject]) -> Problems:
-    for block in blocks:
-        if block["type"] == "text":
-            yield block["text"]
+def _block_texts(blocks: Iterable[JsonObject]) -> list[str]:
+    return [block["text"] for block in blocks if block["type"] == "text"]
 
 
 def _error_results(messages: Messages) -> Problems:
     """Observed: a result that is an error says something, and in text alone."""
-    for index, message in enumerate(messages):
-        for place, block in enumerate(blocks_of(message)):
-            if block["type"] != "tool_result" or not block.get("is_error"):
-                continue
-            where = f"messages.{index}.content.{place}.tool_result"
-            if not block.get("content"):
-                yield f"{where}: content cannot be empty if `is_error` is true"
-            if {inner["type"] for inner in blocks_of(block)} - {"text"}:
-                yield f"{where}: all content must be type `text` if `is_error` is true"
+    for where, _, block in each_block(messages):
+        if block["type"] != "tool_result" or not block.get("is_error"):
+            continue
+        if not block.get("content"):
+            yield f"{where}.tool_result: content cannot be empty if `is_error` is true"
+        if {inner["type"] for inner in blocks_of(block)} - {"text"}:
+            yield f"{where}.tool_result: all content must be type `text` if `is_error` is true"
 
 
 def _thinking_places(messages: Messages) -> Problems:
@@ -339,11 +326,11 @@ def _thinking_places(messages: Messages) -> Problems:
                 yield f"messages.{index}: `thinking` blocks can only be in `assistant` messages"
         elif blocks and blocks[-1]["type"] in THINKING:
             yield f"messages.{index}: The final block in an assistant message cannot be `thinking`."
-        for place, block in enumerate(blocks):
-            kind = block["type"]
-            # An empty signature is never valid, whatever else is required of signatures.
-            if kind in THINKING and not block.get("signature", block.get("data")):
-                yield f"messages.{index}.content.{place}: Invalid `signature` in `{kind}` block"
+    for where, _, block in each_block(messages):
+        kind = block["type"]
+        # An empty signature is never valid, whatever else is required of signatures.
+        if kind in THINKING and not block.get("signature", block.get("data")):
+            yield f"{where}: Invalid `signature` in `{kind}` block"
 
 
 def _compaction_places(messages: Messages) -> Problems:
@@ -351,21 +338,19 @@ def _compaction_places(messages: Messages) -> Problems:
 
     Any other may be where a reply had it.
     """
-    blocks: list[tuple[int, int, JsonObject]] = []
-    for index, message in enumerate(messages):
-        for place, block in enumerate(blocks_of(message)):
-            if block["type"] == "compaction":
-                blocks.append((index, place, block))
-    if any(block.get("content") == "" for _, _, block in blocks):
+    found = [at for at in each_block(messages) if at[2]["type"] == "compaction"]
+    if any(block.get("content") == "" for _, _, block in found):
         yield "messages: compaction content must be non-empty"
-    if not any(block.get("signature") for _, _, block in blocks):
+    if not any(block.get("signature") for _, _, block in found):
         return
-    if len(blocks) > 1:
+    if len(found) > 1:
         yield "messages: exactly one `compaction` block may be sent, the newest"
-    for index, place, _ in blocks:
-        if not (place == 0 and all(map(_sets_effort, messages[:index]))):
+    speaking = (message for message in messages if not _sets_effort(message))
+    first: JsonObject = next(speaking, {})
+    for where, message, block in found:
+        if message is not first or block is not blocks_of(message)[0]:
             yield (
-                f"messages.{index}.content.{place}: `compaction` block must be sent first, in "
+                f"{where}: `compaction` block must be sent first, in "
                 "place of the messages it summarizes; remove those messages"
             )
 
@@ -445,8 +430,8 @@ def _cache_marks(body: JsonObject) -> Problems:
 
 def _prefill(messages: Messages, model: Model) -> Problems:
     """Observed. Documented: a paused turn is sent back as it is, and goes on."""
-    newest_first = (message for message in reversed(messages) if message["role"] != "system")
-    last = next(newest_first, messages[-1])
+    speakers = [message for message in messages if message["role"] != "system"]
+    last = (speakers or messages)[-1]
     if last["role"] != "assistant" or turns.is_paused(last):
         return
     if not model.prefill:
@@ -456,8 +441,6 @@ def _prefill(messages: Messages, model: Model) -> Problems:
         )
         return
     content = last.get("content")
-    texts = list(_block_texts(blocks_of(last)[-1:]))
-    if isinstance(content, str):
-        texts = [content]
+    texts = [content] if isinstance(content, str) else _block_texts(blocks_of(last)[-1:])
     if any(text != text.rstrip() for text in texts):
         yield "messages: final assistant content cannot end with trailing whitespace"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
 from .._json import JsonObject
@@ -51,9 +52,14 @@ ID_PATTERNS: Mapping[str, Mapping[str, str]] = {
 def blocks_of(holder: JsonObject) -> Sequence[Any]:
     """The blocks of a message or a tool result; bare text has none."""
     content = holder.get("content")
-    if isinstance(content, list):
-        return content
-    return ()
+    return content if isinstance(content, list) else ()
+
+
+def each_block(messages: Messages) -> Iterator[tuple[str, JsonObject, JsonObject]]:
+    """Each block of *messages*: its path, its message, and itself."""
+    for index, message in enumerate(messages):
+        for place, block in enumerate(blocks_of(message)):
+            yield f"messages.{index}.content.{place}", message, block
 
 
 def is_paused(message: JsonObject) -> bool:
@@ -63,10 +69,8 @@ def is_paused(message: JsonObject) -> bool:
     """
     blocks = blocks_of(message)
     answered = {block.get("tool_use_id") for block in blocks}
-    for block in blocks:
-        if _is_server_use(block) and block.get("id") not in answered:
-            return True
-    return ends_in_result(message)
+    waiting = {block.get("id") for block in blocks if _is_server_use(block)} - answered
+    return bool(waiting) or ends_in_result(message)
 
 
 def ends_in_result(message: JsonObject) -> bool:
@@ -90,18 +94,13 @@ def _ids(blocks: Iterable[JsonObject], kind: str, name: str) -> list[str]:
     return [block[name] for block in blocks if block["type"] == kind]
 
 
-def _leading_results(message: JsonObject) -> list[JsonObject]:
-    leading = []
-    for block in blocks_of(message):
-        if block["type"] != "tool_result":
-            break
-        leading.append(block)
-    return leading
+def _is_result(block: JsonObject) -> bool:
+    return bool(block["type"] == "tool_result")
 
 
 def _has_only_results(message: JsonObject) -> bool:
     blocks = blocks_of(message)
-    return bool(blocks) and all(block["type"] == "tool_result" for block in blocks)
+    return bool(blocks) and all(map(_is_result, blocks))
 
 
 # Rules --------------------------------------------------------------------------------------------
@@ -120,15 +119,11 @@ def places(messages: Messages) -> Problems:
 
 def client_calls(messages: Messages) -> Problems:
     """Observed: every call is answered in the next message, once, before anything else in it."""
-    for index, message in enumerate(messages):
+    for index, (message, following) in enumerate(pairwise([*messages, {}])):
         yield from _duplicate_ids(index, message)
         calls = _ids(blocks_of(message), "tool_use", "id")
-        if not calls:
-            continue
-        results: list[JsonObject] = []
-        if index + 1 < len(messages):
-            results = _leading_results(messages[index + 1])
-        answers = Counter(_ids(results, "tool_result", "tool_use_id"))
+        results = takewhile(_is_result, blocks_of(following))
+        answers = Counter(result["tool_use_id"] for result in results)
         missing = [call for call in calls if call not in answers]
         if missing:
             yield (
@@ -188,18 +183,16 @@ def server_calls(messages: Messages) -> Problems:
             if _is_server_use(block):
                 waiting.append((index, block))
             elif _is_server_result(block):
-                calls = (call for call in waiting if call[1].get("id") == block.get("tool_use_id"))
-                call = next(calls, None)
-                if call is not None:
-                    waiting.remove(call)
+                answered = [it for it in waiting if it[1].get("id") == block.get("tool_use_id")]
+                if answered:
+                    waiting.remove(answered[0])
                 elif _needs_call(block):
-                    yield _no_call(index, place, block)
+                    yield _no_call(f"messages.{index}.content.{place}", block)
 
 
 def _needs_call(result: JsonObject) -> bool:
-    if result["type"] in SERVER_RESULTS:
-        return True
-    return re.fullmatch(SERVER_ID, str(result.get("tool_use_id"))) is not None
+    is_known = result["type"] in SERVER_RESULTS
+    return is_known or re.fullmatch(SERVER_ID, str(result.get("tool_use_id"))) is not None
 
 
 def _no_result(index: int, use: JsonObject) -> str:
@@ -214,13 +207,11 @@ def _no_result(index: int, use: JsonObject) -> str:
     )
 
 
-def _no_call(index: int, place: int, block: JsonObject) -> str:
+def _no_call(where: str, block: JsonObject) -> str:
     kind = block["type"]
-    use = "server_tool_use"
-    if kind == "mcp_tool_result":
-        use = "mcp_tool_use"
+    use = "mcp_tool_use" if kind == "mcp_tool_result" else "server_tool_use"
     return (
-        f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `{kind}` blocks: "
+        f"{where}: unexpected `tool_use_id` found in `{kind}` blocks: "
         f"{block['tool_use_id']}. "
         f"Each `{kind}` block must have a corresponding `{use}` block before it."
     )
