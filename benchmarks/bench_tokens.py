@@ -152,7 +152,7 @@ def child(imports: str, load: str, texts: Sequence[str] = (), runs: int = 5) -> 
 
 
 def fill_cache(folder: Path, name: str) -> None:
-    packed = Path(vocabulary.__file__).parents[1] / "vocab" / f"{name}.bin"
+    packed = Path(vocabulary.__file__).parent / "vocab" / f"{name}.bin"
     ranks = vocabulary.unpack(packed.read_bytes())
     official = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
     url = f"https://openaipublic.blob.core.windows.net/encodings/{name}.tiktoken"
