@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from histories import assistant, conversation, step, tool_result, tool_use, user
+from histories import PICTURE, assistant, conversation, step, tool_result, tool_use, user
 from models import MODEL
 from processes import prepared_python
 from typer.testing import CliRunner
@@ -26,10 +26,6 @@ import ctxpipe
 from ctxpipe._cli import app
 from ctxpipe.messages import Message
 
-PICTURE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
-}
 LOOP = [
     step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30)
     for n in range(4)
@@ -80,7 +76,7 @@ def test_with_a_model_costs_are_in_dollars(sound: Path):
     assert re.search(r"^none +5 +\$\d+\.\d{2,} ", done.stdout, re.MULTILINE)
 
 
-def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
+def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path):
     path = tmp_path / "long.jsonl"  # long enough to be cached
     path.write_text(
         lines(conversation(user("word " * 3000), assistant("Yes."), user("So?"), assistant("No."))),
@@ -97,7 +93,7 @@ def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
     assert cost("--read", 0.5) > cost("--read", 0.1)
 
 
-def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_path: Path):
+def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_path):
     done = run("replay", sound, tmp_path / "none.jsonl", "--json", "--processes", 1)
     told = json.loads(done.stdout)
     assert told["unit"] == "input tokens"
@@ -144,7 +140,7 @@ def test_bills_are_compared_with_no_management_or_not_at_all(billed: Path):
     assert "The bills of" not in run("replay", billed, "--compare", "coding").stdout
 
 
-def test_what_was_repaired_in_a_file_is_counted(tmp_path: Path):
+def test_what_was_repaired_in_a_file_is_counted(tmp_path):
     torn = tmp_path / "torn.jsonl"
     torn.write_text(
         lines(
@@ -158,7 +154,7 @@ def test_what_was_repaired_in_a_file_is_counted(tmp_path: Path):
     assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["repaired"] == 1
 
 
-def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path: Path):
+def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
     facts = [f"FAILED src/service_{n}.py: port {4000 + n} of host_{n} is in use" for n in range(40)]
     rest = "\nnothing more to say\n" * 60
     steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, facts[n] + rest) for n in range(40))
@@ -178,7 +174,7 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path: Path):
     assert strict["cost"] > usual["cost"]
 
 
-def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_path: Path):
+def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
     rows = json.loads(run("replay", sound, "--config", config, "--json").stdout)["all"]
@@ -186,7 +182,7 @@ def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_
     assert rows[1]["peak"] < rows[0]["peak"]
 
 
-def test_a_pipeline_of_ones_own_takes_the_place_of_no_policy(sound: Path, tmp_path: Path):
+def test_a_pipeline_of_ones_own_takes_the_place_of_no_policy(sound: Path, tmp_path):
     config = tmp_path / "none.toml"
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
     told = json.loads(run("replay", sound, "--config", config, "--json").stdout)
@@ -206,7 +202,7 @@ def test_standard_input_may_stand_beside_files_in_several_processes(sound: Path)
     assert told["-"] == told[str(sound)]
 
 
-def test_a_page_is_written_and_named(sound: Path, tmp_path: Path):
+def test_a_page_is_written_and_named(sound: Path, tmp_path):
     html = tmp_path / "report.html"
     done = run("replay", sound, "--html", html)
     assert done.exit_code == 0
@@ -214,7 +210,7 @@ def test_a_page_is_written_and_named(sound: Path, tmp_path: Path):
     assert "sound.jsonl" in html.read_text("utf-8")
 
 
-def test_several_files_are_on_one_page(sound: Path, tmp_path: Path):
+def test_several_files_are_on_one_page(sound: Path, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text(lines(HISTORY), "utf-8")
     done = run("replay", sound, other, "--html", tmp_path / "r.html", "--processes", 1)
@@ -225,7 +221,7 @@ def test_several_files_are_on_one_page(sound: Path, tmp_path: Path):
         assert name in told
 
 
-def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound: Path, tmp_path: Path):
+def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound: Path, tmp_path):
     for page, told in [
         (tmp_path / "no" / "r.html", "there is no folder"),
         (tmp_path, "is a folder"),
@@ -262,7 +258,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(
-    name: str, sound: Path, tmp_path: Path
+    name: str, sound: Path, tmp_path
 ):
     content, told = BAD[name]
     bad = tmp_path / "bad.jsonl"
@@ -290,7 +286,7 @@ USABLE = {
 
 
 @pytest.mark.parametrize("name", USABLE)
-def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path: Path):
+def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
     path = tmp_path / "odd.jsonl"
     path.write_text(lines(USABLE[name]), "utf-8")
     for command in (("replay",), ("inspect",), ("inspect", "--plan", "coding")):
@@ -332,14 +328,14 @@ def test_inspect_tells_what_fills_the_context(sound: Path):
     assert "largest blocks" in run("inspect", sound).stdout
 
 
-def test_inspect_prints_no_table_of_tools_where_there_was_none(sound: Path, tmp_path: Path):
+def test_inspect_prints_no_table_of_tools_where_there_was_none(sound: Path, tmp_path):
     talk = tmp_path / "talk.jsonl"
     talk.write_text(lines(conversation(user("Hi."), assistant("Hello."))), "utf-8")
     assert "by tool" in run("inspect", sound).stdout
     assert "by tool" not in run("inspect", talk).stdout
 
 
-def test_inspect_prints_what_looks_like_markup_as_it_stands(tmp_path: Path):
+def test_inspect_prints_what_looks_like_markup_as_it_stands(tmp_path):
     path = tmp_path / "markup.jsonl"
     path.write_text(
         lines(conversation(user("[bold]x[/bold] [/nothing]"), assistant("Hm."))), "utf-8"
@@ -384,7 +380,7 @@ def test_inspect_says_when_the_cache_has_missed_nothing(three_bills: Path):
 
 
 def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(
-    three_bills: Path, sound: Path, tmp_path: Path
+    three_bills: Path, sound: Path, tmp_path
 ):
     page = tmp_path / "page.html"
     for path, is_told in ((three_bills, True), (sound, False)):
@@ -392,7 +388,7 @@ def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(
         assert ('"cache":null' not in page.read_text("utf-8")) is is_told
 
 
-def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
+def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
     told = json.loads(run("inspect", sound, "--plan", config, "--json").stdout)["files"][str(sound)]
@@ -402,7 +398,7 @@ def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     assert "skipped" in run("inspect", sound, "--plan", "coding").stdout
 
 
-def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
+def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text(
         '[[stage]]\nuse = "BatchOffload"\nmin_chars = 100\nkeep_recent = 0\n', "utf-8"
@@ -464,7 +460,7 @@ def test_inspect_shows_several_files_and_all_together(recordings: Path):
     assert re.search(r"^(one|two)\.jsonl +2 +result of bash", total, re.MULTILINE)
 
 
-def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path: Path):
+def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path):
     done = run("inspect", tmp_path / "none.jsonl", sound, "--json")
     assert done.exit_code == 1
     told = json.loads(done.stdout)
@@ -473,7 +469,7 @@ def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path: Path):
     assert "none.jsonl: No such file" in " ".join(done.stderr.split())
 
 
-def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path: Path):
+def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path):
     again = tmp_path / "again.jsonl"
     again.write_bytes(three_bills.read_bytes())
     told = json.loads(run("inspect", three_bills, again, "--cache", "--json").stdout)
@@ -482,7 +478,7 @@ def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path
     assert "all 2 conversations: 6 requests" in run("inspect", three_bills, again, "--cache").stdout
 
 
-def test_plan_adds_what_would_leave_several_files(recordings: Path, tmp_path: Path):
+def test_plan_adds_what_would_leave_several_files(recordings: Path, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
     told = json.loads(run("inspect", recordings, "--plan", config, "--json").stdout)
@@ -543,7 +539,7 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="interruptions are sent in another way")
-def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path: Path):
+def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path):
     fifo = tmp_path / "never.jsonl"
     os.mkfifo(fifo)  # reading it waits for a writer that never comes
     command = [*prepared_python(), "-m", "ctxpipe", "replay", str(fifo)]
@@ -560,7 +556,7 @@ def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path: Path):
     assert told == "ctxpipe: interrupted\n"
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     path = tmp_path / "long.jsonl"  # more than a pipe holds is printed of it
     path.write_text(lines([user("word " * 50), assistant("Well.")] * 1000), "utf-8")
     command = (
@@ -586,7 +582,7 @@ def test_output_that_cannot_be_written_is_told_in_one_sentence(sound: Path, form
     )
 
 
-def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
+def test_characters_that_the_output_does_not_know_are_escaped(tmp_path):
     path = tmp_path / "signs.jsonl"
     path.write_text(lines(conversation(user("\u65c5 \U0001f600"), assistant("\xe9"))), "utf-8")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}

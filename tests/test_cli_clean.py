@@ -96,7 +96,7 @@ SESSIONS = [
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["never used by ctxpipe", "used as a root"])
-def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path: Path, used: bool):
+def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path, used: bool):
     write_old(tmp_path, HOME)
     if used:
         sessions_below(tmp_path, "job")
@@ -115,7 +115,7 @@ def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path: Path, used: bo
     assert (tmp_path / "Documents/.ctxpipe-session").exists() is False
 
 
-def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path: Path):
+def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path):
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True
     )
@@ -132,7 +132,7 @@ def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path: Path):
     assert contents(tmp_path) == before
 
 
-def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path):
+def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path):
     write_old(tmp_path, HOME)
 
     command = [*prepared_python(), "-m", "ctxpipe", "clean", str(tmp_path)]
@@ -147,7 +147,7 @@ def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path):
 # Our own files ------------------------------------------------------------------------------------
 
 
-def test_what_is_too_old_goes_and_nothing_else(tmp_path: Path):
+def test_what_is_too_old_goes_and_nothing_else(tmp_path):
     sessions_below(tmp_path, "old", journal=False)
     age(tmp_path)
     sessions_below(tmp_path, "new", journal=False)
@@ -165,7 +165,7 @@ def test_what_is_too_old_goes_and_nothing_else(tmp_path: Path):
 @pytest.mark.parametrize(
     "limits", [("--max-days", 1), ("--max-mb", 0), ("--max-mb", 0, "--records")]
 )
-def test_a_session_with_a_young_journal_stays_whole(tmp_path: Path, limits: tuple[object, ...]):
+def test_a_session_with_a_young_journal_stays_whole(tmp_path, limits: tuple[object, ...]):
     sessions_below(tmp_path, "job")
     age(tmp_path)
     os.utime(tmp_path / "job/journal.jsonl")
@@ -174,7 +174,7 @@ def test_a_session_with_a_young_journal_stays_whole(tmp_path: Path, limits: tupl
     assert (tmp_path / "job/t1.md").exists()
 
 
-def test_a_session_with_an_old_journal_loses_its_texts_and_with_records_all(tmp_path: Path):
+def test_a_session_with_an_old_journal_loses_its_texts_and_with_records_all(tmp_path):
     sessions_below(tmp_path, "job")
     age(tmp_path)
 
@@ -184,7 +184,7 @@ def test_a_session_with_an_old_journal_loses_its_texts_and_with_records_all(tmp_
     assert not (tmp_path / "job/journal.jsonl").exists()
 
 
-def test_a_dry_run_lists_what_would_go_and_deletes_nothing(tmp_path: Path):
+def test_a_dry_run_lists_what_would_go_and_deletes_nothing(tmp_path):
     sessions_below(tmp_path, "job")
     age(tmp_path)
     before = contents(tmp_path)
@@ -198,7 +198,7 @@ def test_a_dry_run_lists_what_would_go_and_deletes_nothing(tmp_path: Path):
     assert contents(tmp_path) == before
 
 
-def test_without_a_terminal_it_wants_yes(tmp_path: Path):
+def test_without_a_terminal_it_wants_yes(tmp_path):
     sessions_below(tmp_path, "job", journal=False)
     age(tmp_path)
 
@@ -210,7 +210,7 @@ def test_without_a_terminal_it_wants_yes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("answer", "goes", "code"), [("", False, 1), ("y", True, 0)])
-def test_at_a_terminal_it_asks(tmp_path: Path, answer: str, goes: bool, code: int):
+def test_at_a_terminal_it_asks(tmp_path, answer: str, goes: bool, code: int):
     sessions_below(tmp_path, "job", journal=False)
     age(tmp_path)
     ours, theirs = pty.openpty()
@@ -233,7 +233,7 @@ def test_at_a_terminal_it_asks(tmp_path: Path, answer: str, goes: bool, code: in
 
 
 @pytest.mark.parametrize("name", ["job", "Tenant/Job", "a" * 200])
-def test_one_session_goes_wholly(tmp_path: Path, name: str):
+def test_one_session_goes_wholly(tmp_path, name: str):
     sessions_below(tmp_path, name, "another")
 
     assert run(tmp_path, "--session", name, "--yes").exit_code == 0
@@ -244,13 +244,13 @@ def test_one_session_goes_wholly(tmp_path: Path, name: str):
     ]
 
 
-def test_a_session_that_is_not_there_is_no_error(tmp_path: Path):
+def test_a_session_that_is_not_there_is_no_error(tmp_path):
     sessions_below(tmp_path, "job")
 
     assert "files deleted: 0" in run(tmp_path, "--session", "nobody").stdout
 
 
-def test_a_file_that_stays_is_named_and_the_exit_code_says_so(tmp_path: Path):
+def test_a_file_that_stays_is_named_and_the_exit_code_says_so(tmp_path):
     sessions_below(tmp_path, "job")
     (tmp_path / "job/guide.md").write_text("mine")
 
@@ -261,7 +261,7 @@ def test_a_file_that_stays_is_named_and_the_exit_code_says_so(tmp_path: Path):
     assert set(contents(tmp_path / "job")) == {".ctxpipe-session", "guide.md"}
 
 
-def test_a_prefix_deletes_whole_components_and_lists_them(tmp_path: Path):
+def test_a_prefix_deletes_whole_components_and_lists_them(tmp_path):
     names = ("cust1", "cust1/a", "cust1/b/c", "cust10", "cust10/a")
     sessions_below(tmp_path, *names)
 
@@ -278,14 +278,14 @@ def test_a_prefix_deletes_whole_components_and_lists_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize("prefix", ["", "/"])
-def test_an_empty_prefix_is_refused(tmp_path: Path, prefix: str):
+def test_an_empty_prefix_is_refused(tmp_path, prefix: str):
     sessions_below(tmp_path, "job")
 
     assert run(tmp_path, "--prefix", prefix, "--yes").exit_code == 2
     assert anyio.run(LocalStorage(tmp_path).sessions) == ["job"]
 
 
-def test_a_journal_elsewhere_is_deleted_with_the_texts_or_named(tmp_path: Path):
+def test_a_journal_elsewhere_is_deleted_with_the_texts_or_named(tmp_path):
     root, path = tmp_path / "texts", tmp_path / "journal.sqlite"
 
     async def converse_elsewhere() -> None:
@@ -311,7 +311,7 @@ def test_a_journal_elsewhere_is_deleted_with_the_texts_or_named(tmp_path: Path):
 
 
 def test_a_journal_that_is_not_where_the_command_looks_is_named_and_no_success(
-    tmp_path: Path,
+    tmp_path,
 ):
     root, path = tmp_path / "texts", tmp_path / "journal.sqlite"
 
@@ -328,7 +328,7 @@ def test_a_journal_that_is_not_where_the_command_looks_is_named_and_no_success(
     assert "the journal of 'cust1/a', which is not there either" in done.stdout
 
 
-def test_who_holds_a_session_that_the_command_deletes_drops_it(tmp_path: Path):
+def test_who_holds_a_session_that_the_command_deletes_drops_it(tmp_path):
     async def hold() -> list[Any]:
         storage = LocalStorage(tmp_path)
         session = ContextPipeline([DirectOffload(storage)]).session("job", journal=storage)
@@ -343,7 +343,7 @@ def test_who_holds_a_session_that_the_command_deletes_drops_it(tmp_path: Path):
     assert b"data data" not in b"".join(contents(tmp_path).values())
 
 
-def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path):
+def test_a_session_is_deleted_without_limits_beside_it(tmp_path):
     sessions_below(tmp_path, "job")
 
     for more in (("--max-days", 1), ("--max-mb", 1), ("--records",)):
@@ -355,7 +355,7 @@ def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path):
 # What version 0.1 left ----------------------------------------------------------------------------
 
 
-def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path: Path):
+def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path):
     sessions_below(tmp_path, "docs")
     (tmp_path / "docs/guide.md").write_text("mine", "utf-8")
     age(tmp_path)
@@ -369,7 +369,7 @@ def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path: Path):
     }
 
 
-def test_a_folder_of_others_behind_a_link_is_not_cleaned(tmp_path: Path):
+def test_a_folder_of_others_behind_a_link_is_not_cleaned(tmp_path):
     home = tmp_path / "home"
     write_old(home, HOME)
     (tmp_path / ".ctxpipe").symlink_to(home)
@@ -385,7 +385,7 @@ def test_a_folder_of_others_behind_a_link_is_not_cleaned(tmp_path: Path):
 # Misuse -------------------------------------------------------------------------------------------
 
 
-def test_it_wants_to_know_what_may_go(tmp_path: Path):
+def test_it_wants_to_know_what_may_go(tmp_path):
     assert run(tmp_path).exit_code == 2
     assert run(tmp_path / "none", "--max-days", 1).exit_code == 2
     for nonsense in ("nan", "inf", "-1"):
@@ -394,7 +394,7 @@ def test_it_wants_to_know_what_may_go(tmp_path: Path):
         assert refused.stderr.startswith("ctxpipe: --max-mb is ")
 
 
-def test_names_with_control_characters_are_printed_escaped(tmp_path: Path):
+def test_names_with_control_characters_are_printed_escaped(tmp_path):
     anyio.run(LocalStorage(tmp_path).write, [("job/\x1b[2J\n.md", "x")])
     age(tmp_path)
 

@@ -44,7 +44,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
+def test_every_setting_of_the_file_reaches_its_stage(tmp_path):
     prices, storage = Prices.relative(read=0.05), MemoryStorage()
     config = read_config(written(tmp_path, WHOLE))
 
@@ -60,7 +60,7 @@ def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
     assert (config.budget().window, config.budget().trigger) == (100_000, 50_000)
 
 
-def test_the_parts_of_compaction_are_tables_beside_what_the_caller_lends(tmp_path: Path):
+def test_the_parts_of_compaction_are_tables_beside_what_the_caller_lends(tmp_path):
     tables = (
         "restore = { shell = true, max_files = 3 }\n"
         "evidence = { tokens = 500 }\nbreaker = { cooldown_seconds = 60 }\n"
@@ -82,7 +82,7 @@ def test_the_parts_of_compaction_are_tables_beside_what_the_caller_lends(tmp_pat
     assert without_files.restore is None
 
 
-def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path: Path):
+def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path):
     prices, storage = Prices.relative(read=0.05), MemoryStorage()
     text = '[[stage]]\nuse = "Collapse"\nkeep_recent = 10\n'
 
@@ -177,7 +177,7 @@ def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path: Path):
         ),
     ],
 )
-def test_nonsense_is_told_with_the_file_and_the_place(tmp_path: Path, text: str, told: str):
+def test_nonsense_is_told_with_the_file_and_the_place(tmp_path, text: str, told: str):
     path = written(tmp_path, text)
     with pytest.raises(SettingsError) as caught:
         read_config(path)
@@ -185,12 +185,12 @@ def test_nonsense_is_told_with_the_file_and_the_place(tmp_path: Path, text: str,
     assert told in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path):
+def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path):
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         read_config(tmp_path / "none.toml")
 
 
-def test_a_file_in_another_encoding_is_told_in_one_sentence(tmp_path: Path):
+def test_a_file_in_another_encoding_is_told_in_one_sentence(tmp_path):
     path = tmp_path / "latin.toml"
     path.write_bytes("# gr\u00fcn".encode("latin-1"))
     with pytest.raises(SettingsError, match="cannot be read"):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 from syntax import modules
@@ -111,7 +110,7 @@ def is_number(form: str, place: int) -> bool:
 
 @pytest.mark.parametrize("character", BREAKS.values(), ids=BREAKS)
 async def test_a_session_whose_id_holds_it_forges_no_line(
-    log: io.StringIO, tmp_path: Path, character: str
+    log: io.StringIO, tmp_path, character: str
 ):
     name = f"bob{character}{FORGED}"
     storage = LocalStorage(tmp_path)
@@ -138,9 +137,7 @@ def test_a_printable_record_is_left_as_it_is(log: io.StringIO):
     assert log.getvalue() == "WARNING ctxpipe: 100 %d of „größe“ 漢 🙂 \\n\n"
 
 
-def test_a_record_that_cannot_be_formatted_raises_nothing(
-    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_record_that_cannot_be_formatted_raises_nothing(log: io.StringIO, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
 
     logging.getLogger("ctxpipe").warning("%d", "no number")
@@ -166,9 +163,7 @@ def test_the_filter_is_there_whatever_is_imported_first(module: str):
 
 
 @pytest.mark.parametrize("character", BREAKS.values(), ids=BREAKS)
-def test_what_the_command_line_prints_holds_no_code_for_a_terminal(
-    capsys: pytest.CaptureFixture[str], character: str
-):
+def test_what_the_command_line_prints_holds_no_code_for_a_terminal(capsys, character: str):
     terminal.print_line(f"bob{character}{FORGED}")
     terminal.print_error(f"no session bob{character.replace(chr(10), '')}")
 

@@ -186,7 +186,7 @@ async def test_what_is_added_to_the_tools_in_place_counts_from_then_on():
 
 
 async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(
-    tmp_path: Path,
+    tmp_path,
 ):
     for broken, words in (
         ({"role": "user"}, "a history is a list"),
@@ -338,7 +338,7 @@ async def failing(_turn: Turn) -> None:
 
 
 async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     result = await run(failing, proposing(shortened))
 
@@ -403,7 +403,7 @@ async def test_a_function_that_cannot_be_awaited_is_a_failure():
 
 
 async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(
-    tmp_path: Path,
+    tmp_path,
 ):
     patience = 0.01
 
@@ -428,7 +428,7 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
 
 
 async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(  # noqa: E501
-    tmp_path: Path,
+    tmp_path,
 ):
     scope = anyio.CancelScope()
 
@@ -488,7 +488,7 @@ async def test_every_stage_is_reported_as_it_ends():
 
 
 async def test_an_observer_that_fails_never_breaks_the_turn(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     def fail(report: StageReport) -> None:
         raise ZeroDivisionError
@@ -504,7 +504,7 @@ async def test_an_observer_that_fails_never_breaks_the_turn(
     )
 
 
-async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFixture):
+async def test_each_stage_writes_one_line_to_the_log(caplog):
     with caplog.at_level(logging.DEBUG, "ctxpipe"):
         await run(nothing, proposing(shortened), proposing(lambda messages: messages[1:]), failing)
 
@@ -605,7 +605,7 @@ anyio.run(main)
 
 
 def test_an_sdk_that_only_the_environment_names_gets_the_spans_too(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
     script = """
@@ -680,7 +680,7 @@ async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so():
     assert later.request_options == {}
 
 
-async def test_every_later_request_says_so_too_also_in_another_process(tmp_path: Path):
+async def test_every_later_request_says_so_too_also_in_another_process(tmp_path):
     stages = [BatchOffload(LocalStorage(tmp_path), min_chars=200)]
     pipeline = ContextPipeline(stages)
     first = await pipeline.run(THOUGHTFUL, session_id="s")
@@ -691,7 +691,7 @@ async def test_every_later_request_says_so_too_also_in_another_process(tmp_path:
         assert (await later.run(grown, session_id="s")).request_options == drop_block() != {}
 
 
-async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path: Path):
+async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path):
     new = conversation(THOUGHTFUL[:4], [user(tool_result("b", "line of a log\n" * 200))])
 
     result = await run(DirectOffload(LocalStorage(tmp_path)), history=new)
@@ -746,7 +746,7 @@ async def test_protected_thinking_keeps_what_stands_before_it():
     assert accepted.changed
 
 
-async def test_a_protected_result_is_no_candidate_at_all(tmp_path: Path):
+async def test_a_protected_result_is_no_candidate_at_all(tmp_path):
     stage = BatchOffload(LocalStorage(tmp_path / "root"), RatioGate(0))
 
     result = await run(stage, history=THOUGHTFUL, thinking="protect")
@@ -860,7 +860,7 @@ async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
 
 
 async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(
-    tmp_path: Path,
+    tmp_path,
 ):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
     history = conversation(user("go"), step("a", result="line of a log\n" * 200))
@@ -923,7 +923,7 @@ async def test_a_plan_is_judged_as_a_run_is():
         await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
 
 
-async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path: Path):
+async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path):
     storage = LocalStorage(tmp_path / "root")
     history = conversation(
         user("go"), step("a", result="x y z " * 50), step("b", result="x y z " * 500), step("c")
@@ -941,9 +941,7 @@ async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_pa
     assert [report.outcome for report in planned.reports] == [Outcome.PLANNED] * 2
 
 
-async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(tmp_path, monkeypatch):
     known: list[int] = []
 
     async def remember(turn: Turn) -> None:
@@ -1210,7 +1208,7 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path, order: int):
+async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path, order: int):
     storage = LocalStorage(tmp_path)
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
@@ -1255,7 +1253,7 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path,
     assert acted == {"DirectOffload", "BatchOffload", "SmartTruncate"} | summarized
 
 
-async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path):
+async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path):
     hostile = [
         *("../../x", "/etc/x", "a\\b", "a/b", "a\0", ".", "", "x" * 1500, "漢", "CON", "con"),
         *("{path}", "[x]\n"),
@@ -1303,7 +1301,7 @@ STORE = MemoryStorage()
     ],
 )
 def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
-    stages: list[Any], warned: str, caplog: pytest.LogCaptureFixture
+    stages: list[Any], warned: str, caplog
 ):
     pipeline = ContextPipeline(stages)
     pipeline.use(stages[-1])
@@ -1325,9 +1323,7 @@ def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
         presets.chat(STORE),
     ],
 )
-def test_an_order_that_is_meant_is_not_warned_of(
-    stages: list[Any], caplog: pytest.LogCaptureFixture
-):
+def test_an_order_that_is_meant_is_not_warned_of(stages: list[Any], caplog):
     ContextPipeline(stages)
 
     assert caplog.records == []

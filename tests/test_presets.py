@@ -49,7 +49,7 @@ def work(calls: int, result: str = WORDS) -> list[Message]:
 
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
-async def test_a_preset_is_a_plain_list_of_five_stages(preset: Preset, tmp_path: Path):
+async def test_a_preset_is_a_plain_list_of_five_stages(preset: Preset, tmp_path):
     stages = preset(LocalStorage(tmp_path))
 
     assert type(stages) is list
@@ -58,7 +58,7 @@ async def test_a_preset_is_a_plain_list_of_five_stages(preset: Preset, tmp_path:
     assert len(ContextPipeline(stages).stages) == 5
 
 
-def test_old_exchanges_can_collapse_into_lines_instead(tmp_path: Path):
+def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
     prices = Prices.relative(read=0.05)
     direct, _, collapse, *rest = lines(LocalStorage(tmp_path), prices=prices)
 
@@ -69,12 +69,12 @@ def test_old_exchanges_can_collapse_into_lines_instead(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wrong", ["whole", "", None, True])
-def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong: Any, tmp_path: Path):
+def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong: Any, tmp_path):
     with pytest.raises(SettingsError, match=r"old_exchanges is .*; give 'calls' or 'lines'"):
         coding_agent(LocalStorage(tmp_path), old_exchanges=wrong)
 
 
-async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path: Path):
+async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path):
     history = work(60)
 
     result = await ContextPipeline(lines(LocalStorage(tmp_path))).run(history, session_id="s")
@@ -85,7 +85,7 @@ async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path: Path)
     assert result.tokens_after < result.tokens_before / 3
 
 
-def test_its_stages_can_be_changed_one_by_one(tmp_path: Path):
+def test_its_stages_can_be_changed_one_by_one(tmp_path):
     stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)
     direct = stages[0]
     assert isinstance(direct, DirectOffload)
@@ -95,7 +95,7 @@ def test_its_stages_can_be_changed_one_by_one(tmp_path: Path):
     )
 
 
-def test_the_prices_reach_the_gate(tmp_path: Path):
+def test_the_prices_reach_the_gate(tmp_path):
     prices = Prices.relative(read=0.05)
     storage = LocalStorage(tmp_path)
     stages = (
@@ -108,7 +108,7 @@ def test_the_prices_reach_the_gate(tmp_path: Path):
         assert batch.gate.prices == prices
 
 
-def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path: Path):
+def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path):
     for preset in (coding_agent, presets.chat):
         batch = preset(LocalStorage(tmp_path))[2]
         assert isinstance(batch, BatchOffload)
@@ -117,7 +117,7 @@ def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path:
 
 
 @pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
-async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path):
+async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path):
     history = work(20)
 
     result = await ContextPipeline(preset(LocalStorage(tmp_path))).run(history, session_id="s")
@@ -128,7 +128,7 @@ async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(
-    preset: Preset, tmp_path: Path
+    preset: Preset, tmp_path
 ):
     history = work(1, "first words " + "x" * 9000 + " last words")
 
@@ -143,7 +143,7 @@ async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(
     assert "last words" in shown
 
 
-async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path: Path):
+async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path):
     written = [
         assistant(tool_use("w", "Write", {"file_path": "a.py", "content": WORDS})),
         *step("w")[1:],
@@ -163,7 +163,7 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path:
 
 
 @pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
-async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path: Path):
+async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path):
     stages = preset(LocalStorage(tmp_path), summarize=ExtractiveSummarizer())
     talk = [
         message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))
@@ -178,7 +178,7 @@ async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path:
     assert "And now?" in str(result.messages[-1]["content"])
 
 
-async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path):
+async def test_when_compaction_fails_the_context_is_truncated(tmp_path):
     async def broken(_messages: object) -> str:
         raise ConnectionError("no network")
 

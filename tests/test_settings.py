@@ -48,7 +48,7 @@ def test_every_setting_is_offered_under_the_name_of_its_variable():
 
 
 def test_the_environment_wins_over_the_default_and_an_argument_over_both(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", "250")
 
@@ -58,45 +58,41 @@ def test_the_environment_wins_over_the_default_and_an_argument_over_both(
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "\t"])
-def test_an_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch, empty: str):
+def test_an_empty_variable_means_the_default(monkeypatch, empty: str):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", empty)
 
     assert OFFLOAD_CHAR_THRESHOLD() == 100
 
 
-def test_a_variable_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch):
+def test_a_variable_is_read_at_every_call(monkeypatch):
     before = OFFLOAD_CHAR_THRESHOLD()
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", " 250 ")
 
     assert (before, OFFLOAD_CHAR_THRESHOLD()) == (100, 250)
 
 
-def test_text_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_text_is_taken_as_it_is(monkeypatch):
     monkeypatch.setenv("SUMMARY_MODEL", "some-model")
 
     assert SUMMARY_MODEL() == "some-model"
     assert COMPACT_OUTPUT_DIR("elsewhere") == "elsewhere"
 
 
-def test_a_fraction_is_the_decimal_that_was_written(monkeypatch: pytest.MonkeyPatch):
+def test_a_fraction_is_the_decimal_that_was_written(monkeypatch):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", "0.1")
 
     assert OFFLOAD_RATIO_THRESHOLD() == OFFLOAD_RATIO_THRESHOLD(0.1) == Decimal("0.1")
 
 
 @pytest.mark.parametrize("ratio", ["-1", "2", "1e3"])
-def test_a_ratio_outside_of_0_to_1_is_the_callers_business(
-    monkeypatch: pytest.MonkeyPatch, ratio: str
-):
+def test_a_ratio_outside_of_0_to_1_is_the_callers_business(monkeypatch, ratio: str):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", ratio)
 
     assert Decimal(ratio) == OFFLOAD_RATIO_THRESHOLD()
 
 
 @pytest.mark.parametrize("nonsense", ["many", "1.5", "0x10", "-1", "1e3", "nan", "٣x"])
-def test_nonsense_in_the_environment_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, nonsense: str
-):
+def test_nonsense_in_the_environment_is_refused_by_name(monkeypatch, nonsense: str):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_CHAR_THRESHOLD is"):
@@ -104,9 +100,7 @@ def test_nonsense_in_the_environment_is_refused_by_name(
 
 
 @pytest.mark.parametrize("nonsense", ["abc", "nan", "inf", "-inf", "0,2", "20%"])
-def test_a_ratio_that_is_no_finite_number_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, nonsense: str
-):
+def test_a_ratio_that_is_no_finite_number_is_refused_by_name(monkeypatch, nonsense: str):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_RATIO_THRESHOLD is"):

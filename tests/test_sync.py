@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -58,7 +57,7 @@ def ran(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path):
+def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path):
     history = conversation(user("go"), step("t1", result=LONG))
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
@@ -69,7 +68,7 @@ def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path):
 
 
 def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summary(
-    tmp_path: Path,
+    tmp_path,
 ):
     asked = 0
 
@@ -96,7 +95,7 @@ def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summar
     assert session.history() == history
 
 
-def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path: Path):
+def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
     def played(number: int) -> list[Message]:
@@ -154,7 +153,7 @@ print(asyncio.run(blocked()))
 
 
 def test_a_session_that_was_made_before_a_fork_raises_in_the_child_and_a_new_one_works(
-    tmp_path: Path,
+    tmp_path,
 ):
     code = """
 import os, sys
@@ -309,7 +308,7 @@ def test_the_model_is_called_and_streamed_without_await():
     assert (block.text, streamed) == ("first", "second")
 
 
-def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path):
+def test_the_row_of_the_readme_sends_placeholders(tmp_path):
     history = conversation(user("go"), step("t1", result=LONG))
     with serve("Done.") as (server, client):
         session = run_row("sessions", offloading(tmp_path))["session"]

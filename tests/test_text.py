@@ -110,7 +110,7 @@ def test_a_setting_is_shown_where_it_differs_from_its_default():
 
 
 def test_a_default_that_the_environment_spoils_is_no_reason_to_raise(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     stage = DirectOffload(STORAGE, min_chars=4000)
     monkeypatch.setenv("DIRECT_OFFLOAD_CHAR_THRESHOLD", "many")

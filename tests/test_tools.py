@@ -165,9 +165,7 @@ async def test_what_makes_no_sense_is_told_in_words_that_help(
         "x" * 9999,
     ],
 )
-async def test_nothing_outside_of_the_storage_is_read(
-    storage: LocalStorage, tmp_path: Path, path: str
-):
+async def test_nothing_outside_of_the_storage_is_read(storage: LocalStorage, tmp_path, path: str):
     (tmp_path / "outside.md").write_text("secret")
 
     for attempt in (read(storage, {"path": path}), search(storage, {"path": path, "pattern": "s"})):
@@ -175,7 +173,7 @@ async def test_nothing_outside_of_the_storage_is_read(
             await attempt
 
 
-async def test_no_folder_of_this_machine_is_named(storage: LocalStorage, tmp_path: Path):
+async def test_no_folder_of_this_machine_is_named(storage: LocalStorage, tmp_path):
     with pytest.raises(ToolInputError) as failed:
         await read(storage, {"path": "s/gone.md"})
 
@@ -207,7 +205,7 @@ async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage
     ],
 )
 async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
-    tmp_path: Path, victim: str, attacker: str
+    tmp_path, victim: str, attacker: str
 ):
     storage = LocalStorage(tmp_path)
     keys = [f"{session_folder(victim)}/a.md", "tool-result-a.md"]
@@ -307,9 +305,7 @@ async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage):
         await search(storage, {"path": "s/a.md", "pattern": "x" * 1001})
 
 
-async def test_a_pattern_that_would_run_for_ever_is_stopped(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_pattern_that_would_run_for_ever_is_stopped(storage: LocalStorage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     await storage.write([("s/evil.md", "a" * 60 + "!")])
 
@@ -318,7 +314,7 @@ async def test_a_pattern_that_would_run_for_ever_is_stopped(
 
 
 async def test_many_lines_that_each_take_a_while_are_stopped_too(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStorage, monkeypatch
 ):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     await storage.write([("s/long.md", ("a" * 18 + "!\n") * 20_000)])
@@ -354,9 +350,7 @@ HOSTILE_PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
-async def test_no_pattern_of_the_model_raises(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, pattern: str
-):
+async def test_no_pattern_of_the_model_raises(storage: LocalStorage, monkeypatch, pattern: str):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2)
     await storage.write([("s/evil.md", "hello world\n" + "a" * 60 + "!\n" + "ab" * 40)])
     call = tool_use(
@@ -375,7 +369,7 @@ def compile_nothing(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS[:6])
 async def test_no_pattern_of_the_model_is_compiled_in_this_process(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, pattern: str
+    storage: LocalStorage, monkeypatch, pattern: str
 ):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     monkeypatch.setattr("regex.compile", compile_nothing)
@@ -387,9 +381,7 @@ async def test_no_pattern_of_the_model_is_compiled_in_this_process(
     assert result["content"]
 
 
-async def test_a_pattern_that_takes_all_memory_is_stopped(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_pattern_that_takes_all_memory_is_stopped(storage: LocalStorage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 20.0)
     monkeypatch.setattr(module, "_SEARCH_MEMORY_BYTES", 128 * 2**20)
 
@@ -398,7 +390,7 @@ async def test_a_pattern_that_takes_all_memory_is_stopped(
 
 
 async def test_where_no_process_can_be_started_the_model_is_told_to_search_literally(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStorage, monkeypatch
 ):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
@@ -425,9 +417,7 @@ def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
         assert found == list(edits.regex_matches([pattern, str(limit), text]))
 
 
-async def test_a_text_above_the_size_that_is_searched_says_so(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_text_above_the_size_that_is_searched_says_so(storage: LocalStorage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_CHARS", 200)
 
     found = await search(storage, {"path": "s/a.md", "pattern": "line 1:"})
@@ -436,9 +426,7 @@ async def test_a_text_above_the_size_that_is_searched_says_so(
     assert found == f"line 1, offset 0: {TEXT.splitlines()[0]}\n{remark}"
 
 
-async def test_a_cancelled_search_does_not_wait_for_its_end(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_cancelled_search_does_not_wait_for_its_end(storage: LocalStorage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 1.0)
     await storage.write([("s/evil.md", "a" * 60 + "!")])
 
@@ -574,9 +562,7 @@ async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
         OSError(),
     ],
 )
-async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
-    error: Exception, caplog: pytest.LogCaptureFixture
-):
+async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(error: Exception, caplog):
     async def fail(_: Mapping[str, object]) -> str:
         raise error
 

@@ -21,11 +21,11 @@ import anyio
 import httpx2
 import pytest
 from anthropic import beta_async_tool
-from histories import conversation, histories, python_source, step, text, tool_result, user
+from histories import MARK, conversation, histories, python_source, step, text, tool_result, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import in_memory, messages_api
-from mounts import CALLS, placeholders, result, rounds
+from mounts import CALLS, Factors, placeholders, result, rounds
 from readme import run_row
 
 from ctxpipe import (
@@ -68,7 +68,6 @@ from ctxpipe.testing import (
 )
 
 LONG = "a long line of output\n" * 100
-MARK = {"cache_control": {"type": "ephemeral"}}
 BETA = "anthropic-beta"
 BINDING = "thinking-binding-controls-2026-08-01"
 TOOLS: Any = [
@@ -193,24 +192,12 @@ def messages_of(received: Received) -> list[Any]:
     return cast("list[Any]", received.body["messages"])
 
 
-class Factors:
-    """A stage that does nothing but note what a token is believed to cost."""
-
-    def __init__(self) -> None:
-        self.noted: list[float] = []
-
-    async def __call__(self, turn: Turn) -> Change | Skip:
-        await turn.ledger.total(turn.messages)
-        self.noted.append(turn.ledger.factor)
-        return Skip("it only looks")
-
-
 # Nothing to do ------------------------------------------------------------------------------------
 
 
 @every_way
 async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxpipe(
-    tmp_path: Path, ask: Ask
+    tmp_path, ask: Ask
 ):
     beside: Any = {
         "system": [text("Be brief.")],
@@ -275,7 +262,7 @@ async def test_whatever_was_said_a_pipeline_with_nothing_to_do_changes_no_byte(
 
 
 @every_way
-async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, ask: Ask):
+async def test_the_answer_is_the_one_without_ctxpipe(tmp_path, ask: Ask):
     replies = []
     for middleware in ([], [ctxpipe_middleware(offloading(tmp_path), session_id="s")]):
         async with talk(
@@ -304,7 +291,7 @@ async def converse(ask: Ask, client: Any, **beside: Any) -> None:
 @every_way
 @pytest.mark.parametrize("breakpoints", [0, 4])
 async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
-    tmp_path: Path, ask: Ask, breakpoints: int
+    tmp_path, ask: Ask, breakpoints: int
 ):
     beside: Any = {"system": [text("Be brief.")], "tools": TOOLS, "extra_headers": {BETA: "b-1"}}
     given: Any = {"session_id": "s", "cache_breakpoints": breakpoints}
@@ -339,7 +326,7 @@ async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
 
 
 async def test_a_synchronous_transport_sends_the_bytes_that_the_middleware_sends(
-    tmp_path: Path,
+    tmp_path,
 ):
     def work(url: str, **ours: Any) -> None:
         with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0, **ours) as client:
@@ -372,7 +359,7 @@ async def test_a_synchronous_transport_sends_the_bytes_that_the_middleware_sends
 
 
 @every_way
-async def test_a_long_result_goes_to_a_file_and_the_request_names_it(tmp_path: Path, ask: Ask):
+async def test_a_long_result_goes_to_a_file_and_the_request_names_it(tmp_path, ask: Ask):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
     async with talk(["ok"], shaping) as (server, client):
@@ -385,7 +372,7 @@ async def test_a_long_result_goes_to_a_file_and_the_request_names_it(tmp_path: P
     assert not server.refused
 
 
-async def test_the_callers_history_stays_as_it_is(tmp_path: Path):
+async def test_the_callers_history_stays_as_it_is(tmp_path):
     history, before = loop(16), loop(16)
 
     async with talk(lambda _: "ok", ctxpipe_middleware(full(tmp_path), session_id="s")) as (
@@ -403,7 +390,7 @@ async def test_the_callers_history_stays_as_it_is(tmp_path: Path):
     ("stages", "streaming"), [(full, False), (offloading, True)], ids=["plain", "streaming"]
 )
 async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
-    tmp_path: Path, stages: Callable[[Path], ContextPipeline], streaming: bool
+    tmp_path, stages: Callable[[Path], ContextPipeline], streaming: bool
 ):
     seen: list[int] = []
 
@@ -453,7 +440,7 @@ async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
         assert file.read_text() == python_source((int(turn) * 2 + int(number)) % 30 * 5)
 
 
-async def test_each_request_of_a_session_goes_on_where_the_one_before_ended(tmp_path: Path):
+async def test_each_request_of_a_session_goes_on_where_the_one_before_ended(tmp_path):
     history = loop(12)
 
     async with talk(lambda _: "ok", ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (
@@ -469,7 +456,7 @@ async def test_each_request_of_a_session_goes_on_where_the_one_before_ended(tmp_
         assert after.startswith(before)
 
 
-async def test_a_session_of_the_loop_itself_and_the_middleware_agree(tmp_path: Path):
+async def test_a_session_of_the_loop_itself_and_the_middleware_agree(tmp_path):
     pipeline = offloading(tmp_path)
     session, history = pipeline.session("s"), loop(5)
 
@@ -487,9 +474,7 @@ async def test_a_session_of_the_loop_itself_and_the_middleware_agree(tmp_path: P
 @pytest.mark.parametrize(
     "beside", [{"system": LONG * 9}, {"tools": [{**TOOLS[0], "description": LONG * 9}]}, {}]
 )
-async def test_system_prompt_and_tools_count_into_the_budget(
-    tmp_path: Path, beside: dict[str, Any]
-):
+async def test_system_prompt_and_tools_count_into_the_budget(tmp_path, beside: dict[str, Any]):
     truncate = SmartTruncate(LocalStorage(tmp_path), max_tokens=1500)
     pipeline = ContextPipeline([truncate], budget=Budget(window=20_000, trigger=8_000))
 
@@ -544,9 +529,7 @@ async def test_a_usage_counts_for_the_messages_that_it_bills_however_late_it_is_
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
-async def test_whoever_reads_the_body_himself_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, streaming: bool
-):
+async def test_whoever_reads_the_body_himself_is_left_alone(tmp_path, caplog, streaming: bool):
     factors = Factors()
     pipeline = offloading(tmp_path).use(factors)
 
@@ -584,7 +567,7 @@ def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
 @every_way
 @pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
 async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
-    tmp_path: Path, refusal: Failure, ask: Ask
+    tmp_path, refusal: Failure, ask: Ask
 ):
     async with talk(
         [refusal, "ok"], ctxpipe_middleware(truncating(tmp_path, 30_000), session_id="s")
@@ -601,7 +584,7 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
 
 
 @every_way
-async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path: Path, ask: Ask):
+async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path, ask: Ask):
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
 
     async with talk(lambda _: prompt_too_long(), shaping, max_retries=2) as (server, client):
@@ -612,7 +595,7 @@ async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path: 
 
 
 @every_way
-async def test_another_refusal_reaches_the_caller_as_the_api_says_it(tmp_path: Path, ask: Ask):
+async def test_another_refusal_reaches_the_caller_as_the_api_says_it(tmp_path, ask: Ask):
     refusal = Failure(400, "invalid_request_error", "temperature: must not be warm")
 
     async with talk([refusal], ctxpipe_middleware(truncating(tmp_path), session_id="s")) as (
@@ -651,9 +634,7 @@ class Counted:
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("ask", [plain, helped], ids=["plain", "streaming"])
-async def test_what_the_sdk_sends_again_is_the_same_request(
-    tmp_path: Path, ask: Ask, failure: Reply
-):
+async def test_what_the_sdk_sends_again_is_the_same_request(tmp_path, ask: Ask, failure: Reply):
     summarize, storage = Counted(), LocalStorage(tmp_path)
     stages = (DirectOffload(storage, min_chars=500), Compact(summarize, storage))
     pipeline = ContextPipeline(stages, budget=Budget(window=4000, trigger=2000))
@@ -673,7 +654,7 @@ async def test_what_the_sdk_sends_again_is_the_same_request(
     assert not server.refused
 
 
-async def test_once_shortened_the_request_stays_short_when_it_is_sent_again(tmp_path: Path):
+async def test_once_shortened_the_request_stays_short_when_it_is_sent_again(tmp_path):
     script: list[Reply] = [prompt_too_long(), FAILURES["529"], "ok"]
 
     async with talk(
@@ -798,7 +779,7 @@ def recording(passed: list[Any]) -> Any:
 # What is left alone, and what is kept -------------------------------------------------------------
 
 
-async def test_counting_tokens_counts_what_the_caller_gave(tmp_path: Path):
+async def test_counting_tokens_counts_what_the_caller_gave(tmp_path):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
     history: Any = loop(3)
 
@@ -814,7 +795,7 @@ async def test_counting_tokens_counts_what_the_caller_gave(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_batch_goes_out_as_it_is(tmp_path: Path):
+async def test_a_batch_goes_out_as_it_is(tmp_path):
     passed: list[Any] = []
     history: Any = loop(3)
 
@@ -843,7 +824,7 @@ async def test_a_batch_goes_out_as_it_is(tmp_path: Path):
     ],
     ids=["asked for", "done before"],
 )
-async def test_what_the_server_compacts_is_its_own(tmp_path: Path, beside: dict[str, Any]):
+async def test_what_the_server_compacts_is_its_own(tmp_path, beside: dict[str, Any]):
     history: Any = loop(1)
     if "messages" in beside:
         history = [user({"type": "compaction", "content": "what was said"}), *history[1:]]
@@ -859,7 +840,7 @@ async def test_what_the_server_compacts_is_its_own(tmp_path: Path, beside: dict[
 
 
 async def test_headers_query_and_timeout_of_a_rewritten_request_are_the_callers(
-    tmp_path: Path,
+    tmp_path,
 ):
     passed: list[Any] = []
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
@@ -885,7 +866,7 @@ async def test_headers_query_and_timeout_of_a_rewritten_request_are_the_callers(
     assert (passed[0].query_params, passed[0].timeout) == ({"trace": "on"}, 7.5)
 
 
-async def test_a_request_is_the_same_object_where_nothing_is_to_do(tmp_path: Path):
+async def test_a_request_is_the_same_object_where_nothing_is_to_do(tmp_path):
     before: list[Any] = []
     after: list[Any] = []
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
@@ -900,7 +881,7 @@ async def test_a_request_is_the_same_object_where_nothing_is_to_do(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [httpx2.Response, dict[str, Any], object])
-async def test_a_caller_may_have_the_answer_in_any_form(tmp_path: Path, kind: Any):
+async def test_a_caller_may_have_the_answer_in_any_form(tmp_path, kind: Any):
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
     body = {"model": "m", "max_tokens": 9, "messages": loop(20)}
 
@@ -911,9 +892,7 @@ async def test_a_caller_may_have_the_answer_in_any_form(tmp_path: Path, kind: An
     assert reply["content"][0]["text"] == "Hello."
 
 
-async def test_another_middleware_may_answer_in_the_apis_place(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_another_middleware_may_answer_in_the_apis_place(tmp_path, caplog):
     kept: list[Any] = []
 
     async def cached(request: Any, call_next: Any) -> Any:
@@ -933,9 +912,7 @@ async def test_another_middleware_may_answer_in_the_apis_place(
     assert not warnings_in(caplog)
 
 
-async def test_a_reply_that_does_not_validate_fails_as_it_does_without_ctxpipe(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_reply_that_does_not_validate_fails_as_it_does_without_ctxpipe(tmp_path, caplog):
     import pydantic
 
     class Weather(pydantic.BaseModel):
@@ -993,7 +970,7 @@ async def test_an_error_of_ours_sends_the_original_request_with_one_warning(
     session_id: Any,
     warning: str,
     ask: Ask,
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     async with talk(["Hello."], ctxpipe_middleware(pipeline(), session_id=session_id)) as (
         server,
@@ -1006,9 +983,7 @@ async def test_an_error_of_ours_sends_the_original_request_with_one_warning(
     assert [warning in record.message for record in warnings_in(caplog)].count(True) == 1
 
 
-async def test_a_history_that_is_none_is_refused_by_the_api_in_its_own_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_history_that_is_none_is_refused_by_the_api_in_its_own_words(tmp_path, caplog):
     nonsense: Any = ([{"role": "nobody", "content": "x"}], [], [{}], ["hello"])
 
     async with talk([], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (_, client):
@@ -1020,9 +995,7 @@ async def test_a_history_that_is_none_is_refused_by_the_api_in_its_own_words(
 
 
 @every_way
-async def test_a_counter_that_fails_costs_a_reply_nothing(
-    ask: Ask, caplog: pytest.LogCaptureFixture
-):
+async def test_a_counter_that_fails_costs_a_reply_nothing(ask: Ask, caplog):
     pipeline = ContextPipeline(counter=refuse_to_count)
 
     async with talk(["Hello."], ctxpipe_middleware(pipeline, session_id="s")) as (_, client):
@@ -1042,7 +1015,7 @@ async def cancelled_once(begun: anyio.Event, client: anthropic.AsyncAnthropic) -
 
 
 async def test_cancellation_while_a_stage_works_sends_nothing(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     begun = anyio.Event()
 
@@ -1062,7 +1035,7 @@ async def test_cancellation_while_a_stage_works_sends_nothing(
 
 
 async def test_cancellation_while_the_model_thinks_is_passed_on_and_the_next_turn_goes_well(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path, caplog
 ):
     asked = anyio.Event()
 
@@ -1098,9 +1071,7 @@ def marks_of(received: Received) -> int:
 
 @pytest.mark.parametrize("wanted", range(5))
 @pytest.mark.parametrize("own", range(5))
-async def test_at_most_the_free_ones_of_the_four_marks_are_placed(
-    tmp_path: Path, wanted: int, own: int
-):
+async def test_at_most_the_free_ones_of_the_four_marks_are_placed(tmp_path, wanted: int, own: int):
     system = [{**text(f"Rule {n}."), **(MARK if n < own else {})} for n in range(5)]
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s", cache_breakpoints=wanted)
 
@@ -1114,7 +1085,7 @@ async def test_at_most_the_free_ones_of_the_four_marks_are_placed(
 
 
 async def test_a_turn_that_rewrites_old_results_still_reads_what_stands_before_them(
-    tmp_path: Path,
+    tmp_path,
 ):
     gate = BatchOffload(LocalStorage(tmp_path), RatioGate(0.5), min_chars=900)
     shaping = ctxpipe_middleware(ContextPipeline([gate]), session_id="s", cache_breakpoints=4)
@@ -1134,7 +1105,7 @@ async def test_a_turn_that_rewrites_old_results_still_reads_what_stands_before_t
 # Conversations ------------------------------------------------------------------------------------
 
 
-async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_path: Path):
+async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_path):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id=by_user)
 
     async def converse(client: anthropic.AsyncAnthropic, name: str) -> None:
@@ -1161,7 +1132,7 @@ async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_pat
             assert file.read_text() == f"secret of {folder.name}\n" * 50
 
 
-async def test_a_summary_may_be_asked_for_on_the_very_client(tmp_path: Path):
+async def test_a_summary_may_be_asked_for_on_the_very_client(tmp_path):
     def script(body: RequestBody) -> Reply:
         return "The summary." if body["model"] == "small" else "ok"
 
@@ -1177,7 +1148,7 @@ async def test_a_summary_may_be_asked_for_on_the_very_client(tmp_path: Path):
     assert not server.refused
 
 
-async def test_a_journal_carries_the_context_into_another_process(tmp_path: Path):
+async def test_a_journal_carries_the_context_into_another_process(tmp_path):
     summarize, history, storage = Counted(), loop(20), LocalStorage(tmp_path)
     wire = []
     for _ in range(2):  # each time a pipeline that knows nothing
@@ -1196,7 +1167,7 @@ async def test_a_journal_carries_the_context_into_another_process(tmp_path: Path
 # Threads held by the server -----------------------------------------------------------------------
 
 
-async def test_a_thread_that_may_go_on_without_the_server_does(tmp_path: Path):
+async def test_a_thread_that_may_go_on_without_the_server_does(tmp_path):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
     async with talk([answer(tool_use("look", {}, id="t0")), "Done."], shaping) as (server, client):
@@ -1213,7 +1184,7 @@ async def test_a_thread_that_may_go_on_without_the_server_does(tmp_path: Path):
 
 
 async def test_a_thread_that_may_not_is_told_the_way_out_and_nothing_is_sent(
-    tmp_path: Path,
+    tmp_path,
 ):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
@@ -1225,7 +1196,7 @@ async def test_a_thread_that_may_not_is_told_the_way_out_and_nothing_is_sent(
     assert server.calls == 0
 
 
-async def test_a_thread_that_is_passed_goes_out_untouched(tmp_path: Path):
+async def test_a_thread_that_is_passed_goes_out_untouched(tmp_path):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s", threads="pass")
 
     async with talk(["ok"], shaping) as (server, client):
@@ -1242,7 +1213,7 @@ async def test_a_thread_that_is_passed_goes_out_untouched(tmp_path: Path):
 
 
 def test_an_sdk_without_middleware_is_named_with_the_way_out(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.delattr(anthropic, "APIRequest")
 
@@ -1260,9 +1231,7 @@ def test_the_synchronous_client_says_that_it_cannot_await_it():
 # The row of the README --------------------------------------------------------------------------
 
 
-async def test_the_row_of_the_readme_sends_placeholders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path, monkeypatch):
     @beta_async_tool
     async def look(number: int) -> str:
         """Looks."""

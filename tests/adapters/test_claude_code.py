@@ -66,7 +66,7 @@ def hook(folder: Path, response: object, **fields: Any) -> Any:
 # The hook -----------------------------------------------------------------------------------------
 
 
-def test_a_long_output_goes_to_a_file_and_the_rest_of_the_result_stays(tmp_path: Path):
+def test_a_long_output_goes_to_a_file_and_the_rest_of_the_result_stays(tmp_path):
     response = {"stdout": LONG, "stderr": "", "interrupted": False, "isImage": False}
 
     seen = hook(tmp_path, response)
@@ -80,12 +80,12 @@ def test_a_long_output_goes_to_a_file_and_the_rest_of_the_result_stays(tmp_path:
 @pytest.mark.parametrize(
     "response", [{"stdout": "short"}, {"type": "image", "data": LONG}, "short", None, 5, []]
 )
-def test_what_is_short_or_no_text_stays(tmp_path: Path, response: object):
+def test_what_is_short_or_no_text_stays(tmp_path, response: object):
     assert hook(tmp_path, response) is None
     assert not (tmp_path / ".ctxpipe").exists()
 
 
-def test_each_long_text_has_a_file_of_its_own(tmp_path: Path):
+def test_each_long_text_has_a_file_of_its_own(tmp_path):
     response = [{"type": "text", "text": LONG}, {"type": "text", "text": LONG * 2}]
 
     seen = hook(tmp_path, response, tool_name="mcp__git__log")
@@ -103,18 +103,18 @@ def test_each_long_text_has_a_file_of_its_own(tmp_path: Path):
     ],
     ids=str,
 )
-def test_what_was_read_back_stays(tmp_path: Path, fields: Any):
+def test_what_was_read_back_stays(tmp_path, fields: Any):
     assert hook(tmp_path, {"stdout": LONG}, **fields) is None
 
 
 @pytest.mark.parametrize("stdin", [b"", b"{", b"[]", b"null", b'{"tool_response": {"a": 1}}'])
-def test_a_broken_event_never_fails_the_call(tmp_path: Path, stdin: bytes):
+def test_a_broken_event_never_fails_the_call(tmp_path, stdin: bytes):
     done = run("hook", stdin=stdin, folder=tmp_path)
 
     assert (done.returncode, done.stdout) == (0, b"")
 
 
-def test_a_folder_that_cannot_be_written_to_never_fails_the_call(tmp_path: Path):
+def test_a_folder_that_cannot_be_written_to_never_fails_the_call(tmp_path):
     (tmp_path / ".ctxpipe").write_text("a file is in the way")
 
     done = run("hook", stdin=event(tmp_path, {"stdout": LONG}))
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_to_never_fails_the_call(tmp_path: Path)
     assert LONG[:20].encode() not in done.stderr
 
 
-def test_hostile_ids_stay_below_the_root(tmp_path: Path):
+def test_hostile_ids_stay_below_the_root(tmp_path):
     seen = hook(tmp_path, {"stdout": LONG}, session_id="../../up", tool_use_id="../../x")
 
     path = any_reference(seen["stdout"])
@@ -131,7 +131,7 @@ def test_hostile_ids_stay_below_the_root(tmp_path: Path):
     assert Path(path).resolve().is_relative_to((tmp_path / ".ctxpipe").resolve())
 
 
-def test_it_imports_nothing_that_it_does_not_need(tmp_path: Path):
+def test_it_imports_nothing_that_it_does_not_need(tmp_path):
     code = (
         "import sys; sys.argv = ['ctxpipe', 'claude-code', 'hook']\n"
         "from ctxpipe.__main__ import main\n"
@@ -166,7 +166,7 @@ def read(settings: Path) -> Any:
     return json.loads(settings.read_text())
 
 
-def test_install_adds_the_hook_and_keeps_a_copy(tmp_path: Path):
+def test_install_adds_the_hook_and_keeps_a_copy(tmp_path):
     settings = tmp_path / "settings.json"
     other = {"matcher": "Edit", "hooks": [{"type": "command", "command": "format"}]}
     before = {"model": "opus", "hooks": {"PostToolUse": [other], "Stop": []}}
@@ -182,7 +182,7 @@ def test_install_adds_the_hook_and_keeps_a_copy(tmp_path: Path):
     assert stat.S_IMODE(settings.stat().st_mode) == 0o600
 
 
-def test_installing_twice_is_installing_once(tmp_path: Path):
+def test_installing_twice_is_installing_once(tmp_path):
     settings = tmp_path / ".claude" / "settings.json"
 
     assert install(str(settings), COMMAND)
@@ -193,7 +193,7 @@ def test_installing_twice_is_installing_once(tmp_path: Path):
     assert len(group["hooks"]) == 1
 
 
-def test_uninstall_leaves_what_was_there_before(tmp_path: Path):
+def test_uninstall_leaves_what_was_there_before(tmp_path):
     settings = tmp_path / "settings.json"
     before = {"model": "opus", "hooks": {"Stop": []}}
     settings.write_text(json.dumps(before))
@@ -205,7 +205,7 @@ def test_uninstall_leaves_what_was_there_before(tmp_path: Path):
     assert not uninstall(str(settings))
 
 
-def test_a_hook_of_somebody_else_in_our_group_stays(tmp_path: Path):
+def test_a_hook_of_somebody_else_in_our_group_stays(tmp_path):
     settings = tmp_path / "settings.json"
     install(str(settings), COMMAND)
     mixed = read(settings)
@@ -219,7 +219,7 @@ def test_a_hook_of_somebody_else_in_our_group_stays(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"hooks": 5}', '{"hooks": {"PostToolUse": {}}}'])
-def test_settings_that_cannot_be_read_are_not_changed(tmp_path: Path, text: str):
+def test_settings_that_cannot_be_read_are_not_changed(tmp_path, text: str):
     settings = tmp_path / "settings.json"
     settings.write_text(text)
 
@@ -229,9 +229,7 @@ def test_settings_that_cannot_be_read_are_not_changed(tmp_path: Path, text: str)
     assert settings.read_text() == text
 
 
-def test_the_command_installs_what_claude_code_can_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_installs_what_claude_code_can_run(tmp_path, capsys):
     settings = tmp_path / "settings.json"
 
     assert main(["install", "--settings", str(settings)]) == 0
@@ -249,7 +247,7 @@ def test_the_command_installs_what_claude_code_can_run(
     assert b"offloaded" in done.stdout
 
 
-def test_the_row_of_the_readme_installs_a_hook_that_offloads(tmp_path: Path):
+def test_the_row_of_the_readme_installs_a_hook_that_offloads(tmp_path):
     settings = reader_environment()
     subprocess.run(command_of("claude-code"), cwd=tmp_path, env=settings, check=True)
 

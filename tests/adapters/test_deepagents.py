@@ -90,7 +90,7 @@ class TestContract(AdapterContract):
         return Done(str(kept[-1].text), results, kept[:-1])
 
 
-async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
+async def test_a_sub_agent_does_not_disturb(tmp_path):
     asked = {"description": "What?", "subagent_type": "helper"}
 
     def script(body: Any) -> Any:

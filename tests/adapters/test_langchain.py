@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -98,7 +97,7 @@ def done_of(kept: list[Any]) -> Done:
     return Done(str(kept[-1].text), results, kept[:-1])
 
 
-async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
+async def test_a_sub_agent_does_not_disturb(tmp_path):
     def script(body: Any) -> Any:
         said = str(body["messages"][0]["content"])
         turn = sum(message["role"] == "assistant" for message in body["messages"])
@@ -128,7 +127,7 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
 # Beside it ----------------------------------------------------------------------------------------
 
 
-async def test_synchronous_agents_work_as_well(tmp_path: Path):
+async def test_synchronous_agents_work_as_well(tmp_path):
     async with serve("chat", rounds(), model=Model(window=100_000)) as (server, model):
         looking = agent(model, offloading(tmp_path))
         await anyio.to_thread.run_sync(lambda: looking.invoke(GO, THREAD))
@@ -136,7 +135,7 @@ async def test_synchronous_agents_work_as_well(tmp_path: Path):
     assert placeholders(server.requests[-1]) == CALLS
 
 
-async def test_a_synchronous_agent_survives_an_overflow(tmp_path: Path):
+async def test_a_synchronous_agent_survives_an_overflow(tmp_path):
     async with serve("chat", rounds(8), model=Model(window=4000)) as (server, model):
         looking = agent(model, compacting(tmp_path))
         state = await anyio.to_thread.run_sync(lambda: looking.invoke(GO, THREAD))
@@ -145,7 +144,7 @@ async def test_a_synchronous_agent_survives_an_overflow(tmp_path: Path):
     assert server.refused
 
 
-async def test_without_a_thread_a_given_name_counts(tmp_path: Path):
+async def test_without_a_thread_a_given_name_counts(tmp_path):
     async with serve("chat", rounds(1)) as (_, model):
         await agent(model, offloading(tmp_path), session_id="given").ainvoke(GO)
 
@@ -206,7 +205,7 @@ def test_a_call_that_left_is_gone_from_both_places():
 
 
 @every_api
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path, api: str):
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
     async with serve(api, rounds()) as (server, model):
         names = run_row("langchain", offloading(tmp_path), model=model, tools=[look])
         state = await names["agent"].ainvoke(GO, THREAD)

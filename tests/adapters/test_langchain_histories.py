@@ -9,7 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from foreign_histories import ARGUMENTS, IMAGE, MARK, NAMES, SAID, TEXT, call_ids
+from foreign_histories import ARGUMENTS, IMAGE, NAMES, SAID, TEXT, call_ids
+from histories import MARK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from translations import PIPELINES, check_life, check_untouched, sent_items
@@ -150,7 +151,7 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
-    pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory: Any
+    pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory
 ):
     items = data.draw(histories(12))
     forced = data.draw(st.sets(st.integers(0, len(items))))
@@ -164,7 +165,7 @@ def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
 
 @settings(max_examples=10)
 @given(items=histories())
-def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory: Any):
+def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
 
     first, second = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -160,7 +159,7 @@ def texts(content: Any) -> list[str]:
     return [block["text"] for block in content if "text" in block]
 
 
-async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
+async def test_a_sub_agent_does_not_disturb(tmp_path):
     def script(body: Any) -> Any:
         return rounds()[sum(m["role"] == "assistant" for m in body["messages"])]
 
@@ -180,7 +179,7 @@ async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
 
 
 @every_api
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path, api: str):
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
     async with serve(api, rounds()) as (server, given):
         run_row("litellm", offloading(tmp_path))
         try:

@@ -61,7 +61,7 @@ async def call(session: ClientSession, tool: str, **arguments: Any) -> tuple[str
     return content.text, bool(result.is_error)
 
 
-async def test_the_tools_are_listed_as_reading_ones(tmp_path: Path):
+async def test_the_tools_are_listed_as_reading_ones(tmp_path):
     async with talk(tmp_path) as session:
         listed = (await session.list_tools()).tools
 
@@ -70,7 +70,7 @@ async def test_the_tools_are_listed_as_reading_ones(tmp_path: Path):
     assert listed[0].input_schema["required"] == ["path"]
 
 
-async def test_what_was_offloaded_is_read_and_searched(tmp_path: Path):
+async def test_what_was_offloaded_is_read_and_searched(tmp_path):
     path = await store(tmp_path)
 
     async with talk(tmp_path) as session:
@@ -84,7 +84,7 @@ async def test_what_was_offloaded_is_read_and_searched(tmp_path: Path):
 
 
 @pytest.mark.parametrize("elsewhere", ["/etc/passwd", "../secret.md", "job/none.md", "x\0y", ""])
-async def test_what_lies_elsewhere_is_refused(tmp_path: Path, elsewhere: str):
+async def test_what_lies_elsewhere_is_refused(tmp_path, elsewhere: str):
     root = tmp_path / "root"
     await store(root)
     (tmp_path / "secret.md").write_text("secret")
@@ -96,7 +96,7 @@ async def test_what_lies_elsewhere_is_refused(tmp_path: Path, elsewhere: str):
             assert "root" not in said.replace(elsewhere, "")
 
 
-async def test_another_session_is_refused_where_one_is_named(tmp_path: Path):
+async def test_another_session_is_refused_where_one_is_named(tmp_path):
     mine, other = await store(tmp_path, "mine/t.md"), await store(tmp_path, "other/t.md")
 
     command = [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path), "--session", "mine"]
@@ -106,13 +106,13 @@ async def test_another_session_is_refused_where_one_is_named(tmp_path: Path):
         assert (await call(session, "read_offloaded", path=other))[1]
 
 
-async def test_an_unknown_tool_and_wrong_arguments_are_errors_that_the_model_reads(tmp_path: Path):
+async def test_an_unknown_tool_and_wrong_arguments_are_errors_that_the_model_reads(tmp_path):
     async with talk(tmp_path) as session:
         assert "no tool" in (await call(session, "moon"))[0]
         assert "path is missing" in (await call(session, "read_offloaded"))[0]
 
 
-async def test_a_client_that_goes_ends_the_server(tmp_path: Path):
+async def test_a_client_that_goes_ends_the_server(tmp_path):
     process = await anyio.open_process(
         [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path)],
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
@@ -125,7 +125,7 @@ async def test_a_client_that_goes_ends_the_server(tmp_path: Path):
     await process.aclose()
 
 
-async def test_a_wrong_option_ends_with_its_reason(tmp_path: Path):
+async def test_a_wrong_option_ends_with_its_reason(tmp_path):
     done = await anyio.run_process(
         [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path), "--session", ""],
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
@@ -141,7 +141,7 @@ def test_a_storage_that_cannot_be_read_from_is_refused():
         offload_server("x")  # type: ignore[arg-type]
 
 
-async def test_the_row_of_the_readme_reads_what_was_offloaded(tmp_path: Path):
+async def test_the_row_of_the_readme_reads_what_was_offloaded(tmp_path):
     path = await store(tmp_path / ".ctxpipe")
 
     async with talk_to_process(*command_of("mcp"), cwd=tmp_path) as session:

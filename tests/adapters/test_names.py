@@ -261,7 +261,7 @@ def unmarked(items: list[Any]) -> str:
 )
 @pytest.mark.parametrize("case", CASES, ids=[serve.__name__ for serve, _ in CASES], indirect=True)
 async def test_without_a_name_two_conversations_are_billed_as_with_one(
-    case: tuple[Serve, Callable[[str], Items]], tmp_path: Path
+    case: tuple[Serve, Callable[[str], Items]], tmp_path
 ):
     with_names = await bill(*case, tmp_path / "named", named=True)
     without = await bill(*case, tmp_path / "unnamed", named=False)

@@ -256,7 +256,7 @@ class TestContract(AdapterContract):
 @every_api
 @every_way
 async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxpipe(
-    tmp_path: Path, api: str, stream: bool
+    tmp_path, api: str, stream: bool
 ):
     received = []
     for http_client in (httpx2.AsyncClient, shaping(full(tmp_path))):
@@ -278,7 +278,7 @@ def comparable(headers: Any) -> dict[str, str]:
 
 @every_api
 @every_way
-async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, api: str, stream: bool):
+async def test_the_answer_is_the_one_without_ctxpipe(tmp_path, api: str, stream: bool):
     replies = []
     for http_client in (httpx2.AsyncClient, shaping(offloading(tmp_path))):
         async with talk([answer("Hello.", tool_use("look", {}, id="c"))], http_client) as (_, c):
@@ -290,7 +290,7 @@ async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, api: str, s
 # Something to do ----------------------------------------------------------------------------------
 
 
-async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path: Path):
+async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path):
     http_client = shaping(offloading(tmp_path), session_id="s")
 
     async with talk(call_twice, http_client) as (server, client):
@@ -303,7 +303,7 @@ async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path: Path
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path: Path, stream: bool):
+async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path, stream: bool):
     http_client = shaping(offloading(tmp_path), session_id="s")
     given: Any = [{"role": "user", "content": "go"}]
     held: Any = {}
@@ -328,7 +328,7 @@ async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path: Path,
 
 
 async def test_of_what_the_provider_holds_a_result_stays_that_may_have_been_read_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path, caplog
 ):
     http_client = shaping(offloading(tmp_path), session_id="s")
     output = {"type": "function_call_output", "output": LONG}
@@ -352,7 +352,7 @@ async def answer_of(client: openai.AsyncOpenAI, *, stream: bool, **given: Any) -
         return await streamed.get_final_response()
 
 
-async def test_other_requests_pass(tmp_path: Path):
+async def test_other_requests_pass(tmp_path):
     http_client = shaping(offloading(tmp_path))
 
     async with talk([], http_client) as (server, client):
@@ -367,7 +367,7 @@ async def test_other_requests_pass(tmp_path: Path):
 # The bill -----------------------------------------------------------------------------------------
 
 
-async def test_a_body_without_usage_teaches_nothing(caplog: pytest.LogCaptureFixture):
+async def test_a_body_without_usage_teaches_nothing(caplog):
     http_client = ctxpipe_client(
         ContextPipeline(),
         session_id="s",
@@ -403,7 +403,7 @@ def compacting(folder: Path) -> ContextPipeline:
     return ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(20_000))
 
 
-async def test_a_refusal_within_a_stream_is_recovered_too(tmp_path: Path):
+async def test_a_refusal_within_a_stream_is_recovered_too(tmp_path):
     http_client = shaping(compacting(tmp_path), session_id="s")
     settings: Any = {"model": Model(window=6000), "late_refusal": True}
 
@@ -415,7 +415,7 @@ async def test_a_refusal_within_a_stream_is_recovered_too(tmp_path: Path):
 
 
 @every_api
-async def test_what_cannot_be_shortened_gives_the_apis_own_error(tmp_path: Path, api: str):
+async def test_what_cannot_be_shortened_gives_the_apis_own_error(tmp_path, api: str):
     http_client = shaping(offloading(tmp_path, budget=Budget(20_000)), session_id="s")
 
     async with talk([], http_client, model=Model(window=100)) as (server, client):
@@ -427,7 +427,7 @@ async def test_what_cannot_be_shortened_gives_the_apis_own_error(tmp_path: Path,
 
 
 @every_api
-async def test_another_error_passes(tmp_path: Path, api: str):
+async def test_another_error_passes(tmp_path, api: str):
     http_client = shaping(compacting(tmp_path), session_id="s")
     failure = Failure(400, "invalid_request_error", "Unknown parameter: 'x'.")
 
@@ -442,9 +442,7 @@ async def test_another_error_passes(tmp_path: Path, api: str):
 
 
 @every_api
-async def test_an_error_of_ours_is_logged_once_and_the_request_sent_as_it_came(
-    api: str, caplog: pytest.LogCaptureFixture
-):
+async def test_an_error_of_ours_is_logged_once_and_the_request_sent_as_it_came(api: str, caplog):
     async def fail(turn: Turn) -> Skip:
         raise RuntimeError("secret")
 
@@ -461,9 +459,7 @@ async def test_an_error_of_ours_is_logged_once_and_the_request_sent_as_it_came(
 
 
 @every_api
-async def test_a_request_with_open_calls_is_sent_as_it_came(
-    tmp_path: Path, api: str, caplog: pytest.LogCaptureFixture
-):
+async def test_a_request_with_open_calls_is_sent_as_it_came(tmp_path, api: str, caplog):
     http_client = shaping(offloading(tmp_path), session_id="s")
     items = history_of(api, 2)[:-1]
 
@@ -500,14 +496,14 @@ async def by_context(client: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("named", [by_cache_key, by_metadata, by_user, by_context])
-async def test_the_name_of_a_conversation_is_found(tmp_path: Path, named: Named):
+async def test_the_name_of_a_conversation_is_found(tmp_path, named: Named):
     async with talk(["ok"], shaping(offloading(tmp_path))) as (_, client):
         await named(client)
 
     assert (tmp_path / "job" / "c0.md").exists()
 
 
-async def test_a_given_name_is_the_name(tmp_path: Path):
+async def test_a_given_name_is_the_name(tmp_path):
     find: Any = lambda body: "of-" + body["user"]  # noqa: E731
 
     async with talk(["ok"], shaping(offloading(tmp_path), session_id=find)) as (_, client):
@@ -516,7 +512,7 @@ async def test_a_given_name_is_the_name(tmp_path: Path):
     assert (tmp_path / "of-job" / "c0.md").exists()
 
 
-async def test_two_requests_of_a_conversation_at_once_are_both_answered(tmp_path: Path):
+async def test_two_requests_of_a_conversation_at_once_are_both_answered(tmp_path):
     http_client = shaping(offloading(tmp_path), session_id="s")
 
     async with (
@@ -551,7 +547,7 @@ def test_invalid_settings_are_refused_where_they_are_made(make: Any, settings: A
 @every_api
 @every_way
 async def test_the_row_of_the_readme_sends_placeholders(
-    api: str, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, stream: bool, tmp_path, monkeypatch
 ):
     script: list[Reply] = [answer(tool_use("look", {}, id="c0")), "Done."]
     async with OpenAIServer(script) as server:

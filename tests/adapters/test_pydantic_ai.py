@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -124,7 +123,7 @@ class TestContract(AdapterContract):
         return received.body
 
 
-async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
+async def test_a_sub_agent_does_not_disturb(tmp_path):
     def script(body: Any) -> Any:
         said = str(body["messages"][1]["content"])
         turn = sum(message["role"] == "assistant" for message in body["messages"])
@@ -157,7 +156,7 @@ def look(number: int) -> str:
     return result(number)
 
 
-async def test_what_was_offloaded_stays_out_of_runs_with_structured_outputs(tmp_path: Path):
+async def test_what_was_offloaded_stays_out_of_runs_with_structured_outputs(tmp_path):
     """pydantic-ai ends such a run with a result of its own, which the next run's prompt joins."""
     script = []
     for run in range(30):
@@ -182,7 +181,7 @@ async def test_what_was_offloaded_stays_out_of_runs_with_structured_outputs(tmp_
 # Beside it ----------------------------------------------------------------------------------------
 
 
-async def test_another_error_is_raised(tmp_path: Path):
+async def test_another_error_is_raised(tmp_path):
     from ctxpipe.testing import server_error
 
     async with serve("chat", [server_error()]) as (server, model):
@@ -256,7 +255,7 @@ def test_a_call_that_left_is_gone_alone():
 
 
 @every_api
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path: Path, api: str):
+async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
     async with serve(api, rounds()) as (server, model):
         names = run_row("pydantic-ai", offloading(tmp_path), model=model, tools=[look])
         done = await names["agent"].run("go", **LIMITS)

@@ -133,7 +133,7 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
-    pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory: Any
+    pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory
 ):
     items = data.draw(histories(12))
     forced = data.draw(st.sets(st.integers(0, len(items))))
@@ -147,7 +147,7 @@ def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
 
 @settings(max_examples=10)
 @given(items=histories())
-def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory: Any):
+def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
 
     first, second = [anyio.run(sent_items, folder, PydanticCodec(), items) for _ in range(2)]

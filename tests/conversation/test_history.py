@@ -13,6 +13,7 @@ import pytest
 from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 from api_histories import few, valid_histories
 from histories import (
+    MARK,
     assistant,
     chat,
     conversation,
@@ -50,7 +51,6 @@ from ctxpipe.stages.reports import Offloaded, Truncated
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 LONG = "a long line of output\n" * 200
-MARK = {"cache_control": {"type": "ephemeral"}}
 PICTURE = {"type": "image", "source": {"type": "url", "url": "u"}}
 RESULTS = conversation(user("go"), *(step(f"t{i}", result=LONG + str(i)) for i in range(5)))
 
@@ -97,7 +97,7 @@ CONTENTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("preview", [None, Preview()])
 @pytest.mark.parametrize("name", CONTENTS)
-async def test_an_offloaded_result_comes_back(name: str, preview: Preview | None, tmp_path: Path):
+async def test_an_offloaded_result_comes_back(name: str, preview: Preview | None, tmp_path):
     storage = LocalStorage(tmp_path)
     history = conversation(user("go"), step("t1", result=CONTENTS[name]))
 
@@ -106,7 +106,7 @@ async def test_an_offloaded_result_comes_back(name: str, preview: Preview | None
     assert len(json.dumps(result.messages)) < len(json.dumps(history))
 
 
-async def test_an_input_with_two_long_texts_comes_back(tmp_path: Path):
+async def test_an_input_with_two_long_texts_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     edit = {"path": "a.py", "edits": [{"old": LONG, "new": LONG + "new"}]}
     history = [user("go"), *step("t1", "Edit", edit), assistant("done"), user("thanks")]
@@ -114,7 +114,7 @@ async def test_an_input_with_two_long_texts_comes_back(tmp_path: Path):
     await shaped(history, storage, BatchOffload(storage, inputs={"Edit"}, keep_recent=0))
 
 
-async def test_texts_in_the_files_of_another_storage_come_back(tmp_path: Path):
+async def test_texts_in_the_files_of_another_storage_come_back(tmp_path):
     journal, files = LocalStorage(tmp_path / "journal"), LocalStorage(tmp_path / "files")
 
     await shaped(RESULTS[:3], journal, DirectOffload(files))
@@ -137,7 +137,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 async def test_a_result_of_text_and_other_blocks_comes_back(
     name: str,
     is_batch: bool,
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     history = [user("go"), *step("t1", "search", result=[text(LONG), EXTRAS[name]])]
@@ -151,7 +151,7 @@ async def test_a_result_of_text_and_other_blocks_comes_back(
     assert await session.history() == history
 
 
-async def test_an_input_that_quotes_a_placeholder_comes_back(tmp_path: Path):
+async def test_an_input_that_quotes_a_placeholder_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     quoted = "[Content offloaded to: ./s/tool-result-x.md]"
     edit = {"file_path": "doc.md", "old_string": quoted, "new_string": "long " * 1000}
@@ -161,7 +161,7 @@ async def test_an_input_that_quotes_a_placeholder_comes_back(tmp_path: Path):
     await shaped(history, storage, stage)
 
 
-async def test_a_result_that_quotes_a_placeholder_comes_back(tmp_path: Path):
+async def test_a_result_that_quotes_a_placeholder_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     quoted = "[Content offloaded to: ./s/tool-result-x.md]\n" + LONG
     history = conversation(user("go"), step("t0", result=quoted), step("t1", result=LONG))
@@ -169,7 +169,7 @@ async def test_a_result_that_quotes_a_placeholder_comes_back(tmp_path: Path):
     await shaped(history, storage, DirectOffload(storage))
 
 
-async def test_results_under_the_same_id_come_back_each_as_it_was(tmp_path: Path):
+async def test_results_under_the_same_id_come_back_each_as_it_was(tmp_path):
     storage = LocalStorage(tmp_path)
     session, history = session_of(storage, DirectOffload(storage)), [user("go")]
     for number in range(3):
@@ -182,9 +182,7 @@ async def test_results_under_the_same_id_come_back_each_as_it_was(tmp_path: Path
 # Files that are gone or changed -----------------------------------------------------------------
 
 
-async def test_a_history_with_a_missing_file_names_the_message_and_gives_the_rest(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_history_with_a_missing_file_names_the_message_and_gives_the_rest(tmp_path, caplog):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, DirectOffload(storage))
     await session.run(conversation(user("go"), step("t0"), step("t1", result=LONG)))
@@ -198,9 +196,7 @@ async def test_a_history_with_a_missing_file_names_the_message_and_gives_the_res
     assert "message 4 of the history is incomplete" in caplog.text
 
 
-async def test_the_message_named_is_that_of_the_raw_history(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_the_message_named_is_that_of_the_raw_history(tmp_path, caplog):
     """Also where an older compaction has taken out messages before it, and was adopted."""
     storage = LocalStorage(tmp_path)
     await (session := session_of(storage, DirectOffload(storage), summarize_half)).run(chat(12))
@@ -225,7 +221,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_texts_of_several_blocks_are_in_the_journal_whatever_happens_to_their_file(
     damage: str,
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, DirectOffload(storage))
@@ -240,7 +236,7 @@ async def test_texts_of_several_blocks_are_in_the_journal_whatever_happens_to_th
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_a_changed_file_is_an_error_that_names_the_message(
     damage: str,
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, DirectOffload(storage))
@@ -263,7 +259,7 @@ async def summarize_half(turn: Turn) -> Change | Skip:
     return Change([user(f"summary of {len(turn.messages)}"), assistant("noted"), *kept])
 
 
-async def test_a_compacted_history_comes_back_whatever_becomes_of_the_archive(tmp_path: Path):
+async def test_a_compacted_history_comes_back_whatever_becomes_of_the_archive(tmp_path):
     journal, archive = LocalStorage(tmp_path / "journal"), LocalStorage(tmp_path / "archive")
     session = session_of(journal, Compact(ExtractiveSummarizer(), archive))
     history = [*RESULTS, assistant("done"), user("and now?")]
@@ -276,13 +272,13 @@ async def test_a_compacted_history_comes_back_whatever_becomes_of_the_archive(tm
     assert await session.history() == history
 
 
-async def test_a_history_compacted_without_an_archive_comes_back(tmp_path: Path):
+async def test_a_history_compacted_without_an_archive_comes_back(tmp_path):
     stage = Compact(ExtractiveSummarizer(), require_archive=False)
 
     await shaped([*RESULTS, assistant("done"), user("more")], LocalStorage(tmp_path), stage)
 
 
-async def test_a_truncated_history_comes_back(tmp_path: Path):
+async def test_a_truncated_history_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     steps = (step(f"t{i}", "ls", {"path": f"d{i}"}, LONG, say=f"step {i}") for i in range(40))
     history = conversation(user("go"), *steps, assistant("done"), user("and now?"))
@@ -292,7 +288,7 @@ async def test_a_truncated_history_comes_back(tmp_path: Path):
     assert isinstance(result.reports[0].detail, Truncated)
 
 
-async def test_a_history_comes_back_after_all_stages_in_many_turns(tmp_path: Path):
+async def test_a_history_comes_back_after_all_stages_in_many_turns(tmp_path):
     storage = LocalStorage(tmp_path)
     results = [LONG if i % 2 else [text(f"line {i} " * 60)] for i in range(24)]
     spoken = [f"step {i} " * 40 for i in range(24)]
@@ -316,7 +312,7 @@ async def test_a_history_comes_back_after_all_stages_in_many_turns(tmp_path: Pat
     assert await session_of(storage).history() == history
 
 
-async def test_a_repaired_history_comes_back_broken(tmp_path: Path):
+async def test_a_repaired_history_comes_back_broken(tmp_path):
     orphan = user(tool_result("orphan"))
     history = [user("go"), assistant(tool_use("lost")), user("hello?"), orphan, user(".")]
 
@@ -326,7 +322,7 @@ async def test_a_repaired_history_comes_back_broken(tmp_path: Path):
 # Cut, branched, adopted -------------------------------------------------------------------------
 
 
-async def test_a_history_that_was_cut_comes_back_as_it_is_now(tmp_path: Path):
+async def test_a_history_that_was_cut_comes_back_as_it_is_now(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, DirectOffload(storage))
     await session.run(RESULTS)
@@ -337,7 +333,7 @@ async def test_a_history_that_was_cut_comes_back_as_it_is_now(tmp_path: Path):
     assert await session_of(storage).history() == RESULTS[:5]
 
 
-async def test_a_history_cut_to_nothing_comes_back_empty(tmp_path: Path):
+async def test_a_history_cut_to_nothing_comes_back_empty(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage)
     await session.run(chat(3))
@@ -347,7 +343,7 @@ async def test_a_history_cut_to_nothing_comes_back_empty(tmp_path: Path):
     assert await session.history() == []
 
 
-async def test_of_a_branch_the_newest_comes_back(tmp_path: Path):
+async def test_of_a_branch_the_newest_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
     await session.run(chat(12))
@@ -359,7 +355,7 @@ async def test_of_a_branch_the_newest_comes_back(tmp_path: Path):
     assert await session_of(storage).history() == branch
 
 
-async def test_a_history_whose_context_was_adopted_comes_back_raw(tmp_path: Path):
+async def test_a_history_whose_context_was_adopted_comes_back_raw(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
     context = (await session.run(chat(13))).messages
@@ -372,7 +368,7 @@ async def test_a_history_whose_context_was_adopted_comes_back_raw(tmp_path: Path
     assert await session_of(storage).history() == [*chat(13), assistant("on")]
 
 
-async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path: Path):
+async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path):
     storage = LocalStorage(tmp_path)
     session, raw, context = session_of(storage, summarize_half), chat(3), chat(3)
     for number in range(20):
@@ -385,7 +381,7 @@ async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path: Path):
     assert await session_of(storage).history() == raw
 
 
-async def test_offloaded_texts_of_an_adopted_context_come_back(tmp_path: Path):
+async def test_offloaded_texts_of_an_adopted_context_come_back(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, DirectOffload(storage))
     context = (await session.run(RESULTS[:3])).messages
@@ -395,7 +391,7 @@ async def test_offloaded_texts_of_an_adopted_context_come_back(tmp_path: Path):
     assert await session.history() == [*RESULTS[:3], *step("t9", result=LONG)]
 
 
-async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_path: Path):
+async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
     context = (await session.run(chat(13))).messages
@@ -406,7 +402,7 @@ async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_
     assert await session_of(storage).history() == chat(11)
 
 
-async def test_a_cut_right_after_an_adopted_summary_leaves_all_that_it_stands_for(tmp_path: Path):
+async def test_a_cut_right_after_an_adopted_summary_leaves_all_that_it_stands_for(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
     context = (await session.run(chat(13))).messages
@@ -416,7 +412,7 @@ async def test_a_cut_right_after_an_adopted_summary_leaves_all_that_it_stands_fo
     assert await session.history() == chat(6)
 
 
-async def test_an_adopted_context_that_was_cut_and_goes_on_comes_back(tmp_path: Path):
+async def test_an_adopted_context_that_was_cut_and_goes_on_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
     context = (await session.run(chat(13))).messages
@@ -456,7 +452,7 @@ async def test_whatever_the_caller_does_the_raw_history_comes_back(data: st.Data
         assert await session_of(storage).history() == raw
 
 
-async def test_a_history_that_was_empty_once_comes_back(tmp_path: Path):
+async def test_a_history_that_was_empty_once_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage)
     for history in ([user("one")], [], [user("two")]):
@@ -465,7 +461,7 @@ async def test_a_history_that_was_empty_once_comes_back(tmp_path: Path):
     assert await session.history() == await session_of(storage).history() == [user("two")]
 
 
-async def test_what_is_added_in_place_to_an_adopted_context_is_written_down(tmp_path: Path):
+async def test_what_is_added_in_place_to_an_adopted_context_is_written_down(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, DirectOffload(storage, min_chars=2000))
     raw = conversation(user("go"), step("t1", result=LONG), assistant("ok"), user(text("next")))
@@ -486,7 +482,7 @@ def unwritten(*stages: Stage) -> Session:
     return ContextPipeline(stages, on_error="raise").session("s")
 
 
-async def test_without_a_journal_the_history_handed_in_comes_back(tmp_path: Path):
+async def test_without_a_journal_the_history_handed_in_comes_back(tmp_path):
     session = unwritten(DirectOffload(LocalStorage(tmp_path)), summarize_half)
     await session.run([*chat(12), *step("t1", result=LONG)])
     history = [*chat(12), *step("t1", result=LONG), assistant("done")]
@@ -497,12 +493,12 @@ async def test_without_a_journal_the_history_handed_in_comes_back(tmp_path: Path
     assert await session.history() == await session.history() == history
 
 
-async def test_before_the_first_turn_the_history_is_empty(tmp_path: Path):
+async def test_before_the_first_turn_the_history_is_empty(tmp_path):
     assert await unwritten().history() == []
     assert await session_of(LocalStorage(tmp_path)).history() == []
 
 
-async def test_the_list_that_comes_back_is_the_callers_own(tmp_path: Path):
+async def test_the_list_that_comes_back_is_the_callers_own(tmp_path):
     session = unwritten()
     await session.run(chat(3))
 
@@ -512,7 +508,7 @@ async def test_the_list_that_comes_back_is_the_callers_own(tmp_path: Path):
 
 
 async def test_adopting_a_context_without_a_journal_is_told_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     session = unwritten(summarize_half)
     context = (await session.run(chat(13))).messages
@@ -542,7 +538,7 @@ async def test_an_adopted_context_without_a_journal_cannot_be_restored():
 # Form -------------------------------------------------------------------------------------------
 
 
-async def test_objects_of_the_sdk_come_back_as_dicts_that_say_the_same(tmp_path: Path):
+async def test_objects_of_the_sdk_come_back_as_dicts_that_say_the_same(tmp_path):
     storage = LocalStorage(tmp_path)
     thought = ThinkingBlock(type="thinking", thinking="hm", signature="signed hm")
     call = ToolUseBlock(type="tool_use", id="t1", name="bash", input={})
@@ -568,7 +564,7 @@ async def test_a_history_of_any_blocks_comes_back_as_it_would_be_sent(history: l
         assert await session_of(storage).history() == as_sent(history)
 
 
-async def test_objects_inside_a_result_come_back_as_dicts(tmp_path: Path):
+async def test_objects_inside_a_result_come_back_as_dicts(tmp_path):
     storage = LocalStorage(tmp_path)
     held: Any = [TextBlock(type="text", text=LONG)]
     history = [user("go"), *step("t1", result=held)]
@@ -579,7 +575,7 @@ async def test_objects_inside_a_result_come_back_as_dicts(tmp_path: Path):
     assert await session.history() == [user("go"), *step("t1", result=[text(LONG)])]
 
 
-async def test_from_the_journal_the_history_comes_back_without_cache_marks(tmp_path: Path):
+async def test_from_the_journal_the_history_comes_back_without_cache_marks(tmp_path):
     session = session_of(LocalStorage(tmp_path))
 
     await session.run([user({**text("go"), **MARK})])
@@ -587,7 +583,7 @@ async def test_from_the_journal_the_history_comes_back_without_cache_marks(tmp_p
     assert await session.history() == [user(text("go"))]
 
 
-async def test_a_content_edited_in_place_comes_back_as_it_is_now(tmp_path: Path):
+async def test_a_content_edited_in_place_comes_back_as_it_is_now(tmp_path):
     session, history = session_of(LocalStorage(tmp_path), summarize_half), chat(13)
     await session.run(history)
 
@@ -600,7 +596,7 @@ async def test_a_content_edited_in_place_comes_back_as_it_is_now(tmp_path: Path)
 # Lines of a journal -----------------------------------------------------------------------------
 
 
-async def test_a_new_process_is_given_the_longest_of_the_lines(tmp_path: Path):
+async def test_a_new_process_is_given_the_longest_of_the_lines(tmp_path):
     storage = LocalStorage(tmp_path)
     one, other = session_of(storage), session_of(storage)
     await one.run(chat(3))
@@ -613,7 +609,7 @@ async def test_a_new_process_is_given_the_longest_of_the_lines(tmp_path: Path):
     assert await session_of(storage).history() == longer
 
 
-async def test_each_line_can_be_asked_for_by_its_name(tmp_path: Path):
+async def test_each_line_can_be_asked_for_by_its_name(tmp_path):
     storage = LocalStorage(tmp_path)
     one, other = session_of(storage), session_of(storage)
     await one.run(chat(3))

@@ -137,7 +137,7 @@ def is_beginning(some: Sequence[Message], history: Sequence[Message]) -> bool:
 
 @pytest.mark.parametrize("is_redacted", [False, True])
 async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(
-    is_redacted: bool, tmp_path: Path
+    is_redacted: bool, tmp_path
 ):
     storage = LocalStorage(tmp_path, redact=hiding if is_redacted else None)
     history = said_with_a_secret() if is_redacted else loop(30)
@@ -151,7 +151,7 @@ async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(
     assert (json.dumps(SECRET)[1:-1] in json.dumps(after.messages)) is is_redacted
 
 
-async def test_a_restart_before_every_turn_changes_nothing(tmp_path: Path):
+async def test_a_restart_before_every_turn_changes_nothing(tmp_path):
     history = loop(30)
     storage, summarize = LocalStorage(tmp_path, clock=float), Counting()
     session = new_session(storage, summarize)
@@ -169,7 +169,7 @@ async def test_a_restart_before_every_turn_changes_nothing(tmp_path: Path):
 
 
 async def test_a_restart_before_every_turn_changes_nothing_for_a_caller_who_adopts(
-    tmp_path: Path,
+    tmp_path,
 ):
     history, summarize, adopted = loop(30), Counting(), list[Message]()
     session = new_session(LocalStorage(tmp_path, clock=float), summarize)
@@ -191,7 +191,7 @@ async def test_a_restart_before_every_turn_changes_nothing_for_a_caller_who_adop
 
 @pytest.mark.parametrize(("turns", "is_damaged"), [(21, False), (30, True)])
 async def test_a_caller_without_the_last_turns_goes_on_from_the_state_of_then(
-    turns: int, is_damaged: bool, tmp_path: Path
+    turns: int, is_damaged: bool, tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
@@ -207,7 +207,7 @@ async def test_a_caller_without_the_last_turns_goes_on_from_the_state_of_then(
 
 
 async def test_a_caller_whose_last_adoption_was_lost_goes_on_from_the_one_before(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, history, adopted = LocalStorage(tmp_path), loop(30), list[Message]()
     session = new_session(storage)
@@ -234,7 +234,7 @@ def hidden(text: str) -> str:
     ids=["tuple", "set", "date", "keys", "nested"],
 )
 async def test_values_that_json_says_in_another_form_are_recognized(
-    value: object, keeps: str, tmp_path: Path
+    value: object, keeps: str, tmp_path
 ):
     redact = hidden if keeps == "redacted texts" else None
     storage, summarize = LocalStorage(tmp_path, redact=redact), Counting()
@@ -282,7 +282,7 @@ async def no_sleep(_seconds: float) -> None:
     """Waits for nothing."""
 
 
-async def test_after_the_pause_another_process_makes_the_one_trial(tmp_path: Path):
+async def test_after_the_pause_another_process_makes_the_one_trial(tmp_path):
     storage, summarize, now = LocalStorage(tmp_path), Failing(), [1000.0]
     clock = lambda: now[0]  # noqa: E731
     assert await asked_in(storage, summarize, range(5), clock=clock) == 3
@@ -294,7 +294,7 @@ async def test_after_the_pause_another_process_makes_the_one_trial(tmp_path: Pat
 
 
 async def test_a_clock_that_was_set_back_keeps_nobody_waiting_longer_than_a_pause(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, summarize, now = LocalStorage(tmp_path), Failing(), [90_000.0]
     clock = lambda: now[0]  # noqa: E731
@@ -305,7 +305,7 @@ async def test_a_clock_that_was_set_back_keeps_nobody_waiting_longer_than_a_paus
     assert await asked_in(storage, summarize, range(7, 9), clock=clock) == 4
 
 
-async def test_two_workers_in_turn_count_failures_together(tmp_path: Path):
+async def test_two_workers_in_turn_count_failures_together(tmp_path):
     storage, summarize = LocalStorage(tmp_path), Failing()
     stage = Compact(summarize, storage, breaker=Breaker(Retry(max_retries=0, sleep=no_sleep)))
     pipes = [ContextPipeline([stage], budget=Budget(window=3000)) for _ in range(2)]
@@ -319,7 +319,7 @@ async def test_two_workers_in_turn_count_failures_together(tmp_path: Path):
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 async def test_what_was_archived_and_not_compacted_is_archived_again_if_it_was_deleted(
-    is_deleted: bool, tmp_path: Path
+    is_deleted: bool, tmp_path
 ):
     storage, summarize = LocalStorage(tmp_path), Failing()
     history = [user("go"), assistant("words " * 3000), user("on")]
@@ -366,7 +366,7 @@ async def turn_is_cancelled(_messages: Sequence[Message], /) -> Summary:
     [summary_fails, summary_is_refused, summary_is_blank, history_is_too_long, turn_is_cancelled],
 )
 async def test_however_a_summary_fails_a_history_that_grows_is_not_archived_each_time(
-    tmp_path: Path, failing: Summarizer, in_one_process: bool
+    tmp_path, failing: Summarizer, in_one_process: bool
 ):
     storage = LocalStorage(tmp_path)
     answers: list[Summarizer] = [failing]
@@ -402,7 +402,7 @@ async def test_however_a_summary_fails_a_history_that_grows_is_not_archived_each
 
 
 async def test_where_nothing_can_be_kept_after_a_failure_one_summary_is_lost_at_most(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, summarize = LocalStorage(tmp_path), Failing()
     patient = Breaker(Retry(max_retries=0, sleep=no_sleep), cooldown_seconds=0)
@@ -434,7 +434,7 @@ async def billed_twice_its_count(session: Session, history: list[Message]) -> No
 
 
 @pytest.mark.parametrize("more", [[], [assistant("more")]], ids=["alone", "with the next turn"])
-async def test_what_a_bill_has_taught_is_known_again(more: list[Message], tmp_path: Path):
+async def test_what_a_bill_has_taught_is_known_again(more: list[Message], tmp_path):
     storage, history = LocalStorage(tmp_path), chat(9, 60)
     session = new_session(storage)
     await billed_twice_its_count(session, history)
@@ -447,7 +447,7 @@ async def test_what_a_bill_has_taught_is_known_again(more: list[Message], tmp_pa
     assert record_of(again).ledger.factor == 2
 
 
-async def test_bills_that_teach_nothing_new_write_nothing(tmp_path: Path):
+async def test_bills_that_teach_nothing_new_write_nothing(tmp_path):
     session = new_session(LocalStorage(tmp_path))
     for _ in range(9):
         await billed_twice_its_count(session, chat(9, 60))
@@ -455,7 +455,7 @@ async def test_bills_that_teach_nothing_new_write_nothing(tmp_path: Path):
     assert len(lines(tmp_path)) == 2  # the turn, and what the first bill has taught
 
 
-async def test_a_window_that_a_refusal_named_is_known_again(tmp_path: Path):
+async def test_a_window_that_a_refusal_named_is_known_again(tmp_path):
     storage, history = LocalStorage(tmp_path), chat(9, 60)
     session = new_session(storage)
     sent = await session.run(history, request={"model": "m"})
@@ -469,7 +469,7 @@ async def test_a_window_that_a_refusal_named_is_known_again(tmp_path: Path):
     assert record_of(again).windows == record_of(session).windows == {"m": 1500}
 
 
-async def test_thinking_with_a_stale_signature_is_known_again(tmp_path: Path):
+async def test_thinking_with_a_stale_signature_is_known_again(tmp_path):
     storage = LocalStorage(tmp_path)
 
     async def shorten(turn: Turn) -> Change | Skip:
@@ -486,7 +486,7 @@ async def test_thinking_with_a_stale_signature_is_known_again(tmp_path: Path):
     assert after.request_options == before.request_options != {}
 
 
-async def test_after_any_cuts_a_new_process_knows_what_the_old_one_knew(tmp_path: Path):
+async def test_after_any_cuts_a_new_process_knows_what_the_old_one_knew(tmp_path):
     chance = random.Random(7)
     for number in range(25 if NIGHTLY else 8):
         storage = LocalStorage(tmp_path / str(number))
@@ -506,7 +506,7 @@ async def test_after_any_cuts_a_new_process_knows_what_the_old_one_knew(tmp_path
         assert await new_session(storage).history() == history
 
 
-async def test_each_of_two_ways_that_one_process_took_is_resumed_as_itself(tmp_path: Path):
+async def test_each_of_two_ways_that_one_process_took_is_resumed_as_itself(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(20)
     session = new_session(storage)
     old = (await played(session, history)).messages
@@ -523,7 +523,7 @@ async def test_each_of_two_ways_that_one_process_took_is_resumed_as_itself(tmp_p
 # What is written --------------------------------------------------------------------------------
 
 
-async def test_a_turn_with_new_messages_writes_one_entry(tmp_path: Path):
+async def test_a_turn_with_new_messages_writes_one_entry(tmp_path):
     storage, history = LocalStorage(tmp_path), chat(9)
 
     await played(new_session(storage), history)
@@ -532,7 +532,7 @@ async def test_a_turn_with_new_messages_writes_one_entry(tmp_path: Path):
     assert [len(values(line)["turns"]) for line in lines(tmp_path)] == [1] * len(stops(history))
 
 
-async def test_an_idle_repeat_of_the_same_history_writes_nothing(tmp_path: Path):
+async def test_an_idle_repeat_of_the_same_history_writes_nothing(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
     await played(session, history)
@@ -545,14 +545,14 @@ async def test_an_idle_repeat_of_the_same_history_writes_nothing(tmp_path: Path)
     assert lines(tmp_path) == before
 
 
-async def test_asking_for_the_history_writes_nothing(tmp_path: Path):
+async def test_asking_for_the_history_writes_nothing(tmp_path):
     session = new_session(LocalStorage(tmp_path))
 
     assert await session.history() == []
     assert not (tmp_path / "s").exists()
 
 
-async def test_an_entry_is_as_long_as_what_has_changed(tmp_path: Path):
+async def test_an_entry_is_as_long_as_what_has_changed(tmp_path):
     storage = LocalStorage(tmp_path)
     history = conversation(user("go"), *(step(f"t{number}") for number in range(200)))
     session = new_session(storage)
@@ -565,7 +565,7 @@ async def test_an_entry_is_as_long_as_what_has_changed(tmp_path: Path):
     assert max(map(len, lines(tmp_path)[-9:])) < 2000
 
 
-async def test_a_text_that_is_in_an_offloaded_file_is_referred_to(tmp_path: Path):
+async def test_a_text_that_is_in_an_offloaded_file_is_referred_to(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(30)
 
     await played(new_session(storage), history)
@@ -575,7 +575,7 @@ async def test_a_text_that_is_in_an_offloaded_file_is_referred_to(tmp_path: Path
     assert await new_session(storage).history() == history
 
 
-async def test_cache_marks_are_not_written_down(tmp_path: Path):
+async def test_cache_marks_are_not_written_down(tmp_path):
     storage = LocalStorage(tmp_path)
     marked = user({"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}})
 
@@ -585,7 +585,7 @@ async def test_cache_marks_are_not_written_down(tmp_path: Path):
     assert await new_session(storage).history() == [user({"type": "text", "text": "go"})]
 
 
-async def test_a_lone_surrogate_is_written_down(tmp_path: Path):
+async def test_a_lone_surrogate_is_written_down(tmp_path):
     storage = LocalStorage(tmp_path)
     broken = [user("go"), assistant("half \ud83d"), user("on")]
     before = await ContextPipeline().session("s", journal=storage).run(broken)
@@ -599,7 +599,7 @@ async def test_a_lone_surrogate_is_written_down(tmp_path: Path):
 
 
 async def test_without_history_the_journal_holds_no_text_and_the_context_is_known_again(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     before = await played(new_session(storage, history=False), history)
@@ -612,7 +612,7 @@ async def test_without_history_the_journal_holds_no_text_and_the_context_is_know
     assert (after.notices, summarize.calls) == ((), 0)
 
 
-async def test_without_history_in_the_journal_it_is_not_given_back(tmp_path: Path):
+async def test_without_history_in_the_journal_it_is_not_given_back(tmp_path):
     storage, history = LocalStorage(tmp_path), chat(5)
     session = new_session(storage, history=False)
     await session.run(history)
@@ -676,7 +676,7 @@ damages = pytest.mark.parametrize("damage", DAMAGES)
 
 @damages
 async def test_damage_is_reported_and_the_journal_is_kept_under_another_name(
-    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: Callable[[Path], None], tmp_path, caplog
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     await played(new_session(storage), history)
@@ -694,7 +694,7 @@ async def test_damage_is_reported_and_the_journal_is_kept_under_another_name(
 
 @damages
 async def test_what_was_known_before_the_damage_is_known_after_it(
-    damage: Callable[[Path], None], tmp_path: Path
+    damage: Callable[[Path], None], tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     await played(new_session(storage), history)
@@ -709,7 +709,7 @@ async def test_what_was_known_before_the_damage_is_known_after_it(
 
 @damages
 async def test_behind_the_damage_the_session_goes_on_and_is_resumed(
-    damage: Callable[[Path], None], tmp_path: Path
+    damage: Callable[[Path], None], tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     await played(new_session(storage), history[:31])
@@ -726,7 +726,7 @@ async def test_behind_the_damage_the_session_goes_on_and_is_resumed(
     assert await session.history() == history
 
 
-async def test_a_journal_that_was_damaged_twice_is_set_aside_twice(tmp_path: Path):
+async def test_a_journal_that_was_damaged_twice_is_set_aside_twice(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(30)
     for stop in (21, 41):
         await played(new_session(storage), history[:stop])
@@ -737,7 +737,7 @@ async def test_a_journal_that_was_damaged_twice_is_set_aside_twice(tmp_path: Pat
 
 
 async def test_a_caller_who_went_back_and_met_damage_goes_on_from_what_was_right(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     await played(new_session(storage), history)
@@ -756,7 +756,7 @@ async def test_a_caller_who_went_back_and_met_damage_goes_on_from_what_was_right
     assert await again.history() == [*other, *step("new")]
 
 
-async def test_a_caller_who_adopts_after_damage_is_resumed(tmp_path: Path):
+async def test_a_caller_who_adopts_after_damage_is_resumed(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
     before = await played(session, history)
@@ -774,7 +774,7 @@ async def test_a_caller_who_adopts_after_damage_is_resumed(tmp_path: Path):
 
 @pytest.mark.parametrize("by_another", [False, True])
 async def test_a_journal_that_is_set_aside_while_the_session_lives_is_begun_anew(
-    by_another: bool, tmp_path: Path
+    by_another: bool, tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
@@ -806,7 +806,7 @@ class Overtaken(LocalStorage):
 
 
 async def test_a_journal_of_another_history_that_takes_its_place_is_not_continued(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, other, history = LocalStorage(tmp_path), LocalStorage(tmp_path / "other"), chat(15)
     session = new_session(storage)
@@ -821,7 +821,7 @@ async def test_a_journal_of_another_history_that_takes_its_place_is_not_continue
     assert await new_session(storage).history() == history
 
 
-async def test_of_two_who_meet_the_same_damage_one_sets_the_journal_aside(tmp_path: Path):
+async def test_of_two_who_meet_the_same_damage_one_sets_the_journal_aside(tmp_path):
     history = loop(30)
     await played(new_session(LocalStorage(tmp_path)), history[:31])
     with_a_flipped_bit(tmp_path / "s" / JOURNAL)
@@ -840,7 +840,7 @@ async def test_of_two_who_meet_the_same_damage_one_sets_the_journal_aside(tmp_pa
 
 
 async def test_a_journal_that_is_deleted_while_the_session_lives_is_begun_anew(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, history = LocalStorage(tmp_path), chat(15)
     session = new_session(storage)
@@ -963,7 +963,7 @@ NONSENSE: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("wreck", NONSENSE.values(), ids=NONSENSE)
 async def test_an_entry_that_says_nonsense_is_set_aside_like_a_damaged_one(
-    wreck: Callable[[dict[str, Any]], object], tmp_path: Path
+    wreck: Callable[[dict[str, Any]], object], tmp_path
 ):
     storage, history = LocalStorage(tmp_path), chat(5)
     await new_session(storage).run(history)
@@ -978,7 +978,7 @@ async def test_an_entry_that_says_nonsense_is_set_aside_like_a_damaged_one(
     assert await new_session(storage).history() == history
 
 
-async def test_a_journal_of_a_newer_form_is_neither_used_nor_written_to(tmp_path: Path):
+async def test_a_journal_of_a_newer_form_is_neither_used_nor_written_to(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(10)
     await played(new_session(storage), history)
     path = tmp_path / "s" / JOURNAL
@@ -1001,7 +1001,7 @@ async def test_a_journal_of_a_newer_form_is_neither_used_nor_written_to(tmp_path
         assert set_aside(tmp_path) == []
 
 
-async def test_nothing_of_a_journal_of_another_history_is_in_the_context(tmp_path: Path):
+async def test_nothing_of_a_journal_of_another_history_is_in_the_context(tmp_path):
     storage = LocalStorage(tmp_path)
     await played(new_session(storage), loop(30))
 
@@ -1011,7 +1011,7 @@ async def test_nothing_of_a_journal_of_another_history_is_in_the_context(tmp_pat
     assert "another history" in result.notices[0]
 
 
-async def test_behind_another_history_the_journal_tells_of_this_one(tmp_path: Path):
+async def test_behind_another_history_the_journal_tells_of_this_one(tmp_path):
     storage = LocalStorage(tmp_path)
     await played(new_session(storage), loop(30))
     await played(new_session(storage), chat(9))
@@ -1022,7 +1022,7 @@ async def test_behind_another_history_the_journal_tells_of_this_one(tmp_path: Pa
     assert await again.history() == chat(9)
 
 
-async def test_a_missing_journal_is_a_fresh_start_without_a_word(tmp_path: Path):
+async def test_a_missing_journal_is_a_fresh_start_without_a_word(tmp_path):
     result = await new_session(LocalStorage(tmp_path)).run(chat(5))
 
     assert (result.messages, result.notices) == (chat(5), ())
@@ -1037,7 +1037,7 @@ class Unreadable(LocalStorage):
 
 
 async def test_a_journal_that_cannot_be_read_is_a_fresh_start_with_a_warning(
-    tmp_path: Path,
+    tmp_path,
 ):
     result = await ContextPipeline().session("s", journal=Unreadable(tmp_path)).run(chat(5))
 
@@ -1064,7 +1064,7 @@ def full_disk() -> Iterator[list[bool]]:
 
 
 async def test_turns_that_could_not_be_written_are_in_the_next_entry(
-    tmp_path: Path,
+    tmp_path,
     full_disk: list[bool],
 ):
     storage, history = Unwritable(tmp_path), loop(30)
@@ -1084,7 +1084,7 @@ async def test_turns_that_could_not_be_written_are_in_the_next_entry(
 
 
 async def test_an_entry_that_cannot_be_written_is_reported_in_every_turn(
-    tmp_path: Path,
+    tmp_path,
     full_disk: list[bool],
 ):
     full_disk.append(True)
@@ -1097,7 +1097,7 @@ async def test_an_entry_that_cannot_be_written_is_reported_in_every_turn(
 
 
 async def test_a_live_session_gives_its_history_though_the_journal_cannot_be_written(
-    tmp_path: Path, full_disk: list[bool]
+    tmp_path, full_disk: list[bool]
 ):
     storage, history = Unwritable(tmp_path), loop(10)
     session = new_session(storage)
@@ -1120,7 +1120,7 @@ class Slow(LocalStorage):
         return written
 
 
-async def test_a_cancelled_turn_whose_entry_was_written_is_taken_up(tmp_path: Path):
+async def test_a_cancelled_turn_whose_entry_was_written_is_taken_up(tmp_path):
     storage, history, summarize = Slow(tmp_path), loop(30), Counting()
     session = new_session(storage, summarize)
     await played(session, history[:21])
@@ -1138,7 +1138,7 @@ async def test_a_cancelled_turn_whose_entry_was_written_is_taken_up(tmp_path: Pa
     assert again.notices == ()
 
 
-async def test_a_cancelled_summary_that_was_written_is_not_asked_for_again(tmp_path: Path):
+async def test_a_cancelled_summary_that_was_written_is_not_asked_for_again(tmp_path):
     storage, summarize = Slow(tmp_path), Counting()
     history = conversation(user("go"), *(working_step(1) for _ in range(20)))
     session = new_session(storage, summarize)
@@ -1157,7 +1157,7 @@ async def test_a_cancelled_summary_that_was_written_is_not_asked_for_again(tmp_p
     assert summarize.calls == 1
 
 
-async def test_a_session_in_use_with_another_journal_is_refused(tmp_path: Path):
+async def test_a_session_in_use_with_another_journal_is_refused(tmp_path):
     storage = LocalStorage(tmp_path)
     one = pipeline(storage)
     session = one.session("s")
@@ -1203,7 +1203,7 @@ def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 16))
 
 
-async def test_the_history_of_a_redacted_journal_is_redacted_and_says_so(tmp_path: Path):
+async def test_the_history_of_a_redacted_journal_is_redacted_and_says_so(tmp_path):
     storage, history = LocalStorage(tmp_path, redact=hiding), said_with_a_secret(3)
     await played(new_session(storage), history)
 
@@ -1217,7 +1217,7 @@ async def test_the_history_of_a_redacted_journal_is_redacted_and_says_so(tmp_pat
     assert "the history was redacted when it was written down" in result.notices[0]
 
 
-async def test_a_redacted_history_handed_in_again_is_a_fresh_start_or_valid(tmp_path: Path):
+async def test_a_redacted_history_handed_in_again_is_a_fresh_start_or_valid(tmp_path):
     storage, history = LocalStorage(tmp_path, redact=hiding), said_with_a_secret()
     await played(new_session(storage), history)
     known = await new_session(storage).history()
@@ -1230,7 +1230,7 @@ async def test_a_redacted_history_handed_in_again_is_a_fresh_start_or_valid(tmp_
     assert leaks(tmp_path) == []
 
 
-async def test_the_digests_of_a_journal_are_keyed(tmp_path: Path):
+async def test_the_digests_of_a_journal_are_keyed(tmp_path):
     for name in ("one", "other"):
         await new_session(LocalStorage(tmp_path / name), history=False).run([user("guess me")])
 
@@ -1272,7 +1272,7 @@ FORGERIES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
 async def test_from_the_first_entry_that_does_not_verify_nothing_is_used(
-    forge: Callable[[Path], None], tmp_path: Path
+    forge: Callable[[Path], None], tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     await played(new_session(storage, signing_key=KEY), history)
@@ -1293,7 +1293,7 @@ async def test_from_the_first_entry_that_does_not_verify_nothing_is_used(
     assert await session.history() == history
 
 
-async def test_an_entry_of_another_session_is_never_used(tmp_path: Path):
+async def test_an_entry_of_another_session_is_never_used(tmp_path):
     storage, history = LocalStorage(tmp_path), chat(9)
     for name in ("s", "t"):
         session = pipeline(storage).session(name, journal=storage, signing_key=KEY)
@@ -1305,7 +1305,7 @@ async def test_an_entry_of_another_session_is_never_used(tmp_path: Path):
     assert await new_session(storage, signing_key=KEY).history() == history[:3]
 
 
-async def test_an_entry_that_followed_another_one_is_never_used(tmp_path: Path):
+async def test_an_entry_that_followed_another_one_is_never_used(tmp_path):
     history = chat(9)
     for place, beginning in (("s", "go"), ("earlier", "once upon a time")):
         storage = LocalStorage(tmp_path / place)
@@ -1320,7 +1320,7 @@ async def test_an_entry_that_followed_another_one_is_never_used(tmp_path: Path):
     assert await session.history() == conversation(user("go"), *history[1:3])
 
 
-async def test_a_branch_that_is_not_there_is_an_error(tmp_path: Path):
+async def test_a_branch_that_is_not_there_is_an_error(tmp_path):
     _, longer, _ = await diverged(tmp_path)
     session = new_session(LocalStorage(tmp_path))
 
@@ -1329,7 +1329,7 @@ async def test_a_branch_that_is_not_there_is_an_error(tmp_path: Path):
     assert await session.history() == longer
 
 
-async def test_an_old_key_verifies_and_the_new_one_signs(tmp_path: Path):
+async def test_an_old_key_verifies_and_the_new_one_signs(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(20)
     before = await played(new_session(storage, signing_key=OTHER_KEY), history[:31])
 
@@ -1343,7 +1343,7 @@ async def test_an_old_key_verifies_and_the_new_one_signs(tmp_path: Path):
     assert await again.history() == history
 
 
-async def test_after_a_rotation_the_old_key_alone_is_not_enough(tmp_path: Path):
+async def test_after_a_rotation_the_old_key_alone_is_not_enough(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(20)
     await played(new_session(storage, signing_key=OTHER_KEY), history[:31])
     await played(new_session(storage, signing_key=[KEY, OTHER_KEY]), history, 33)
@@ -1354,7 +1354,7 @@ async def test_after_a_rotation_the_old_key_alone_is_not_enough(tmp_path: Path):
 
 
 async def test_a_journal_that_was_begun_with_two_keys_is_resumed_with_the_first_alone(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage, history = LocalStorage(tmp_path), loop(20)
     before = await played(new_session(storage, signing_key=[KEY, OTHER_KEY]), history)
@@ -1366,7 +1366,7 @@ async def test_a_journal_that_was_begun_with_two_keys_is_resumed_with_the_first_
     assert (after.messages, after.notices, summarize.calls) == (before.messages, (), 0)
 
 
-async def test_a_signed_journal_without_a_key_is_left_alone(tmp_path: Path):
+async def test_a_signed_journal_without_a_key_is_left_alone(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(10)
     await played(new_session(storage, signing_key=KEY), history)
     written = (tmp_path / "s" / JOURNAL).read_text()
@@ -1382,7 +1382,7 @@ async def test_a_signed_journal_without_a_key_is_left_alone(tmp_path: Path):
     assert set_aside(tmp_path) == []
 
 
-async def test_an_unsigned_journal_is_set_aside_when_there_is_a_key(tmp_path: Path):
+async def test_an_unsigned_journal_is_set_aside_when_there_is_a_key(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(10)
     await played(new_session(storage), history)
 
@@ -1395,7 +1395,7 @@ async def test_an_unsigned_journal_is_set_aside_when_there_is_a_key(tmp_path: Pa
 
 
 @pytest.mark.parametrize("key", [b"", b"short", "a text of many letters", [], [b"short"], [KEY, 5]])
-def test_a_key_that_is_none_is_refused(key: Any, tmp_path: Path):
+def test_a_key_that_is_none_is_refused(key: Any, tmp_path):
     with pytest.raises(SettingsError, match="signing_key"):
         new_session(LocalStorage(tmp_path), signing_key=key)
 
@@ -1403,7 +1403,7 @@ def test_a_key_that_is_none_is_refused(key: Any, tmp_path: Path):
 # Two processes ----------------------------------------------------------------------------------
 
 
-async def test_two_processes_that_alternate_give_the_contexts_of_one(tmp_path: Path):
+async def test_two_processes_that_alternate_give_the_contexts_of_one(tmp_path):
     history, alone = loop(30), Counting()
     session = new_session(LocalStorage(tmp_path, clock=float), alone)
     expected = [(await session.run(history[:stop])).messages for stop in stops(history)]
@@ -1422,7 +1422,7 @@ async def test_two_processes_that_alternate_give_the_contexts_of_one(tmp_path: P
 
 
 async def test_two_processes_that_alternate_and_adopt_give_the_contexts_of_one(
-    tmp_path: Path,
+    tmp_path,
 ):
     history, alone = loop(30), Counting()
     session, adopted, expected = (
@@ -1446,7 +1446,7 @@ async def test_two_processes_that_alternate_and_adopt_give_the_contexts_of_one(
     assert await new_session(LocalStorage(tmp_path)).history() == history
 
 
-async def test_a_turn_of_another_process_in_between_is_taken_up(tmp_path: Path):
+async def test_a_turn_of_another_process_in_between_is_taken_up(tmp_path):
     history, summarize = loop(30), Counting()
     one, other = (new_session(LocalStorage(tmp_path), summarize) for _ in range(2))
     await played(one, history[:21])
@@ -1462,7 +1462,7 @@ async def test_a_turn_of_another_process_in_between_is_taken_up(tmp_path: Path):
 
 
 async def test_a_change_that_another_process_made_is_in_the_first_changed_index(
-    tmp_path: Path,
+    tmp_path,
 ):
     history = loop(30)
     one, other = (new_session(LocalStorage(tmp_path)) for _ in range(2))
@@ -1477,7 +1477,7 @@ async def test_a_change_that_another_process_made_is_in_the_first_changed_index(
 
 
 async def test_of_two_who_race_for_an_entry_the_loser_goes_on_from_the_winners(
-    tmp_path: Path,
+    tmp_path,
 ):
     history, summarize = loop(12), Counting(seconds=0.3)
     both = [new_session(LocalStorage(tmp_path), summarize) for _ in range(2)]
@@ -1499,7 +1499,7 @@ async def test_of_two_who_race_for_an_entry_the_loser_goes_on_from_the_winners(
 
 
 async def test_a_process_that_is_behind_another_with_the_same_history_follows_it(
-    tmp_path: Path,
+    tmp_path,
 ):
     history, shared = loop(20), Counting()
     ahead, behind = (new_session(LocalStorage(tmp_path), shared) for _ in range(2))
@@ -1514,7 +1514,7 @@ async def test_a_process_that_is_behind_another_with_the_same_history_follows_it
     assert shared.calls == calls
 
 
-async def test_a_lease_that_is_not_had_in_time_stops_nobody(tmp_path: Path):
+async def test_a_lease_that_is_not_had_in_time_stops_nobody(tmp_path):
     storage, history = LocalStorage(tmp_path), loop(12)
 
     async with LocalStorage(tmp_path).lease("s", 0) as held:
@@ -1527,7 +1527,7 @@ async def test_a_lease_that_is_not_had_in_time_stops_nobody(tmp_path: Path):
 
 
 @pytest.mark.parametrize("seconds", [-1, "long", float("nan")])
-def test_a_lease_that_is_no_number_is_refused(seconds: Any, tmp_path: Path):
+def test_a_lease_that_is_no_number_is_refused(seconds: Any, tmp_path):
     with pytest.raises(SettingsError, match="lease_seconds"):
         new_session(LocalStorage(tmp_path), lease_seconds=seconds)
 
@@ -1552,7 +1552,7 @@ async def diverged(
     return trunk, longer, (other, one)
 
 
-async def test_histories_that_diverge_become_branches_with_a_notice(tmp_path: Path):
+async def test_histories_that_diverge_become_branches_with_a_notice(tmp_path):
     trunk, longer, (other, one) = await diverged(tmp_path)
 
     assert await other.history() == trunk
@@ -1561,7 +1561,7 @@ async def test_histories_that_diverge_become_branches_with_a_notice(tmp_path: Pa
     assert await one.branches() == await other.branches()
 
 
-async def test_a_new_process_gives_the_longest_history_and_each_branch(tmp_path: Path):
+async def test_a_new_process_gives_the_longest_history_and_each_branch(tmp_path):
     trunk, longer, _ = await diverged(tmp_path)
     session = new_session(LocalStorage(tmp_path))
 
@@ -1570,7 +1570,7 @@ async def test_a_new_process_gives_the_longest_history_and_each_branch(tmp_path:
     assert await session.history(branch=(await session.branches())[0]) == longer
 
 
-async def test_each_branch_is_resumed_as_itself(tmp_path: Path):
+async def test_each_branch_is_resumed_as_itself(tmp_path):
     trunk, longer, (other, one) = await diverged(tmp_path)
     contexts = [(await other.run(trunk)).messages, (await one.run(longer)).messages]
 
@@ -1583,7 +1583,7 @@ async def test_each_branch_is_resumed_as_itself(tmp_path: Path):
         assert await session.history() == [*known, *step("new")]
 
 
-async def test_both_branches_go_on_without_meeting_again(tmp_path: Path):
+async def test_both_branches_go_on_without_meeting_again(tmp_path):
     trunk, longer, (other, one) = await diverged(tmp_path)
     for number in range(12):
         trunk = [*trunk, *step(f"a{number}", result="trunk " * 60)]
@@ -1597,7 +1597,7 @@ async def test_both_branches_go_on_without_meeting_again(tmp_path: Path):
     assert await session.history(branch=(await session.branches())[0]) == longer
 
 
-async def test_a_third_history_becomes_a_second_branch(tmp_path: Path):
+async def test_a_third_history_becomes_a_second_branch(tmp_path):
     base = loop(6)
     sessions = [new_session(LocalStorage(tmp_path)) for _ in range(3)]
     for session in sessions:
@@ -1612,7 +1612,7 @@ async def test_a_third_history_becomes_a_second_branch(tmp_path: Path):
     assert found == ways
 
 
-async def test_a_branch_of_a_branch_rests_on_both(tmp_path: Path):
+async def test_a_branch_of_a_branch_rests_on_both(tmp_path):
     _, longer, (_, one) = await diverged(tmp_path)
     third = new_session(LocalStorage(tmp_path))
     await third.run(longer)
@@ -1634,7 +1634,7 @@ def with_the_last_of_the_trunk_changed(path: Path) -> None:
     path.write_text(path.read_text().replace("of the trunk", "of somebody"))
 
 
-async def test_behind_damage_a_branch_goes_on_with_nothing_lost(tmp_path: Path):
+async def test_behind_damage_a_branch_goes_on_with_nothing_lost(tmp_path):
     _, longer, _ = await diverged(tmp_path)
     with_the_last_of_the_trunk_changed(tmp_path / "s" / JOURNAL)
     storage, session = LocalStorage(tmp_path), new_session(LocalStorage(tmp_path))
@@ -1651,7 +1651,7 @@ async def test_behind_damage_a_branch_goes_on_with_nothing_lost(tmp_path: Path):
     assert again.journal is storage
 
 
-async def test_a_live_branch_goes_on_though_the_journal_is_set_aside(tmp_path: Path):
+async def test_a_live_branch_goes_on_though_the_journal_is_set_aside(tmp_path):
     trunk, longer, (_, one) = await diverged(tmp_path)
     with_the_last_of_the_trunk_changed(tmp_path / "s" / JOURNAL)
     await new_session(LocalStorage(tmp_path)).run(trunk)
@@ -1665,7 +1665,7 @@ async def test_a_live_branch_goes_on_though_the_journal_is_set_aside(tmp_path: P
     assert await new_session(LocalStorage(tmp_path)).history() == longer
 
 
-async def test_what_others_write_to_their_branch_costs_no_turn(tmp_path: Path):
+async def test_what_others_write_to_their_branch_costs_no_turn(tmp_path):
     trunk, longer, (other, _) = await diverged(tmp_path)
     calls = 0
 

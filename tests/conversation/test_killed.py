@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from places import ROOT, SUPPORT
@@ -21,7 +20,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("old", CHANGED)
 def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str
+    tmp_path, capsys, old: str
 ):
     program = str(SUPPORT / "killed_session.py")
     command = [*prepared_python(), program, str(tmp_path), str(STEP), old]

@@ -68,7 +68,7 @@ def files(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-async def test_a_file_that_is_gone_is_written_again_with_a_notice(name: str, tmp_path: Path):
+async def test_a_file_that_is_gone_is_written_again_with_a_notice(name: str, tmp_path):
     storage, history = LocalStorage(tmp_path), HISTORIES[name]
     before = await session(storage).run(history)
     held = files(tmp_path)
@@ -84,7 +84,7 @@ async def test_a_file_that_is_gone_is_written_again_with_a_notice(name: str, tmp
     assert (await session(storage).run(history)).notices == ()
 
 
-async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path):
+async def test_files_of_collapsed_steps_are_written_again_too(tmp_path):
     storage = LocalStorage(tmp_path)
     stage = Collapse(
         storage, prices=Prices.relative(read=1.25), min_calls=0, min_tokens=1, keep_recent=1
@@ -115,7 +115,7 @@ async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path):
     assert any(GONE in notice for notice in after.notices)
 
 
-async def test_a_file_that_is_there_is_left_alone(tmp_path: Path):
+async def test_a_file_that_is_there_is_left_alone(tmp_path):
     storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
     await session(storage).run(history)
     [path] = tmp_path.rglob("*.md")
@@ -127,7 +127,7 @@ async def test_a_file_that_is_there_is_left_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("records", [False, True])
 async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_needs(
-    records: bool, tmp_path: Path
+    records: bool, tmp_path
 ):
     storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
     live = session(storage)
@@ -142,7 +142,7 @@ async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_n
 
 
 async def test_a_clean_up_takes_the_files_of_a_session_that_nobody_has_used_for_long(
-    tmp_path: Path,
+    tmp_path,
 ):
     history = HISTORIES["a new result"]
     await session(LocalStorage(tmp_path)).run(history)

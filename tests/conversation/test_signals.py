@@ -143,7 +143,7 @@ async def test_few_calls_are_no_reason_to_warn():
     assert watch.new_warnings() == []
 
 
-async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path: Any):
+async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path):
     storage = LocalStorage(tmp_path)
     history = conversation(user("Go."), *BEGINNING)
     await session(journal=storage).run(history)

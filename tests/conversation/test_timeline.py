@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 from histories import (
+    MARK,
     assistant,
     chat,
     conversation,
     histories,
+    marked,
     step,
     text,
     thinking,
@@ -31,15 +33,7 @@ from ctxpipe.errors import InvalidHistory
 from ctxpipe.messages import Message, blocks
 from ctxpipe.messages.identity import parse, says_the_same, without_marks
 
-MARK = {"cache_control": {"type": "ephemeral"}}
 SUMMARY = [user("summary"), assistant("noted")]
-
-
-def marked(message: Message) -> Message:
-    """*message*, as a caller would mark its last block."""
-    content = message["content"]
-    held: list[Any] = [text(content)] if isinstance(content, str) else list(content)
-    return cast("Message", {**message, "content": [*held[:-1], {**held[-1], **MARK}]})
 
 
 def reply(*content: object) -> Message:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from api_histories import MODEL, body_of, few, valid_histories
 from histories import (
+    MARK,
     assistant,
     conversation,
     histories,
@@ -23,7 +24,6 @@ from ctxpipe.edits.breakpoints import with_breakpoints, with_free_breakpoints
 from ctxpipe.messages import Message, cache_marks
 from ctxpipe.testing import Model, problems
 
-MARK = {"cache_control": {"type": "ephemeral"}}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from histories import (
+    PICTURE,
     assistant,
     conversation,
     histories,
@@ -43,10 +44,6 @@ SHAPE = Shape(
     line_chars=100, text_chars=200, answer_chars=600, min_value=3.0, max_share=0.5, step_tokens=25
 )
 GENEROUS = replace(SHAPE, min_value=0.1, max_share=10.0)  # every line that names something
-PICTURE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 LONG = "word " * 400
 
 

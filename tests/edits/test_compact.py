@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from evidence import parsed_evidence
 from histories import (
+    PICTURE,
     assistant,
     conversation,
     histories,
@@ -449,11 +450,6 @@ def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
 
 
 # Closing ------------------------------------------------------------------------------------------
-
-PICTURE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 
 
 def closings(*parts: Any, max_chars: int = 1000, archive: str = "/a.json") -> list[list[Message]]:

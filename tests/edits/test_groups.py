@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from random import Random
 from typing import Any, cast
 
@@ -239,7 +238,7 @@ async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_re
 
 @pytest.mark.parametrize("content", ["what was", None])
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.9])
-async def test_the_servers_summary_never_goes(content: str | None, fraction: float, tmp_path: Path):
+async def test_the_servers_summary_never_goes(content: str | None, fraction: float, tmp_path):
     history = [*history_of([plain] * 4, 1), summed_up(content), *history_of([plain] * 9, 2)]
     pipeline = ContextPipeline(
         [SmartTruncate(LocalStorage(tmp_path), max_tokens=300)], budget=Budget(window=600)

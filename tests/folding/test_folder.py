@@ -136,7 +136,7 @@ async def test_options_are_those_of_the_function():
 # The worker process -------------------------------------------------------------------------------
 
 
-async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptureFixture):
+async def test_a_worker_process_folds_to_the_same_texts(caplog):
     odd = [("a.py", "def f():\n    return '\ud800 é \u2028'\n" * 9)]
 
     texts = await Folder().fold([*FILES, *odd])
@@ -145,9 +145,7 @@ async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptur
     assert said(caplog) == []
 
 
-async def test_all_files_go_to_one_worker_whatever_their_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_all_files_go_to_one_worker_whatever_their_size(monkeypatch, tmp_path):
     monkeypatch.setattr(
         sys, "executable", executable(tmp_path / "python", f'echo "$$" >> {tmp_path}/ran; exit 1')
     )
@@ -159,9 +157,7 @@ async def test_all_files_go_to_one_worker_whatever_their_size(
     assert len((tmp_path / "ran").read_text().split()) == 1
 
 
-async def test_no_process_is_started_for_what_is_no_source(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_no_process_is_started_for_what_is_no_source(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"touch {tmp_path}/ran"))
 
     assert await Folder().fold([("a.txt", "def f(): pass\n" * 50)]) == [None]
@@ -173,9 +169,7 @@ async def test_no_process_is_started_for_what_is_no_source(
     ("extension", "unit"),
     [("swift", "/*"), ("lua", "#if 1\n"), ("sh", "def f():\n "), ("kt", "A B;\n"), ("hs", "\\")],
 )
-async def test_no_source_is_parsed_in_this_process(
-    extension: str, unit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_no_source_is_parsed_in_this_process(extension: str, unit: str, monkeypatch, caplog):
     def parse(*_: object) -> None:
         raise AssertionError("the parser holds the interpreter")
 
@@ -188,9 +182,7 @@ async def test_no_source_is_parsed_in_this_process(
     assert set(said(caplog)) <= {"a file cannot be folded: the parser failed or took too long"}
 
 
-async def test_a_text_is_read_once_whoever_asks(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_a_text_is_read_once_whoever_asks(monkeypatch, caplog):
     first = await Folder().fold(FILES)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
@@ -205,9 +197,9 @@ async def test_a_text_is_read_once_whoever_asks(
 @pytest.mark.parametrize("script", [None, "exit 3", "echo hello"])
 async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
     script: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    monkeypatch,
+    caplog,
+    tmp_path,
 ):
     python = executable(tmp_path / "python", script) if script else "/no/such/python"
     monkeypatch.setattr(sys, "executable", python)
@@ -221,7 +213,7 @@ async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
 
 @pytest.mark.parametrize("end", ["exit 1", "kill -9 $$", "exec sleep 60"])
 async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_tried_again(
-    end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    end: str, monkeypatch, caplog, tmp_path
 ):
     files = [("first.py", functions(9)), ("bad.py", functions(8)), ("last.py", functions(7))]
     reply = 'echo ready; echo \'[["function", "f", 1]]\'; echo null'
@@ -238,9 +230,7 @@ async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_t
     assert [text is None for text in again] == [False, True, False]
 
 
-async def test_a_cancelled_fold_leaves_no_process_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_a_cancelled_fold_leaves_no_process_behind(monkeypatch, tmp_path):
     pid = tmp_path / "pid"
     monkeypatch.setattr(
         sys, "executable", executable(tmp_path / "python", f"echo $$ > {pid}; exec sleep 60")
@@ -267,7 +257,7 @@ print(anyio.run(Folder().fold, [("a.py", text)])[0].splitlines()[2])
 """
 
 
-def test_a_script_without_a_guard_runs_once(tmp_path: Path):
+def test_a_script_without_a_guard_runs_once(tmp_path):
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(SCRIPT)
 
@@ -279,7 +269,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path):
     assert log.read_text() == "ran "
 
 
-def test_no_module_in_the_current_folder_is_run(tmp_path: Path):
+def test_no_module_in_the_current_folder_is_run(tmp_path):
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(SCRIPT)
     repository = tmp_path / "repository"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -77,7 +76,7 @@ class Agents:
 
 
 async def test_clients_of_a_killed_gateway_go_on_with_the_next_one_and_the_same_bytes(
-    tmp_path: Path,
+    tmp_path,
 ):
     port = free_port()
     agents = Agents(port)

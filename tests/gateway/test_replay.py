@@ -24,7 +24,7 @@ def transcript(request: pytest.FixtureRequest, shared: Path) -> Transcript:
 
 
 async def test_through_a_gateway_a_session_costs_what_it_costs_in_the_laboratory(
-    transcript: Transcript, tmp_path: Path
+    transcript: Transcript, tmp_path
 ):
     async with server(transcript, WINDOW) as api, serving(api.url, tmp_path) as gateway:
         spent = await send_all(transcript, api, gateway.url)

@@ -55,20 +55,20 @@ def two() -> Iterator[Workers]:
         yield hands
 
 
-def test_files_come_back_in_the_order_in_which_they_were_given(two: Workers, tmp_path: Path):
+def test_files_come_back_in_the_order_in_which_they_were_given(two: Workers, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", steps) for n, steps in enumerate((1, 5, 3))]
     done = replay_files(paths, MAKERS, executor=two)
     assert [file.path for file in done] == paths
     assert [file.calls for file in done] == [2, 6, 4]
 
 
-def test_several_processes_find_what_one_does(tmp_path: Path):
+def test_several_processes_find_what_one_does(tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", n) for n in (2, 3, 4)]
     with workers(2) as hands:
         assert replay_files(paths, MAKERS, executor=hands) == replay_files(paths, MAKERS)
 
 
-def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path: Path):
+def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path):
     paths = [str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
     for executor in (None, two):
         broken, sound = replay_files(paths, MAKERS, executor=executor)
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path: Path)
 
 
 def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(
-    two: Workers, tmp_path: Path
+    two: Workers, tmp_path
 ):
     missing = [str(tmp_path / f"none-{n}.jsonl") for n in range(5)]
     paths = [*missing, written(tmp_path, "a.jsonl")]
@@ -85,19 +85,19 @@ def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_oth
     assert [bool(file.error) for file in done] == [True] * 5 + [False]
 
 
-def test_a_pipeline_that_raises_is_told_as_the_files_error(tmp_path: Path):
+def test_a_pipeline_that_raises_is_told_as_the_files_error(tmp_path):
     (file,) = replay_files([written(tmp_path, "a.jsonl")], {"failing": Failing()})
     assert file.error.endswith("a.jsonl could not be replayed: RuntimeError: out of luck")
 
 
-def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path: Path):
+def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl") for n in range(4)]
     with workers(2) as hands:
         done = replay_files(paths, {"dying": Dying()}, executor=hands)
     assert all("a worker process died" in file.error for file in done)
 
 
-def test_progress_hears_of_each_file_once(two: Workers, tmp_path: Path):
+def test_progress_hears_of_each_file_once(two: Workers, tmp_path):
     paths = [
         written(tmp_path, "a.jsonl"),
         written(tmp_path, "b.jsonl"),
@@ -113,9 +113,7 @@ def test_progress_hears_of_each_file_once(two: Workers, tmp_path: Path):
 # Pages --------------------------------------------------------------------------------------------
 
 
-def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(
-    two: Workers, tmp_path: Path
-):
+def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(two: Workers, tmp_path):
     paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
     done = replay_files(paths, MAKERS, reporter=narrate, executor=two)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
@@ -137,7 +135,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Sending large graph:UserWarning")
-def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, tmp_path: Path):
+def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", 1 + 100 * (n == 4)) for n in range(5)]
     makers = policies(["none"])
     with cluster(address) as hands:
@@ -146,7 +144,7 @@ def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, t
     assert done == replay_files(paths, makers)
 
 
-def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path: Path):
+def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     paths = [str(empty), str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
@@ -165,7 +163,7 @@ def test_an_address_that_is_none_is_a_misuse(wrong: str):
         pytest.fail("there is no such cluster")
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(SettingsError, match=r"pip install 'ctxpipe\[dask\]'"), cluster("x"):
         pytest.fail("there is no such cluster")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from histories import text, tool_result, tool_use
+from recorded import lines
 
 from ctxpipe.lab.transcripts import parse_transcript
 from ctxpipe.messages import check, tool_calls, tool_results
-
-
-def lines(*values: object) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def code_line(role: str, content: object, **more: object) -> dict[str, Any]:

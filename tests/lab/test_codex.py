@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from recorded import lines
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import parse_transcript
@@ -19,10 +20,6 @@ USAGE = {
     "reasoning_output_tokens": 5,
     "total_tokens": 1020,
 }
-
-
-def lines(*values: object) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def line(kind: str, payload: dict[str, Any], second: int = 0) -> dict[str, Any]:

@@ -22,9 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder: Path, capsys):
     assert demo.main([str(folder)]) == 0
 
     said = capsys.readouterr().out
@@ -36,9 +34,7 @@ def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(
         assert int(with_it.replace(",", "")) < int(without.replace(",", "")) / 2
 
 
-def test_its_requests_are_valid_and_its_history_is_whole(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_its_requests_are_valid_and_its_history_is_whole(folder: Path, capsys):
     demo.main([str(folder)])
 
     said = capsys.readouterr().out
@@ -46,9 +42,7 @@ def test_its_requests_are_valid_and_its_history_is_whole(
     assert "whole: True\n" in said
 
 
-def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder: Path, capsys):
     demo.main([str(folder)])
 
     said = capsys.readouterr().out
@@ -57,14 +51,14 @@ def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(
     assert "line 2, offset 30: def handler_0_1(request): ..." in said
 
 
-def test_a_few_short_files_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_few_short_files_stay_as_they_are(tmp_path, capsys):
     (tmp_path / "a.md").write_text("short")
 
     assert demo.main([str(tmp_path)]) == 0
     assert "search_offloaded" not in capsys.readouterr().out
 
 
-def test_a_folder_without_text_is_a_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_without_text_is_a_misuse(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         demo.main([str(tmp_path)])
 

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 from histories import text
+from recorded import lines
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import parse_transcript
 from ctxpipe.messages import as_dict, check, compact_json, tool_calls, tool_results
-
-
-def lines(*values: object) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
-
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},

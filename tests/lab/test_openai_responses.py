@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from recorded import lines
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import parse_transcript
@@ -16,10 +17,6 @@ USAGE = {
     "input_tokens_details": {"cached_tokens": 600},
     "output_tokens": 20,
 }
-
-
-def lines(*values: object) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def said(role: str, text: str) -> dict[str, Any]:

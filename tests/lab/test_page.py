@@ -259,7 +259,7 @@ def mark(chrome: Chrome, number: int = 0) -> WebElement:
     return chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")[number]
 
 
-def test_a_report_without_turns_says_so(browser: Chrome, tmp_path: Path):
+def test_a_report_without_turns_says_so(browser: Chrome, tmp_path):
     report = Report("Nothing", [Run(row("none", 0.0))])
     write_page(tmp_path / "page.html", [report], figures_of(report))
     browser.get((tmp_path / "page.html").as_uri())

@@ -53,7 +53,7 @@ def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder: Path):
     assert "package.json" in reason
 
 
-def test_of_many_reasons_the_first_few_are_said(tmp_path: Path):
+def test_of_many_reasons_the_first_few_are_said(tmp_path):
     (tmp_path / "a.json").write_text(TALK, "utf-8")
     for number in range(8):
         (tmp_path / f"empty_{number}.json").touch()
@@ -73,7 +73,7 @@ def test_a_name_of_no_file_is_left_for_the_reader_to_refuse():
     assert find_recordings(["no/such.jsonl"]).files == ["no/such.jsonl"]
 
 
-def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path: Path):
+def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path):
     with pytest.raises(TranscriptError, match="holds no recording that can be read; it is empty"):
         find_recordings([str(tmp_path)])
     (tmp_path / "a.txt").write_text("x", "utf-8")

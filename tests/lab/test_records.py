@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from histories import user
+from recorded import lines
 
 from ctxpipe.lab.records import as_message, entry, seconds
 from ctxpipe.lab.transcripts import parse_transcript
-
-
-def lines(*values: object) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from histories import (
+    PICTURE,
     assistant,
     conversation,
     histories,
@@ -48,10 +49,6 @@ from ctxpipe.tokens import TokenCounter
 NONE = Policy("none")
 FREE = Settings(refetch=False)
 BY_SETTINGS = Settings(refetch=False, cache=CacheRules(by_settings=True))
-PICTURE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 FACT = "the old staging server keeps its keys in vault_entry_4711"
 LOG = f"the log:\n{FACT}\n" + "a line of a log that says nothing at all\n" * 120
 

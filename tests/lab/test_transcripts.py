@@ -15,17 +15,13 @@ import pytest
 from histories import conversation, histories, step, text, tool_result, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import lines
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.json_files import FORMATS as FORMATS_THAT_ARE_READ
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.messages import Message, check, tool_calls, tool_results
 from ctxpipe.tokens import TokenCounter
-
-
-def lines(*values: object) -> str:
-    return "".join(json.dumps(value) + "\n" for value in values)
-
 
 WORK: list[Message] = conversation(
     user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), step("t2")
@@ -71,21 +67,21 @@ def test_any_history_comes_back_as_it_was_written(history: list[Message]):
     assert not found.repaired
 
 
-def test_blank_lines_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path):
+def test_blank_lines_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
     file = tmp_path / "t.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + lines(*WORK).replace("\n", "\r\n\r\n").encode())
 
     assert read_transcript(file).messages == WORK
 
 
-def test_a_file_in_utf_16_with_its_mark_is_read(tmp_path: Path):
+def test_a_file_in_utf_16_with_its_mark_is_read(tmp_path):
     file = tmp_path / "t.json"
     file.write_text(json.dumps(WORK), encoding="utf-16")
 
     assert read_transcript(file).messages == WORK
 
 
-def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch):
+def test_standard_input_is_read(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*WORK).encode())))
 
     assert read_transcript("-").messages == WORK
@@ -179,7 +175,7 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
     ],
 )
 def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
-    raw: bytes | str, told: str, tmp_path: Path
+    raw: bytes | str, told: str, tmp_path
 ):
     assert told in error(raw, tmp_path)
 
@@ -347,24 +343,24 @@ def read_or_refused(whole: str) -> tuple[Transcript | None, str]:
         return None, str(error)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path):
+def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(TranscriptError, match=r"missing\.jsonl: No such file"):
         read_transcript(tmp_path / "missing.jsonl")
 
 
-def test_a_standard_input_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_standard_input_that_is_closed_is_told(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)  # as Python does it for a process without one
 
     with pytest.raises(TranscriptError, match="standard input is closed"):
         read_transcript("-")
 
 
-def test_a_folder_is_no_transcript(tmp_path: Path):
+def test_a_folder_is_no_transcript(tmp_path):
     with pytest.raises(TranscriptError, match="Is a directory"):
         read_transcript(tmp_path)
 
 
-def test_a_very_long_line_is_read(tmp_path: Path):
+def test_a_very_long_line_is_read(tmp_path):
     file = tmp_path / "long.jsonl"
     file.write_text(lines(user("Go."), *step("t1", result="x" * 50_000_000)))
 

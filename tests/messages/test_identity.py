@@ -22,7 +22,18 @@ import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 from anthropic.types.beta import BetaTextBlock
 from api_histories import few, valid_histories
-from histories import assistant, histories, step, text, thinking, tool_result, tool_use, user
+from histories import (
+    MARK,
+    assistant,
+    histories,
+    marked,
+    step,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
@@ -41,14 +52,6 @@ from ctxpipe.messages.identity import (
 )
 
 PICTURE = {"type": "image", "source": {"type": "url", "url": "u"}}
-MARK = {"cache_control": {"type": "ephemeral"}}
-
-
-def marked(message: Message) -> Message:
-    """*message*, as a caller would mark its last block."""
-    content = message["content"]
-    held: list[Any] = [text(content)] if isinstance(content, str) else list(content)
-    return cast("Message", {**message, "content": [*held[:-1], {**held[-1], **MARK}]})
 
 
 def reply(*content: object) -> Message:

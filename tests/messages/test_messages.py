@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from anthropic.types import RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from histories import (
+    PICTURE,
     assistant,
     broken_histories,
     conversation,
@@ -44,10 +45,6 @@ from ctxpipe.messages import (
 )
 
 SURROGATE = "half a pair \ud83d"
-IMAGE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 
 
 def told(messages: list[Message], *, encoding: bool = True) -> list[str]:
@@ -301,7 +298,7 @@ def test_a_history_known_in_part_is_looked_at_from_there_on():
         user({"type": "from the future", "what": {"ever": [1]}}),
         user({"type": "text"}),
         user(tool_result("a", None)),
-        user(tool_result("a", [text("x"), IMAGE])),
+        user(tool_result("a", [text("x"), PICTURE])),
         sdk_reply(
             TextBlock(type="text", text="hi"),
             ToolUseBlock(type="tool_use", id="a", name="b", input={}),

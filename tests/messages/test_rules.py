@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 from anthropic.types import ServerToolUseBlock, ThinkingBlock, ToolUseBlock
 from api_histories import few
-from histories import assistant, system, text, thinking, tool_result, tool_use, user
+from histories import MARK, assistant, system, text, thinking, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
@@ -27,7 +27,6 @@ from ctxpipe import ContextPipeline, InvalidHistory, check, repair
 from ctxpipe.messages import RULES, Message, as_dict, blocks, kind
 from ctxpipe.placeholders.placeholders import DROPPED, INTERRUPTED, SILENT_ERROR
 
-MARK = {"cache_control": {"type": "ephemeral"}}
 DIRECTIVE = cast("Message", {"role": "system", "content": [], "output_config": {"effort": "low"}})
 RESULTS = [
     "web_search_tool_result",

@@ -136,9 +136,7 @@ DEEP: dict[str, Callable[[int], list[Message]]] = {
         *((name, 990) for name in DEEP if name != "both"),
     ],
 )
-async def test_no_depth_that_can_be_sent_costs_a_turn(
-    levels: int, kind_of_block: str, tmp_path: Path
-):
+async def test_no_depth_that_can_be_sent_costs_a_turn(levels: int, kind_of_block: str, tmp_path):
     history = DEEP[kind_of_block](levels)
     before = as_json(history)
     pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
@@ -158,7 +156,7 @@ async def test_no_depth_that_can_be_sent_costs_a_turn(
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("kind_of_block", DEEP)
 async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
-    stage: int, kind_of_block: str, tmp_path: Path
+    stage: int, kind_of_block: str, tmp_path
 ):
     history = DEEP[kind_of_block](900)
     pipeline = ContextPipeline([stages(tmp_path)[stage]], budget=Budget(window=4_000))
@@ -336,7 +334,7 @@ def test_a_value_is_encoded_as_the_client_encodes_it(name: str):
         ("a result", "a set"),
     ],
 )
-async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, tmp_path: Path):
+async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, tmp_path):
     value = SENT[name][0]
     made: dict[str, Any] = {
         "an input": tool_use("d", "write", {"when": value, "text": LONG}),
@@ -359,7 +357,7 @@ async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, t
         assert [report.reason for report in result.reports if report.error is not None] == []
 
 
-async def test_an_archive_holds_what_was_sent(tmp_path: Path):
+async def test_an_archive_holds_what_was_sent(tmp_path):
     storage = LocalStorage(tmp_path, redact=lambda words: words)
     values = {name: value for name, (value, _) in SENT.items()}
     history = conversation(tool_use("d", "x", copy.copy(values)))
@@ -374,7 +372,7 @@ async def test_an_archive_holds_what_was_sent(tmp_path: Path):
     }
 
 
-async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Path):
+async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path):
     picture = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": Path("a.png")},

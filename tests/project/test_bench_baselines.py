@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from histories import (
     assistant,
@@ -111,7 +109,7 @@ async def test_masking_empties_what_is_older_than_so_many_calls_each_turn():
     assert shown(second) == ["t4", "t5"]
 
 
-async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path):
+async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path):
     stage = BatchOffload(LocalStorage(tmp_path), OldestUntil(1000))
     result = await run(stage, work(8))
     inline = [
@@ -122,7 +120,7 @@ async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path):
     assert COUNTER.total(result.messages) <= 1000
 
 
-async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path: Path):
+async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path):
     history = conversation(
         user("Go."), *(step(f"t{i}", f"tool{i}", {"text": f"{i} {WORDS * 2}"}) for i in range(4))
     )

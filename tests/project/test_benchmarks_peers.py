@@ -346,7 +346,7 @@ def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(
     assert after.cells["forgetful"] == 0.0
 
 
-def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_path: Path):
+def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_path):
     path = tmp_path / "small.jsonl"
     path.write_text("\n".join(json.dumps(message) for message in session().messages))
 
@@ -419,7 +419,7 @@ def test_our_loops_of_chat_completions_are_valid(ours: Peer):
 @pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
 @pytest.mark.parametrize("make", [resume_row, processes_row])
 def test_another_process_goes_on_with_our_session_and_pays_no_summary_twice(
-    make: Callable[[list[Peer]], Row], tmp_path: Path
+    make: Callable[[list[Peer]], Row], tmp_path
 ):
     with Peer(OURS, folder=str(tmp_path)) as peer:
         row = make([peer])

@@ -54,7 +54,7 @@ def test_no_block_escapes_the_tests():
     assert {block.kind for block in BLOCKS} <= {"python", "console", "toml", "text"}
 
 
-def test_the_programs_are_well_formatted_and_narrow_enough_for_a_page(tmp_path: Path):
+def test_the_programs_are_well_formatted_and_narrow_enough_for_a_page(tmp_path):
     written = [block for block in BLOCKS if block.kind == "python" and block.mark != "not run"]
     for number, block in enumerate(written):
         (tmp_path / f"{block.page.stem}_{block.line}_{number}.py").write_text(block.code, "utf-8")
@@ -95,9 +95,7 @@ def environment_of(server: MessagesServer, openai: OpenAIServer) -> dict[str, st
 
 
 @each([block for block in RUN if block.is_program])
-async def test_a_program_runs_as_it_stands_and_prints_what_the_page_says(
-    block: Block, tmp_path: Path
-):
+async def test_a_program_runs_as_it_stands_and_prints_what_the_page_says(block: Block, tmp_path):
     async with (
         MessagesServer(model) as server,
         OpenAIServer(model) as openai,
@@ -113,7 +111,7 @@ SESSIONS = sorted({block.page for block in RUN if block.kind == "python" and not
 
 @pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.name)
 async def test_the_examples_of_a_page_run_in_order_and_print_what_the_page_says(
-    page: Path, tmp_path: Path
+    page: Path, tmp_path
 ):
     async with (
         MessagesServer(model) as server,
@@ -171,7 +169,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command", dict.fromkeys(c for _, c in COMMANDS if c.startswith("ctxpipe "))
 )
-def test_a_command_of_ours_runs(command: str, recordings: Path, tmp_path: Path):
+def test_a_command_of_ours_runs(command: str, recordings: Path, tmp_path):
     program = tmp_path / "ctxpipe"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(prepared_python())} -m ctxpipe "$@"\n')
     program.chmod(0o755)
@@ -217,7 +215,7 @@ def test_any_other_command_names_what_exists(where: str, command: str):
 
 
 @each([block for block in RUN if block.kind == "toml"])
-def test_a_configuration_is_one_that_the_laboratory_reads(block: Block, tmp_path: Path):
+def test_a_configuration_is_one_that_the_laboratory_reads(block: Block, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(block.code, "utf-8")
     read_config(file)

@@ -121,9 +121,7 @@ async def test_a_broken_pattern_is_an_error_for_the_model(folder: Path):
         await use(folder, "grep", pattern="(")
 
 
-async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(folder: Path, monkeypatch):
     monkeypatch.setattr(example_tools, "SECONDS", 0.01)
     (folder / "as.txt").write_text(f"{'a' * 60}b", "utf-8")
 
@@ -166,7 +164,7 @@ async def test_a_program_may_read_in_the_folder_and_nothing_else(folder: Path, c
     assert sorted(folder.rglob("*")) == before
 
 
-async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_program_has_no_environment(folder: Path, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
 
     assert "secret" not in await use(
@@ -174,7 +172,7 @@ async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.Mo
     )
 
 
-async def test_a_program_that_never_ends_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_program_that_never_ends_is_stopped(folder: Path, monkeypatch):
     monkeypatch.setattr(example_tools, "SECONDS", 0.3)
 
     with pytest.raises(ToolInputError, match=r"longer than 0\.3 s"):
@@ -379,7 +377,7 @@ def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess
     )
 
 
-def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path: Path):
+def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path):
     arguments = ["--demo", "--folder", str(folder), "--storage", str(tmp_path / "s")]
     shown = "".join(on_a_terminal(arguments))
 
@@ -418,7 +416,7 @@ async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name: str, 
     assert message["content"].startswith(("there is no tool 'read_logs'", "the tool failed"))
 
 
-async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path):
+async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path):
     places = ("--folder", folder, "--storage", tmp_path / "s")
     async with MessagesServer([answer(tool_use("list_dir", {})), "It is a package."]) as server:
         done = await anyio.run_process(
@@ -434,7 +432,7 @@ async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path)
     assert first.body["messages"] == [{"role": "user", "content": "What is it?"}]
 
 
-async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path, tmp_path: Path):
+async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path, tmp_path):
     async with MessagesServer([Failure(403, "permission_error", "your key may not")]) as server:
         done = await anyio.run_process(
             command("--folder", folder, "--storage", tmp_path / "s"),
@@ -448,7 +446,7 @@ async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path
     assert "your key may not" in done.stderr.decode()
 
 
-def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path):
+def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path):
     done = start(
         "--demo",
         "--folder",
@@ -464,7 +462,7 @@ def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path)
     assert done.stderr.strip() == "no answer after 2 turns"
 
 
-def test_ctrl_c_ends_the_demo_with_one_line(tmp_path: Path):
+def test_ctrl_c_ends_the_demo_with_one_line(tmp_path):
     process = subprocess.Popen(
         command("--demo", "--storage", tmp_path),
         cwd=ROOT,
@@ -509,9 +507,7 @@ def test_a_folder_that_is_not_there_is_an_error(example: str):
     assert "there is no folder nowhere" in done.stderr
 
 
-def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(
-    folder: Path, tmp_path: Path
-):
+def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(folder: Path, tmp_path):
     (tmp_path / "file").touch()
     done = start(
         "--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={}

@@ -63,7 +63,7 @@ async def kept(state: Path) -> list[Message]:
 
 
 async def test_a_loop_that_is_killed_at_any_moment_ends_with_the_history_of_one_that_is_not(
-    tmp_path: Path,
+    tmp_path,
 ):
     folder = tmp_path / "folder"
     folder.mkdir()

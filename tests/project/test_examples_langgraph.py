@@ -55,7 +55,7 @@ async def run(root: Path, server: MessagesServer, messages: list[Any], config: A
     return state["messages"], history
 
 
-async def test_the_state_keeps_the_history_and_the_model_gets_the_context(tmp_path: Path):
+async def test_the_state_keeps_the_history_and_the_model_gets_the_context(tmp_path):
     async with MessagesServer(reply) as server:
         messages, _ = await run(tmp_path, server, [{"role": "user", "content": "Go."}])
 
@@ -65,7 +65,7 @@ async def test_the_state_keeps_the_history_and_the_model_gets_the_context(tmp_pa
     assert "a long line" not in sent
 
 
-async def test_after_a_restart_the_context_goes_on_where_it_was(tmp_path: Path):
+async def test_after_a_restart_the_context_goes_on_where_it_was(tmp_path):
     async with MessagesServer(reply) as server:
         await run(tmp_path, server, [{"role": "user", "content": "Go."}])
         before = server.requests[-1].body["messages"]
@@ -75,7 +75,7 @@ async def test_after_a_restart_the_context_goes_on_where_it_was(tmp_path: Path):
         assert not server.refused
 
 
-async def test_a_fork_of_the_graph_is_a_shorter_history(tmp_path: Path):
+async def test_a_fork_of_the_graph_is_a_shorter_history(tmp_path):
     async with MessagesServer(reply) as server:
         messages, states = await run(tmp_path, server, [{"role": "user", "content": "Go."}])
         early = next(state for state in states if len(state.values["messages"]) == 3)

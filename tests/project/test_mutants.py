@@ -54,7 +54,7 @@ def fault(find: str, put: str, function: str = "one") -> Fault:
     ],
 )
 def test_a_pattern_is_replaced_in_the_function_that_is_named(
-    tmp_path: Path, body: str, find: str, put: str, expected: str
+    tmp_path, body: str, find: str, put: str, expected: str
 ):
     source_with(f"def one():\n    {body}\n\ndef other():\n    {body}\n", tmp_path)
 
@@ -64,14 +64,14 @@ def test_a_pattern_is_replaced_in_the_function_that_is_named(
 
 
 @pytest.mark.parametrize("body", ["return c", "return (a < b) + (a < b)"])
-def test_a_pattern_that_fits_nowhere_or_twice_does_not_apply(tmp_path: Path, body: str):
+def test_a_pattern_that_fits_nowhere_or_twice_does_not_apply(tmp_path, body: str):
     source_with(f"def one():\n    {body}\n", tmp_path)
 
     with pytest.raises(DoesNotApply, match=re.escape("places in one")):
         apply(fault("a < b", "c"), tmp_path)
 
 
-def test_a_method_is_found_by_the_end_of_its_name(tmp_path: Path):
+def test_a_method_is_found_by_the_end_of_its_name(tmp_path):
     source_with("class A:\n\n    def one(self):\n        return a\n", tmp_path)
 
     assert apply(fault("a", "b", "A.one"), tmp_path).source.endswith("return b\n")

@@ -106,7 +106,7 @@ print([name for name in ("anthropic", "tiktoken") if name in sys.modules])
     assert new_python(script) == "[]"
 
 
-def test_neither_importing_nor_offloading_opens_a_connection(tmp_path: Path):
+def test_neither_importing_nor_offloading_opens_a_connection(tmp_path):
     script = """
 import sys
 def audit(event, arguments):
@@ -130,7 +130,7 @@ anyio.run(main)
     assert new_python(script, tmp_path) == "True True"
 
 
-def test_importing_it_writes_and_logs_nothing(tmp_path: Path):
+def test_importing_it_writes_and_logs_nothing(tmp_path):
     script = """
 import os, sys
 os.chdir(sys.argv[1])

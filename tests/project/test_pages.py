@@ -43,7 +43,7 @@ def page_of(*parts: str) -> str:
     return "\n".join(blocks)
 
 
-async def test_blocks_follow_on_each_other_and_may_await(tmp_path: Path):
+async def test_blocks_follow_on_each_other_and_may_await(tmp_path):
     await run_page(
         page_of(
             "import asyncio\nnumber = 3",
@@ -54,7 +54,7 @@ async def test_blocks_follow_on_each_other_and_may_await(tmp_path: Path):
     )
 
 
-async def test_a_program_has_names_of_its_own_and_starts_its_loop(tmp_path: Path):
+async def test_a_program_has_names_of_its_own_and_starts_its_loop(tmp_path):
     program = "import asyncio\nasync def main(): print('x' in globals())\nasyncio.run(main())"
 
     await run_page(page_of("x = 1", program, "> False"), tmp_path)
@@ -75,27 +75,27 @@ async def test_a_program_has_names_of_its_own_and_starts_its_loop(tmp_path: Path
         (["import asyncio\nwaiting = asyncio.sleep(0)"], "never awaited"),
     ],
 )
-async def test_a_page_that_is_wrong_is_a_deviation(parts: list[str], said: str, tmp_path: Path):
+async def test_a_page_that_is_wrong_is_a_deviation(parts: list[str], said: str, tmp_path):
     with pytest.raises(Deviation, match=said):
         await run_page(page_of(*parts), tmp_path)
 
 
-def test_an_ellipsis_stands_for_anything_on_its_line(tmp_path: Path):
+def test_an_ellipsis_stands_for_anything_on_its_line(tmp_path):
     ensure_promised("here", "took 3.1 ms\nin /x\n", "took … ms\nin …\n", tmp_path)
 
     with pytest.raises(Deviation):
         ensure_promised("here", "took 3.1 ms\nor so\n", "took …\n", tmp_path)
 
 
-def test_a_line_of_an_ellipsis_stands_for_any_lines(tmp_path: Path):
+def test_a_line_of_an_ellipsis_stands_for_any_lines(tmp_path):
     ensure_promised("here", "first\na\nb\nlast\n", "first\n…\nlast\n", tmp_path)
 
 
-def test_the_folder_is_called_project(tmp_path: Path):
+def test_the_folder_is_called_project(tmp_path):
     ensure_promised("here", f"in {tmp_path}/x\n", "in /project/x\n", tmp_path)
 
 
-def test_commands_have_what_is_said_below_them(tmp_path: Path):
+def test_commands_have_what_is_said_below_them(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```console\n$ one --flag  # why\nanswer\n$ two &\n```\n")
 

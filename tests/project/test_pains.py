@@ -134,7 +134,7 @@ def answerable(history: list[Message]) -> list[Message]:
 )
 @given(broken_histories(3, 5), st.permutations(range(4)), st.booleans(), st.integers(300, 4000))
 async def test_whatever_the_history_and_the_order_of_the_stages_the_api_takes_the_request(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory,
     history: list[Message],
     order: list[int],
     force: bool,
@@ -153,7 +153,7 @@ async def test_whatever_the_history_and_the_order_of_the_stages_the_api_takes_th
     assert faults(asked(server)[0].body["messages"]) == []
 
 
-async def test_a_history_cut_at_any_index_is_mended(tmp_path: Path):
+async def test_a_history_cut_at_any_index_is_mended(tmp_path):
     batch = [
         assistant(*(tool_use(f"b{n}") for n in range(3))),
         user(*(tool_result(f"b{n}") for n in range(3))),
@@ -188,7 +188,7 @@ FAILURES: Mapping[str, Reply] = {
 }
 
 
-async def test_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_path: Path):
+async def test_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_path):
     history = conversation(user("go"), step("toolu_1", result=LINES))
     contexts = []
     for number in range(3):
@@ -204,7 +204,7 @@ async def test_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_path: Pa
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_lost(
-    tmp_path: Path, failure: str
+    tmp_path, failure: str
 ):
     history = work(60)
     async with api(playing(["ok"], summary=FAILURES[failure])) as (server, client):
@@ -241,7 +241,7 @@ async def test_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_lost(
 
 
 async def test_a_model_that_bills_more_than_is_counted_never_sees_its_window_nearly_full(
-    tmp_path: Path,
+    tmp_path,
 ):
     window = 8000
     async with api(playing([call("bash")] * 60), window=window, billing_factor=1.63) as (
@@ -262,7 +262,7 @@ async def test_a_model_that_bills_more_than_is_counted_never_sees_its_window_nea
 
 
 async def test_thinking_that_the_api_has_signed_passes_it_again_through_every_stage(
-    tmp_path: Path,
+    tmp_path,
 ):
     replies = [
         answer(thought(f"Thought {n}."), "Well.", tool_call("bash", {"command": f"make {n}"}))
@@ -319,12 +319,12 @@ anyio.run(main, sys.argv[1])
 """
 
 
-def test_offloaded_megabytes_do_not_stay_in_memory(tmp_path: Path):
+def test_offloaded_megabytes_do_not_stay_in_memory(tmp_path):
     assert int(new_python(MEMORY, tmp_path)) < 50
 
 
 async def test_with_relative_paths_neither_user_nor_home_reach_the_model(
-    tmp_path: Path,
+    tmp_path,
 ):
     home = tmp_path / "home" / "erika.mustermann"
     storage = LocalStorage(home / "store", reference="storage")

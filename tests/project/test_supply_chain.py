@@ -99,7 +99,7 @@ for found in distributions():
 """
 
 
-def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path: Path):
+def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path):
     lines = told([str(installed), "-c", LICENCES], tmp_path).splitlines()
 
     assert len(lines) > 10
@@ -179,7 +179,7 @@ asyncio.run(main())
 """
 
 
-def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path: Path):
+def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path):
     said = told(
         [str(installed), "-W", "error", "-W", "default::DeprecationWarning", "-c", WORK], tmp_path
     ).splitlines()
@@ -189,7 +189,7 @@ def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path
     assert str(installed.parents[1]) in said[4], "another copy of the package was tested"
 
 
-def test_the_demo_runs_without_any_extra(installed: Path, tmp_path: Path):
+def test_the_demo_runs_without_any_extra(installed: Path, tmp_path):
     said = told([str(installed.with_name("ctxpipe")), "demo"], tmp_path)
 
     assert "refuse: 0\n" in said
@@ -197,7 +197,7 @@ def test_the_demo_runs_without_any_extra(installed: Path, tmp_path: Path):
     assert "[Tool result offloaded to file: " in said
 
 
-async def test_the_first_program_of_the_readme_runs_with_a_key(installed: Path, tmp_path: Path):
+async def test_the_first_program_of_the_readme_runs_with_a_key(installed: Path, tmp_path):
     async with MessagesServer(lambda _request: "Hello.") as server:
         environment = {
             "ANTHROPIC_BASE_URL": server.url,

@@ -101,7 +101,7 @@ def test_an_unknown_name_is_refused_with_those_that_exist():
         TokenCounter("p50k_base")
 
 
-def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path):
+def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path):
     script = (
         "import sys, ctxpipe.tokens as t; t.TokenCounter().over('short', 10); print('tiktoken' in "
         "sys.modules)"
@@ -110,7 +110,7 @@ def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path):
     assert python(script, ROOT, cwd=tmp_path) == "False"
 
 
-def test_counting_and_running_need_no_network_and_leave_no_file(tmp_path: Path):
+def test_counting_and_running_need_no_network_and_leave_no_file(tmp_path):
     script = f"""{NO_NETWORK}
 import asyncio
 from ctxpipe import ContextPipeline
@@ -133,7 +133,7 @@ print(counts, count_tokens(history), len(result.messages))
         "raise RuntimeError('a plug-in that cannot be imported')",
     ],
 )
-def test_a_plug_in_of_another_library_does_not_interfere(tmp_path: Path, plug_in: str):
+def test_a_plug_in_of_another_library_does_not_interfere(tmp_path, plug_in: str):
     (tmp_path / "tiktoken_ext").mkdir()
     (tmp_path / "tiktoken_ext" / "other_library.py").write_text(plug_in)
     script = """
@@ -150,7 +150,7 @@ print(TokenCounter().text("hello world"), tiktoken.registry.ENCODINGS)
     assert said.split()[1:] == ["2", "{}"]
 
 
-def test_other_users_of_tiktoken_find_its_registry_as_it_was(tmp_path: Path):
+def test_other_users_of_tiktoken_find_its_registry_as_it_was(tmp_path):
     script = """
 import tiktoken.registry, tiktoken.load, tiktoken_ext.openai_public as public, os
 before = (public.load_tiktoken_bpe, dict(os.environ))
@@ -197,7 +197,7 @@ def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed
     assert "pip install --force-reinstall" in said
 
 
-def test_a_tiktoken_with_other_ranks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+def test_a_tiktoken_with_other_ranks_is_refused_by_name(monkeypatch):
     other = vocabulary.Shipped("0" * 64, vocabulary.SHIPPED["cl100k_base"].packed_sha256)
     monkeypatch.setitem(vocabulary.SHIPPED, "cl100k_base", other)
 

@@ -5,8 +5,6 @@ All of them by `benchmarks/bench_cache_doctor.py`.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from recorded import TRANSCRIPTS
 
@@ -19,7 +17,7 @@ SMALL = sorted(TRANSCRIPTS, key=lambda path: path.stat().st_size)[:2]
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SMALL, reason="the transcripts are not here")
-async def test_causes_are_named_and_priced_on_recorded_conversations(tmp_path: Path):
+async def test_causes_are_named_and_priced_on_recorded_conversations(tmp_path):
     turns = []
     for path in SMALL:
         turns += await drive_file(path, SEED, 0.4, tmp_path)

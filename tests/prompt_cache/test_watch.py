@@ -10,7 +10,6 @@ import copy
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import anthropic
@@ -294,7 +293,8 @@ async def test_a_request_without_a_mark_pays_for_all_before_in_full():
     assert "billed in full each turn" in str(talking.session.diagnostics.cache_misses[0])
 
 
-async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path):
+async def test_a_rewrite_of_the_pipeline_is_its_own_and_no_notice(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "ctxpipe")
     async with talk() as talking:
         offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.2), keep_recent=2)
         talking.session = ContextPipeline([offload], prices=PRICES).session(
@@ -315,6 +315,8 @@ async def test_a_rewrite_of_the_pipeline_is_its_own(tmp_path: Path):
     known = request.prompt.sums[-3] - request.usage.cache_read_input_tokens
     assert set(talking.causes) == {Cause.REWRITE}
     assert rewritten[0].tokens == pytest.approx(known, rel=0.02)
+    # What the caller cannot change is no notice.
+    assert "prompt cache" not in caplog.text
 
 
 async def test_where_the_cache_hits_nothing_is_claimed():
@@ -362,7 +364,7 @@ async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it():
 # How it is told -----------------------------------------------------------------------------------
 
 
-async def test_each_cause_is_told_once_with_its_price(caplog: pytest.LogCaptureFixture):
+async def test_each_cause_is_told_once_with_its_price(caplog):
     notices: list[str] = []
     with caplog.at_level(logging.INFO, "ctxpipe"):
         async with talk() as talking:
@@ -380,15 +382,6 @@ async def test_each_cause_is_told_once_with_its_price(caplog: pytest.LogCaptureF
     [tally] = talking.session.diagnostics.cache_tally
     assert (tally.cause, tally.misses) == (Cause.SYSTEM, 4)
     assert tally.cost == pytest.approx(talking.loss)
-
-
-async def test_what_the_caller_cannot_change_is_no_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    with caplog.at_level(logging.WARNING, "ctxpipe"):
-        await test_a_rewrite_of_the_pipeline_is_its_own(tmp_path)
-
-    assert "prompt cache" not in caplog.text
 
 
 async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none():
@@ -489,7 +482,7 @@ async def test_a_refused_request_has_not_written_anything():
 
 
 async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
-    tmp_path: Path,
+    tmp_path,
 ):
     async with talk(model=Model(window=20_000)) as talking:
         offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.99), keep_recent=1)

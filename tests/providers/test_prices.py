@@ -28,7 +28,7 @@ def sums(*tokens: int) -> list[int]:
 # By name ------------------------------------------------------------------------------------------
 
 
-def test_a_models_window_is_looked_up_and_logged_once(caplog: pytest.LogCaptureFixture):
+def test_a_models_window_is_looked_up_and_logged_once(caplog):
     context_window.cache_clear()
     with caplog.at_level(logging.INFO, "ctxpipe"):
         assert [context_window("gpt-4o"), context_window("gpt-4o")] == [128_000, 128_000]

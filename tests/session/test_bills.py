@@ -62,9 +62,7 @@ BILLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BILLS)
-async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(
-    name: str, tmp_path: Path
-):
+async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(name: str, tmp_path):
     session, summarize = compacting(tmp_path)
     history = [user(words(50_000))]
 
@@ -104,7 +102,7 @@ FAILURES = [RuntimeError("500"), ConnectionResetError(), SummaryRefused("no"), N
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 @pytest.mark.parametrize("breaks", ["step 5.", "step 9."])
 async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
-    breaks: str, failure: Exception | None, tmp_path: Path
+    breaks: str, failure: Exception | None, tmp_path
 ):
     summarize = Breaking(breaks, failure)
     retry = Retry(max_retries=0, attempt_seconds=0.05)
@@ -135,9 +133,7 @@ SUMMARY_BLOCK = {"type": "compaction", "content": "what went before, in short"}
 
 @pytest.mark.parametrize("summaries", [1, 2])
 @pytest.mark.parametrize("bill", [1_000, 5_000])
-async def test_what_the_server_has_summarized_does_not_count(
-    summaries: int, bill: int, tmp_path: Path
-):
+async def test_what_the_server_has_summarized_does_not_count(summaries: int, bill: int, tmp_path):
     session, summarize = compacting(tmp_path)
     history = [user("hi"), assistant(words(100_000)), user("more")]
     await session.run(history)
@@ -154,7 +150,7 @@ async def test_what_the_server_has_summarized_does_not_count(
     assert summarize.paid == 0
 
 
-async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path: Path):
+async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path):
     session, _ = compacting(tmp_path)
     history = [user(words(50_000))]
     await session.run(history)
@@ -191,7 +187,7 @@ CODE = '{"error": {"message": "Too long.", "code": "context_length_exceeded"}}'
 
 
 async def test_what_was_refused_by_a_code_is_a_limit_that_a_journal_gives_back(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     stages = [Compact(ExtractiveSummarizer(), storage)]
@@ -216,7 +212,7 @@ async def test_what_was_refused_by_a_code_is_a_limit_that_a_journal_gives_back(
     assert other.tokens_saved == 0
 
 
-async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path: Path):
+async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path):
     session = ContextPipeline([Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]).session(
         "s"
     )
@@ -237,7 +233,7 @@ async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path: Path):
     ids=["by the model", "as it was given", "a share"],
 )
 async def test_the_window_of_a_known_model_holds_where_the_budget_names_none(
-    budget: Budget, is_compacted: bool, tmp_path: Path
+    budget: Budget, is_compacted: bool, tmp_path
 ):
     stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]
     session = ContextPipeline(stages, budget=budget).session("s")

@@ -71,7 +71,7 @@ def models(server: MessagesServer) -> list[Any]:
     return [request.body["model"] for request in server.requests]
 
 
-async def test_create_lends_its_client(tmp_path: Path):
+async def test_create_lends_its_client(tmp_path):
     run = Run(tmp_path)
     async with serving() as (server, client):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
@@ -81,7 +81,7 @@ async def test_create_lends_its_client(tmp_path: Path):
     assert WITHOUT_MODEL not in run.details[0].warnings
 
 
-async def test_stream_lends_its_client(tmp_path: Path):
+async def test_stream_lends_its_client(tmp_path):
     run = Run(tmp_path)
     async with serving() as (server, client):
         session = run.pipeline.session("s")
@@ -91,7 +91,7 @@ async def test_stream_lends_its_client(tmp_path: Path):
     assert models(server) == [SUMMARIES, "m"]
 
 
-async def test_the_beta_part_of_a_client_stands_for_it(tmp_path: Path):
+async def test_the_beta_part_of_a_client_stands_for_it(tmp_path):
     run = Run(tmp_path)
     async with serving() as (server, client):
         session: Any = run.pipeline.session("s")
@@ -100,7 +100,7 @@ async def test_the_beta_part_of_a_client_stands_for_it(tmp_path: Path):
     assert models(server) == [SUMMARIES, "m"]
 
 
-async def test_the_middleware_lends_its_client(tmp_path: Path):
+async def test_the_middleware_lends_its_client(tmp_path):
     run = Run(tmp_path)
     async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (
         server,
@@ -112,7 +112,7 @@ async def test_the_middleware_lends_its_client(tmp_path: Path):
     assert run.writers == ["AnthropicSummarizer"]
 
 
-async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path: Path):
+async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path):
     run = Run(tmp_path)
     async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (
         server,
@@ -125,7 +125,7 @@ async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path: P
 
 
 async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_hand_uses_it(
-    tmp_path: Path,
+    tmp_path,
 ):
     run = Run(tmp_path)
     async with serving() as (server, client):
@@ -136,7 +136,7 @@ async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_h
     assert models(server) == [SUMMARIES]
 
 
-async def test_the_retries_of_a_lent_client_are_off(tmp_path: Path):
+async def test_the_retries_of_a_lent_client_are_off(tmp_path):
     run = Run(tmp_path)
     failing = iter([rate_limited(0), "Summarized.", "Answered."])
     async with serving(lambda _: next(failing), max_retries=7) as (server, client):
@@ -146,7 +146,7 @@ async def test_the_retries_of_a_lent_client_are_off(tmp_path: Path):
     assert run.details[0].attempts == 2
 
 
-async def test_a_summarizers_own_client_is_kept(tmp_path: Path):
+async def test_a_summarizers_own_client_is_kept(tmp_path):
     async with serving() as (own, client_of_its_own), serving() as (server, client):
         run = Run(tmp_path, AnthropicSummarizer(client_of_its_own))
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
@@ -174,7 +174,7 @@ def told(caplog: pytest.LogCaptureFixture) -> int:
 
 @pytest.mark.parametrize("summarize", [None, AnthropicSummarizer(), AnthropicSummarizer(model="m")])
 async def test_without_a_model_a_session_warns_once_and_each_report_says_it(
-    summarize: Summarizer | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    summarize: Summarizer | None, tmp_path, caplog
 ):
     caplog.set_level(logging.WARNING)
     run = Run(tmp_path, summarize)
@@ -188,7 +188,7 @@ async def test_without_a_model_a_session_warns_once_and_each_report_says_it(
     assert told(caplog) == 1
 
 
-async def test_each_session_warns_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_each_session_warns_of_its_own(tmp_path, caplog):
     run = Run(tmp_path)
 
     for name in ("a", "b"):
@@ -197,9 +197,7 @@ async def test_each_session_warns_of_its_own(tmp_path: Path, caplog: pytest.LogC
     assert told(caplog) == 2
 
 
-async def test_who_chose_the_extractive_summarizer_is_not_warned(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_who_chose_the_extractive_summarizer_is_not_warned(tmp_path, caplog):
     run = Run(tmp_path, ExtractiveSummarizer())
 
     await run.pipeline.session("s").run(history())
@@ -209,7 +207,7 @@ async def test_who_chose_the_extractive_summarizer_is_not_warned(
     assert told(caplog) == 0
 
 
-async def test_the_summarizer_alone_warns_too(caplog: pytest.LogCaptureFixture):
+async def test_the_summarizer_alone_warns_too(caplog):
     await AnthropicSummarizer()(history())
 
     assert told(caplog) == 1

@@ -17,7 +17,7 @@ import anthropic
 import anyio
 import httpx2
 import pytest
-from histories import conversation, step, tool_result, user
+from histories import MARK, conversation, step, tool_result, user
 from in_memory import messages_api
 
 from ctxpipe import (
@@ -124,7 +124,7 @@ def messages_of(received: Received) -> list[Any]:
 
 
 @every_way
-async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tmp_path: Path):
+async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     history = loop(1)
     before = copy.deepcopy(history)
@@ -145,7 +145,7 @@ async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tm
 
 
 @every_way
-async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask, tmp_path: Path):
+async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask, tmp_path):
     history = loop(1)
 
     async with talk(["one", "two"]) as (server, client):
@@ -246,7 +246,7 @@ async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing():
     assert server.calls == 3
 
 
-async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path):
+async def test_system_prompt_and_tools_count_into_the_budget(tmp_path):
     seen = list[int]()
 
     async def look(turn: Turn) -> Skip:
@@ -265,7 +265,7 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path):
 
 @every_way
 async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_request(
-    ask: Ask, tmp_path: Path
+    ask: Ask, tmp_path
 ):
     session, history = truncating(tmp_path).session("s"), loop(2)
 
@@ -307,8 +307,6 @@ async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused
 
 
 # Cache breakpoints --------------------------------------------------------------------------------
-
-MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 
 
 def marked(messages: list[Any]) -> list[int]:
@@ -425,7 +423,7 @@ WITHOUT_NUMBERS = [
 @every_way
 @pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
 async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
-    refusal: Failure, ask: Ask, tmp_path: Path
+    refusal: Failure, ask: Ask, tmp_path
 ):
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
 
@@ -441,7 +439,7 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
 
 
 @every_way
-async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, tmp_path: Path):
+async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, tmp_path):
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await ask(truncating(tmp_path).session("s"), client, loop(20))
@@ -450,7 +448,7 @@ async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, 
 
 
 @every_way
-async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tmp_path: Path):
+async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tmp_path):
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await ask(truncating(tmp_path).session("s"), client, [user("go " * 2000)])
@@ -473,9 +471,7 @@ async def test_a_request_that_grew_instead_is_not_sent_again():
     assert server.calls == 1
 
 
-async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     session, history = truncating(tmp_path).session("s"), loop(20)
 
@@ -547,7 +543,7 @@ TOO_MANY = [
 @pytest.mark.parametrize("refusal", [*LOOKALIKES, *TOO_FEW, *WITHOUT_NUMBERS])
 @every_way
 async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
-    refusal: Failure, ask: Ask, tmp_path: Path
+    refusal: Failure, ask: Ask, tmp_path
 ):
     session = truncating(tmp_path).session("s")
 
@@ -563,7 +559,7 @@ async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
 
 @pytest.mark.parametrize("refusal", TOO_MANY)
 async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
-    refusal: Failure, tmp_path: Path
+    refusal: Failure, tmp_path
 ):
     session = truncating(tmp_path).session("s")
 
@@ -577,7 +573,7 @@ async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
 
 
 async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
-    tmp_path: Path,
+    tmp_path,
 ):
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
 
@@ -591,7 +587,7 @@ async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
 
 
 async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
-    tmp_path: Path,
+    tmp_path,
 ):
     session, history = truncating(tmp_path).session("s"), [user("hello")]
     sent = await session.run(history, system="Be brief. " * 9_000)
@@ -603,7 +599,7 @@ async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
 
 
 async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(
-    tmp_path: Path,
+    tmp_path,
 ):
     budgets: dict[str, Budget] = {}
 
@@ -633,7 +629,7 @@ async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_tol
 
 
 async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
-    tmp_path: Path,
+    tmp_path,
 ):
     budget = Budget(200_000, reserve_output=64_000)
     session = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=budget).session("s")
@@ -651,7 +647,7 @@ async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
 
 
 async def test_a_window_below_what_the_model_has_read_already_is_not_believed(
-    tmp_path: Path,
+    tmp_path,
 ):
     session, history = truncating(tmp_path).session("s"), [*loop(20), user("x " * 30_000)]
     sent = await session.run(history, request={"model": "m"})
@@ -668,7 +664,7 @@ async def test_a_window_below_what_the_model_has_read_already_is_not_believed(
 )
 @every_way
 async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
-    failure: Failure, ask: Ask, tmp_path: Path
+    failure: Failure, ask: Ask, tmp_path
 ):
     session = truncating(tmp_path).session("s")
 
@@ -683,9 +679,7 @@ async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
 
 @pytest.mark.parametrize("failure", [rate_limited(0.01), overloaded(), server_error(), Cut()])
 @every_way
-async def test_what_the_sdk_sends_again_is_the_same_request(
-    failure: Reply, ask: Ask, tmp_path: Path
-):
+async def test_what_the_sdk_sends_again_is_the_same_request(failure: Reply, ask: Ask, tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
 
     async with talk([failure, "ok"], max_retries=1) as (server, client):
@@ -695,7 +689,7 @@ async def test_what_the_sdk_sends_again_is_the_same_request(
 
 
 @every_way
-async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp_path: Path):
+async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     session, history = pipeline.session("s"), loop(1)
 
@@ -721,7 +715,7 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp
 
 
 async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(
-    tmp_path: Path,
+    tmp_path,
 ):
     budget = Budget(window=2000, trigger=1000, target=300)
     session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))], budget=budget).session("s")

@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -65,7 +64,7 @@ def _blocks(message: Message) -> object:
 # Owning -----------------------------------------------------------------------------------------
 
 
-async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path: Path):
+async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first", "second"]) as (server, client):
         session.append(user("go"))
@@ -78,7 +77,7 @@ async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path: Path):
     assert plain(await session.history()) == plain([*expected, assistant(text("second"))])
 
 
-async def test_what_another_process_has_added_is_gone_on_from(tmp_path: Path):
+async def test_what_another_process_has_added_is_gone_on_from(tmp_path):
     both = [ContextPipeline().session("s", journal=LocalStorage(tmp_path)) for _ in range(2)]
     expected: list[Any] = []
     async with talk([f"answer {turn}" for turn in range(6)]) as (server, client):
@@ -94,7 +93,7 @@ async def test_what_another_process_has_added_is_gone_on_from(tmp_path: Path):
     assert await both[0].branches() == []
 
 
-async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path: Path):
+async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first"]) as (_, client):
         session.append(user("go"))
@@ -104,7 +103,7 @@ async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path: Path):
     assert plain(await session.history()) == plain([user("go"), assistant(text("first"))])
 
 
-async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path: Path):
+async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first " * 200]) as (_, client):
         session.append(user("go"))
@@ -115,7 +114,7 @@ async def test_a_stream_that_was_left_in_the_middle_is_not_added(tmp_path: Path)
     assert await session.history() == [user("go")]
 
 
-async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path: Path):
+async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path):
     async with talk(["first", "second"]) as (server, client):
         session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
         session.append(user("go"))
@@ -127,7 +126,7 @@ async def test_a_new_process_goes_on_without_a_history_handed_in(tmp_path: Path)
     assert plain(sent(server)[1]) == plain([user("go"), assistant(text("first")), user("on")])
 
 
-async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path: Path):
+async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk([answer(called("look", {}, "toolu_1"))]) as (_, client):
         session.append(user("go"))
@@ -147,7 +146,7 @@ async def test_without_a_journal_a_session_owns_its_history_as_long_as_it_lives(
     assert [len(messages) for messages in sent(server)] == [1, 3]
 
 
-async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path: Path):
+async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first"]) as (_, client):
         await session.create(client, messages=chat(3), **ASKED)
@@ -202,7 +201,7 @@ def in_a_thread(act: Callable[[], object]) -> None:
 @pytest.mark.parametrize("place", ["here", "thread"])
 @pytest.mark.parametrize("way", ["create", "stream"])
 async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_request(
-    way: str, place: str, tmp_path: Path
+    way: str, place: str, tmp_path
 ):
     steps = Steps()
     session = ContextPipeline([steps]).session("s", journal=LocalStorage(tmp_path))
@@ -230,7 +229,7 @@ async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_r
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])
-async def test_what_was_appended_is_there_when_the_turn_ends_early(how: str, tmp_path: Path):
+async def test_what_was_appended_is_there_when_the_turn_ends_early(how: str, tmp_path):
     steps = Steps()
     pipeline = ContextPipeline([steps], on_error="raise")
     session = pipeline.session("s", journal=LocalStorage(tmp_path))
@@ -257,7 +256,7 @@ async def test_what_was_appended_is_there_when_the_turn_ends_early(how: str, tmp
 
 @pytest.mark.parametrize("how", ["task", "scope"])
 async def test_a_request_cancelled_anywhere_costs_no_message_and_doubles_none(
-    how: Literal["task", "scope"], tmp_path: Path
+    how: Literal["task", "scope"], tmp_path
 ):
     for at in range(1, 60, 1 if NIGHTLY else 4):
         session = ContextPipeline().session(f"s{at}", journal=LocalStorage(tmp_path))
@@ -365,7 +364,7 @@ async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, w
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("ways", [["create"] * 4, ["stream", "create", "stream"]])
 async def test_requests_at_the_same_time_are_answered_one_after_the_other(
-    ways: list[str], has_journal: bool, tmp_path: Path
+    ways: list[str], has_journal: bool, tmp_path
 ):
     journal = LocalStorage(tmp_path) if has_journal else None
     session = ContextPipeline().session("s", journal=journal)
@@ -445,7 +444,7 @@ async def test_requests_with_messages_of_their_own_do_not_wait():
 # Kept until it is written -----------------------------------------------------------------------
 
 
-async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Path):
+async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     session.append(user("go"))
     await conversation_of(session).flush()
@@ -460,7 +459,7 @@ async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path: Pa
 
 
 async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
-    tmp_path: Path,
+    tmp_path,
 ):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
@@ -476,7 +475,7 @@ async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_at_the_end_of_its_body_what_was_appended_is_written(fails: bool, tmp_path: Path):
+async def test_at_the_end_of_its_body_what_was_appended_is_written(fails: bool, tmp_path):
     with suppress(RuntimeError):
         async with ContextPipeline().session("s", journal=LocalStorage(tmp_path)) as session:
             session.append(user("go"))
@@ -549,7 +548,7 @@ async def test_another_word_for_open_calls_is_refused():
 
 
 async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     middleware = ctxpipe_middleware(ContextPipeline(), session_id="s")
     async with talk(["never"], middleware=[middleware]) as (server, client):

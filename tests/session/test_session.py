@@ -17,6 +17,7 @@ import pytest
 from api_rules import faults
 from cancellation import cancelled
 from histories import (
+    MARK,
     assistant,
     chat,
     conversation,
@@ -58,7 +59,6 @@ from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
 LONG = "a long line of output\n" * 200
-MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 class Summaries:
@@ -178,7 +178,7 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
 
 
 async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_on_not(
-    tmp_path: Path,
+    tmp_path,
 ):
     history, session, before = loop(60), small(tmp_path).session("s"), list[str]()
     changes = 0
@@ -192,7 +192,7 @@ async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_
     assert 3 < changes < 30  # something was rewritten, and that in batches
 
 
-async def test_the_history_is_never_modified(tmp_path: Path):
+async def test_the_history_is_never_modified(tmp_path):
     history = loop(40)
     before = copy.deepcopy(history)
     session = small(tmp_path).session("s")
@@ -203,7 +203,7 @@ async def test_the_history_is_never_modified(tmp_path: Path):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify: bool, tmp_path: Path):
+async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify: bool, tmp_path):
     session, history = small(tmp_path).session("s", verify=verify), chat(3)
     await session.run(history)
 
@@ -225,7 +225,7 @@ async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify: boo
 # At the same time ---------------------------------------------------------------------------------
 
 
-async def test_messages_appended_while_a_summary_is_written_are_not_lost(tmp_path: Path):
+async def test_messages_appended_while_a_summary_is_written_are_not_lost(tmp_path):
     summarize = Summaries(wait=True)
     session, history = compacting(tmp_path, summarize).session("s"), loop(30)
 
@@ -248,7 +248,7 @@ async def test_messages_appended_while_a_summary_is_written_are_not_lost(tmp_pat
     assert summarize.calls == 1
 
 
-async def test_two_runs_at_once_ask_for_one_summary(tmp_path: Path):
+async def test_two_runs_at_once_ask_for_one_summary(tmp_path):
     summarize = Summaries(wait=True)
     session, history = compacting(tmp_path, summarize).session("s"), loop(30)
     results = list[Result]()
@@ -269,7 +269,7 @@ async def test_two_runs_at_once_ask_for_one_summary(tmp_path: Path):
     assert [result.changed for result in results] == [True, False, False]
 
 
-async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Path):
+async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path):
     summarize = Summaries(wait=True)
     session, history = compacting(tmp_path, summarize).session("s"), loop(30)
     await session.run(history[:5])
@@ -288,7 +288,7 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Pa
 
 
 async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_next(
-    tmp_path: Path,
+    tmp_path,
 ):
     history, told = loop(30), set[int | None]()
     for at in range(1, 40, 1 if NIGHTLY else 3):
@@ -303,7 +303,7 @@ async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_ne
 
 
 async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bond(
-    tmp_path: Path,
+    tmp_path,
 ):
     """Whoever was cancelled may have asked the model with the history as it was."""
     history, options = loop(30), list[object]()
@@ -320,7 +320,7 @@ async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bon
     assert all(option == drop_block() for option in options)
 
 
-async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_path: Path):
+async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_path):
     fails = [False]
 
     async def failing(turn: Turn) -> Skip:
@@ -348,7 +348,7 @@ async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
 
 
 async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
-    tmp_path: Path,
+    tmp_path,
 ):
     many, pipeline = 1000 if NIGHTLY else 50, small(tmp_path)
     sessions = [pipeline.session(f"s{number}") for number in range(many)]
@@ -368,7 +368,7 @@ async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
 
 
 def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
-    tmp_path: Path,
+    tmp_path,
 ):
     """With a quarter of its results in files: what the context holds of its own is counted."""
     many = [copy.deepcopy(loop(100, words=5)[:200]) for _ in range(5)]
@@ -393,7 +393,7 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
 
 
 def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is_rewritten(
-    tmp_path: Path,
+    tmp_path,
 ):
     """The history is the caller's.
 
@@ -423,7 +423,7 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
 
 
 async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
-    tmp_path: Path,
+    tmp_path,
 ):
     asked: list[int] = []
 
@@ -448,7 +448,7 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
     assert result.request_options == drop_block()
 
 
-async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path: Path):
+async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path):
     half = {"type": "text", "text": "half a pair \ud83d", "cache_control": {"type": "ephemeral"}}
     session, history = small(tmp_path).session("s"), [*chat(3), user(half)]
 
@@ -461,7 +461,7 @@ async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path:
 
 
 async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_in_it(
-    tmp_path: Path,
+    tmp_path,
 ):
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
     compacted = await session.run(history)
@@ -474,7 +474,7 @@ async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_
 
 
 async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_told(
-    tmp_path: Path,
+    tmp_path,
 ):
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
     compacted = await session.run(history)
@@ -488,7 +488,7 @@ async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_to
 
 
 async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(
-    tmp_path: Path,
+    tmp_path,
 ):
     """What the session knows of its beginning stands.
 
@@ -511,7 +511,7 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
 
 
 async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_its_newest_message(
-    tmp_path: Path,
+    tmp_path,
 ):
     stage = SmartTruncate(LocalStorage(tmp_path), max_tokens=300)
     session = ContextPipeline(
@@ -529,7 +529,7 @@ async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_i
     assert result.messages[-1] == history[12]
 
 
-async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path):
+async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path):
     session = small(tmp_path).session("s")
     history = conversation(user("go"), assistant(tool_use("lost")), user("hello?"))
 
@@ -555,7 +555,7 @@ EMPTIED: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("empty", EMPTIED)
 @pytest.mark.parametrize("when", ["in a turn", "between turns"])
 async def test_a_message_that_its_caller_empties_costs_that_turn_only(
-    when: str, empty: str, place: int, tmp_path: Path
+    when: str, empty: str, place: int, tmp_path
 ):
     emptied: list[Any] = []
 
@@ -601,9 +601,7 @@ def near_the_trigger(number: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("summaries", [True, False], ids=["compaction", "truncation"])
-async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(
-    summaries: bool, tmp_path: Path
-):
+async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries: bool, tmp_path):
     async def none(messages: Sequence[Message], /) -> Summary:
         raise RuntimeError("no model today")
 
@@ -617,7 +615,7 @@ async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(
     assert len([first for first in rewrites if first is not None and first < 36]) == 1
 
 
-async def test_results_that_bob_around_the_direct_threshold_are_judged_once(tmp_path: Path):
+async def test_results_that_bob_around_the_direct_threshold_are_judged_once(tmp_path):
     session = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=2000)]).session("s")
     sizes = [2000 + (-1) ** number * 20 for number in range(20)]
     steps = [step(f"t{number}", result="r" * size) for number, size in enumerate(sizes)]
@@ -635,14 +633,14 @@ async def test_results_that_bob_around_the_direct_threshold_are_judged_once(tmp_
     assert [len(content) < 2000 - 20 for content in contents] == [size >= 2000 for size in sizes]
 
 
-async def test_a_size_that_bobs_around_the_ratio_is_rewritten_once(tmp_path: Path):
+async def test_a_size_that_bobs_around_the_ratio_is_rewritten_once(tmp_path):
     session = ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s")
     rewrites = [await rewritten_from(session, near_the_ratio(number)) for number in range(1, 21)]
 
     assert [first for first in rewrites if first is not None] == [2]
 
 
-async def test_bills_that_bob_around_the_trigger_lead_to_one_rewrite(tmp_path: Path):
+async def test_bills_that_bob_around_the_trigger_lead_to_one_rewrite(tmp_path):
     session, rewrites = small(tmp_path, Summaries()).session("s"), 0
     history = near_the_trigger(1)
     for number in range(20):
@@ -660,7 +658,7 @@ async def rewritten_from(session: Session, history: list[Message]) -> int | None
 # Compacting by hand -------------------------------------------------------------------------------
 
 
-async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path: Path):
+async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path):
     summarize = Summaries()
     session, history = small(tmp_path, summarize).session("s"), loop(6)
     await session.run(history)
@@ -673,7 +671,7 @@ async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path: 
     assert await session.history() == [*history, *step("on")]
 
 
-async def test_the_focus_reaches_the_summarizer(tmp_path: Path):
+async def test_the_focus_reaches_the_summarizer(tmp_path):
     prompts = list[str]()
 
     async def ask(prompt: str, _model: str) -> str:
@@ -688,7 +686,7 @@ async def test_the_focus_reaches_the_summarizer(tmp_path: Path):
     assert "summary" in json.dumps((await session.run(loop(6))).messages[0])
 
 
-async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path: Path):
+async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path):
     session = small(tmp_path, Summaries()).session("s")
     history = [*loop(3), assistant(tool_use("waiting"))]
 
@@ -702,7 +700,7 @@ async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path: P
 
 
 async def test_system_and_tools_of_the_last_turn_are_counted_when_compacting_by_hand(
-    tmp_path: Path,
+    tmp_path,
 ):
     seen = list[int]()
 
@@ -725,7 +723,7 @@ async def test_compacting_without_a_stage_for_it_is_an_error():
         await session.compact(chat(3))
 
 
-async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path: Path):
+async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path):
     with pytest.raises(SettingsError, match="nothing to compact yet"):
         await small(tmp_path).session("s").compact()
 
@@ -733,7 +731,7 @@ async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path: Path):
 # What else a session knows ------------------------------------------------------------------------
 
 
-async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path: Path):
+async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path):
     now, cold = [0.0], list[bool]()
 
     async def look(turn: Turn) -> None:
@@ -761,7 +759,7 @@ async def test_the_pipeline_hands_out_one_session_whoever_holds_it():
 
 
 async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_with_a_turn(
-    tmp_path: Path,
+    tmp_path,
 ):
     summarize = Summaries(wait=True)
     pipeline = ContextPipeline(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -39,7 +38,7 @@ def loop(name: str, turns: int) -> list[Message]:
 
 
 async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     sessions = Sessions(
@@ -55,7 +54,7 @@ async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(
         assert not result.notices
 
 
-async def test_it_is_the_same_session_as_long_as_it_is_in_memory_or_in_use(tmp_path: Path):
+async def test_it_is_the_same_session_as_long_as_it_is_in_memory_or_in_use(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session = sessions.get("s")
     await session.run(chat(3))
@@ -66,7 +65,7 @@ async def test_it_is_the_same_session_as_long_as_it_is_in_memory_or_in_use(tmp_p
     assert sessions.get("s") == session
 
 
-async def test_one_with_a_turn_running_is_never_let_go(tmp_path: Path):
+async def test_one_with_a_turn_running_is_never_let_go(tmp_path):
     asked, opened = anyio.Event(), anyio.Event()
 
     async def summarize(_messages: Sequence[Message], /) -> Summary:
@@ -100,7 +99,7 @@ async def fill(sessions: Sessions, *names: str) -> None:
         gc.collect()
 
 
-async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_path: Path):
+async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_path):
     storage = LocalStorage(tmp_path)
     sessions = Sessions(ContextPipeline(), journal=storage, max_bytes=50_000)
     for name in ("a", "b"):
@@ -115,7 +114,7 @@ async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_pat
 
 
 async def test_a_session_that_was_never_run_is_not_let_go_with_what_was_appended(
-    tmp_path: Path,
+    tmp_path,
 ):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     sessions.get("a").append(user("go"))
@@ -125,7 +124,7 @@ async def test_a_session_that_was_never_run_is_not_let_go_with_what_was_appended
 
 
 async def test_turns_that_a_disk_could_not_take_are_written_before_their_session_is_let_go(
-    tmp_path: Path,
+    tmp_path,
 ):
     disk = FailingDisk(LocalStorage(tmp_path))
     sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=50_000)
@@ -144,7 +143,7 @@ async def test_turns_that_a_disk_could_not_take_are_written_before_their_session
 
 @pytest.mark.parametrize("place", ["here", "in a thread"])
 async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(
-    place: str, tmp_path: Path
+    place: str, tmp_path
 ):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session: Session | None = sessions.get("a")
@@ -161,7 +160,7 @@ async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(
 
 
 async def test_a_turn_that_a_disk_refused_a_session_that_was_let_go_is_kept(
-    tmp_path: Path,
+    tmp_path,
 ):
     disk = FailingDisk(LocalStorage(tmp_path))
     sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=100_000)
@@ -186,7 +185,7 @@ async def test_a_pipeline_keeps_what_is_appended_to_a_session_that_was_let_go():
     assert pipeline.session("a") == session
 
 
-async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path: Path):
+async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
 
     def append(number: int) -> None:
@@ -205,7 +204,7 @@ async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path: Pat
     )
 
 
-async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path: Path):
+async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)])
     sessions = Sessions(pipeline, journal=storage, max_bytes=50_000)
@@ -216,7 +215,7 @@ async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path: Path):
 
 
 async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path, caplog
 ):
     disk = FailingDisk(LocalStorage(tmp_path))
     disk.denied = True
@@ -229,7 +228,7 @@ async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_not
 
 
 async def test_histories_without_a_journal_have_a_bound_and_a_notice(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     pipeline = ContextPipeline(max_sessions=10)
     for number in range(12):
@@ -245,7 +244,7 @@ async def test_histories_without_a_journal_have_a_bound_and_a_notice(
     assert len(kept) >= 9
 
 
-async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_path: Path):
+async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_path):
     pipeline, storage = ContextPipeline(max_sessions=2), LocalStorage(tmp_path)
     pipeline.session("a", journal=storage).append(user("go"))
     for number in range(5):
@@ -299,7 +298,7 @@ def calls_of(work: Callable[[], object]) -> int:
     return calls
 
 
-async def test_the_bytes_follow_what_is_held(tmp_path: Path):
+async def test_the_bytes_follow_what_is_held(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path))
     session = sessions.get("s")
     before = sessions.bytes
@@ -321,11 +320,11 @@ async def test_the_bytes_follow_what_is_held(tmp_path: Path):
         (ContextPipeline(), {"max_bytes": "many"}),
     ],
 )
-def test_wrong_settings_are_refused(pipeline: Any, settings: dict[str, Any], tmp_path: Path):
+def test_wrong_settings_are_refused(pipeline: Any, settings: dict[str, Any], tmp_path):
     with pytest.raises(SettingsError):
         Sessions(pipeline, **{"journal": LocalStorage(tmp_path), **settings})
 
 
-def test_a_wrong_id_is_refused(tmp_path: Path):
+def test_a_wrong_id_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="session_id"):
         Sessions(ContextPipeline(), journal=LocalStorage(tmp_path)).get(cast("str", 3))

@@ -44,7 +44,7 @@ def test_the_text_is_json_that_gives_the_very_messages(history: list[Message]):
     }
 
 
-async def test_the_very_messages_come_back_from_disk(tmp_path: Path):
+async def test_the_very_messages_come_back_from_disk(tmp_path):
     history = [
         system("S"),
         user("ü 漢字 🙂 \ud83d \u2028 \0 \r\n\ttail "),
@@ -55,18 +55,18 @@ async def test_the_very_messages_come_back_from_disk(tmp_path: Path):
     assert await load_archive(await archived(history, tmp_path)) == history
 
 
-async def test_no_messages_are_an_empty_archive(tmp_path: Path):
+async def test_no_messages_are_an_empty_archive(tmp_path):
     assert await load_archive(await archived([], tmp_path)) == []
 
 
-async def test_a_bare_list_of_messages_is_an_archive_too(tmp_path: Path):
+async def test_a_bare_list_of_messages_is_an_archive_too(tmp_path):
     history = [user("a\nb"), assistant("c")]
 
     assert await load_archive(await LocalStorage(tmp_path).save("s", "compact", history)) == history
 
 
 async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_requirements(
-    tmp_path: Path,
+    tmp_path,
 ):
     async def summarize(messages: Any, /) -> Summary:
         return Summary("It went well.")
@@ -90,7 +90,7 @@ async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_req
     assert facts["requests"] == ["go " * 900, "on"]
 
 
-async def test_the_facts_in_an_archive_come_back_redacted(tmp_path: Path):
+async def test_the_facts_in_an_archive_come_back_redacted(tmp_path):
     facts = Facts(
         {"a.py": True, "secret.py": False},
         {"make secret": True},
@@ -116,7 +116,7 @@ async def test_the_facts_in_an_archive_come_back_redacted(tmp_path: Path):
 @pytest.mark.parametrize(
     "facts", [{}, {"paths": 3}, {"paths": [["a"]], "commands": []}, {"paths": [], "commands": [1]}]
 )
-async def test_an_archive_with_facts_of_another_form_is_none(tmp_path: Path, facts: Any):
+async def test_an_archive_with_facts_of_another_form_is_none(tmp_path, facts: Any):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": 1, "facts": facts, "messages": []}))
 
@@ -124,7 +124,7 @@ async def test_an_archive_with_facts_of_another_form_is_none(tmp_path: Path, fac
         await load_archive(path)
 
 
-async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path):
+async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path):
     reply: Any = [
         TextBlock(type="text", text="hm"),
         ToolUseBlock(type="tool_use", id="t", name="ls", input={"a": 1}),
@@ -138,7 +138,7 @@ async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path
 
 
 async def test_what_cannot_be_archived_faithfully_is_an_error_and_leaves_no_file(
-    tmp_path: Path,
+    tmp_path,
 ):
     odd: Any = {"role": "user", "content": [{"type": "text", "text": object()}]}
 
@@ -169,7 +169,7 @@ def test_no_second_copy_of_the_history_is_ever_held(redact: Callable[[str], str]
         *('{"form": "2", "messages": []}', "[" * 100_000),
     ],
 )
-async def test_what_is_no_archive_is_refused(tmp_path: Path, text: str):
+async def test_what_is_no_archive_is_refused(tmp_path, text: str):
     path = tmp_path / "a.json"
     path.write_text(text)
 
@@ -178,7 +178,7 @@ async def test_what_is_no_archive_is_refused(tmp_path: Path, text: str):
 
 
 @pytest.mark.parametrize("form", [2, 3, 10**9])
-async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path: Path, form: int):
+async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path, form: int):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": form, "entries": "of another kind"}))
 
@@ -186,7 +186,7 @@ async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path: 
         await load_archive(path)
 
 
-async def test_a_missing_archive_is_a_storage_error(tmp_path: Path):
+async def test_a_missing_archive_is_a_storage_error(tmp_path):
     with pytest.raises(StorageError, match="cannot read the archive"):
         await load_archive(tmp_path / "gone.json")
 
@@ -196,7 +196,7 @@ async def test_a_missing_archive_is_a_storage_error(tmp_path: Path):
 HISTORY = [user("go"), assistant("a lot"), user("on")]
 
 
-async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_path: Path):
+async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_path):
     storage = LocalStorage(tmp_path)
     path = await archived(HISTORY, tmp_path)
     digest = await archive_digest(storage, path)
@@ -206,7 +206,7 @@ async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_p
         assert await verified_archive(storage, "s", seen, digest) == Archived(HISTORY, [])
 
 
-async def test_what_is_stored_decides_and_not_what_was_said(tmp_path: Path):
+async def test_what_is_stored_decides_and_not_what_was_said(tmp_path):
     storage = LocalStorage(tmp_path, redact=lambda text: text.replace("lot", "***"))
     path = await storage.save("s", "compact", archive_record(HISTORY))
 
@@ -215,7 +215,7 @@ async def test_what_is_stored_decides_and_not_what_was_said(tmp_path: Path):
     assert found == Archived([user("go"), assistant("a ***"), user("on")], [])
 
 
-async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path: Path):
+async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path):
     storage, outside = LocalStorage(tmp_path / "root"), LocalStorage(tmp_path / "outside")
     path = await archived(HISTORY, tmp_path / "root")
     digest = await archive_digest(storage, path) or ""
@@ -245,7 +245,7 @@ async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path: Pat
     assert await verified_archive(storage, "s", ["no path"], digest) is None
 
 
-async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path: Path):
+async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path):
     storage = LocalStorage(tmp_path)
     path = await archived(HISTORY, tmp_path)
     digest = await archive_digest(storage, path) or ""
@@ -261,7 +261,7 @@ async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path: Path)
 
 
 async def test_a_record_with_the_right_digest_that_holds_no_messages_is_not_believed(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     for record in (["no message"], {"form": 2, "messages": []}, {"form": 1, "messages": "none"}):

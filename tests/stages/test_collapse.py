@@ -185,7 +185,7 @@ async def test_after_a_collapse_the_request_drops_thinking_that_lost_its_signatu
 # What is kept -------------------------------------------------------------------------------------
 
 
-async def test_each_step_is_whole_in_a_file_of_its_own(tmp_path: Path):
+async def test_each_step_is_whole_in_a_file_of_its_own(tmp_path):
     made = await change(eager(LocalStorage(tmp_path)), work(5))
     detail = detail_of(made)
 
@@ -197,7 +197,7 @@ async def test_each_step_is_whole_in_a_file_of_its_own(tmp_path: Path):
     assert [note.path(number) for number in (1, 2, 3)] == list(detail.files)
 
 
-async def test_the_raw_messages_are_archived_with_their_places(tmp_path: Path):
+async def test_the_raw_messages_are_archived_with_their_places(tmp_path):
     history = [*work(2), user("And now?"), *work(4, first=2)[1:]]
 
     made = await change(eager(LocalStorage(tmp_path)), history)
@@ -223,7 +223,7 @@ async def test_numbers_go_on_and_earlier_notes_stay_byte_for_byte():
     assert [first for first, _ in numbers] == [1, *(last + 1 for _, last in numbers[:-1])]
 
 
-async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_path: Path):
+async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_path):
     storage = LocalStorage(tmp_path)
     first = detail_of(await change(eager(storage), work(5)))
 
@@ -237,7 +237,7 @@ async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_pat
     assert f"1 {LONG}" in Path(first.files[1]).read_text()
 
 
-async def test_the_same_history_gives_the_same_names_again(tmp_path: Path):
+async def test_the_same_history_gives_the_same_names_again(tmp_path):
     storage = LocalStorage(tmp_path)
     other = await change(eager(storage), work(5, "other words entirely " * 100))
 
@@ -263,7 +263,7 @@ async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(reference:
     assert note_of(made.messages[1]) == Note(folder, 1, 3)
 
 
-async def test_a_live_context_protects_the_files_of_its_steps(tmp_path: Path):
+async def test_a_live_context_protects_the_files_of_its_steps(tmp_path):
     storage = LocalStorage(tmp_path)
     made = await change(eager(storage), work(5))
 
@@ -403,7 +403,7 @@ async def test_what_cannot_be_written_under_its_name_stays_in_the_context(storag
     assert result.reports[0].outcome is Outcome.FAILED
 
 
-async def test_a_plan_says_what_would_be_done_and_writes_nothing(tmp_path: Path):
+async def test_a_plan_says_what_would_be_done_and_writes_nothing(tmp_path):
     stage = eager(LocalStorage(tmp_path / "root"))
     planned = await stage.plan(Turn(work(5)))
     assert isinstance(planned, Change)

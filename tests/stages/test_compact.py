@@ -159,7 +159,7 @@ async def shortened(history: list[Message], folder: Path, **settings: Any) -> Co
     return await compact_messages(history, **{**defaults, **settings})
 
 
-async def test_one_call_with_defaults_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_one_call_with_defaults_is_enough(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     history = [user("Begin."), *work(20, results=12_000), user("Go on.")]
 
@@ -174,7 +174,7 @@ async def test_one_call_with_defaults_is_enough(tmp_path: Path, monkeypatch: pyt
     assert await load_archive(result.original_messages_path) == history
 
 
-async def test_the_statistics_tell_tokens_messages_and_files(tmp_path: Path):
+async def test_the_statistics_tell_tokens_messages_and_files(tmp_path):
     (tmp_path / "a.py").write_text("one two three")
     history = [*LONG, *view("r", "a.py", "x"), assistant("Read.")]
 
@@ -219,7 +219,7 @@ def _texts(messages: Sequence[Message]) -> list[str]:
 
 
 async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(
-    tmp_path: Path,
+    tmp_path,
 ):
     (tmp_path / "a.py").write_text("a = 1")
     writer = Writer("First.")
@@ -236,7 +236,7 @@ async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(
     assert [path.name.rsplit("-", 1)[1] for path in archives(tmp_path)] == ["1.json", "2.json"]
 
 
-async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path: Path):
+async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path):
     history = conversation(
         user({"type": "text", "text": None}, {"type": "text", "text": "Go."}), LONG[2:]
     )
@@ -253,7 +253,7 @@ async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path:
 
 
 async def test_restored_files_give_way_where_the_result_would_not_be_smaller(
-    tmp_path: Path,
+    tmp_path,
 ):
     for name in ("old.txt", "new.txt"):
         (tmp_path / name).write_text("word " * 1500)
@@ -272,7 +272,7 @@ async def test_restored_files_give_way_where_the_result_would_not_be_smaller(
 
 
 async def test_with_require_archive_a_failed_save_stops_it_before_any_model_call(
-    tmp_path: Path,
+    tmp_path,
 ):
     (tmp_path / "file").write_text("in the way")
     writer = Writer()
@@ -285,9 +285,7 @@ async def test_with_require_archive_a_failed_save_stops_it_before_any_model_call
     assert writer.seen == []
 
 
-async def test_the_limits_come_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_limits_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "100")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
     monkeypatch.setenv("COMPACT_MAX_RETRIES", "0")
@@ -303,7 +301,7 @@ async def test_the_limits_come_from_the_environment(
     assert len(archives(tmp_path / "elsewhere")) == 1
 
 
-async def test_files_come_through_any_reader(tmp_path: Path):
+async def test_files_come_through_any_reader(tmp_path):
     class Remote:
         async def read(self, path: str, /, max_bytes: int) -> FileText:
             return FileText(path, f"{path} of at most {max_bytes} bytes")
@@ -391,7 +389,7 @@ async def test_a_call_that_waits_for_its_result_puts_it_off(storage: LocalStorag
     assert writer.seen == []
 
 
-async def test_files_in_work_come_back_and_secrets_do_not(tmp_path: Path, storage: LocalStorage):
+async def test_files_in_work_come_back_and_secrets_do_not(tmp_path, storage: LocalStorage):
     (tmp_path / "a.py").write_text("a = 1\nb = 1\n")
     (tmp_path / ".env").write_text("TOKEN=1")
     history = [
@@ -415,7 +413,7 @@ async def test_files_in_work_come_back_and_secrets_do_not(tmp_path: Path, storag
 
 
 async def test_files_of_other_agents_come_back_when_their_tools_are_named(
-    tmp_path: Path, storage: LocalStorage
+    tmp_path, storage: LocalStorage
 ):
     (tmp_path / "read.py").write_text("r")
     history = [*LONG, *step("1", "show", {"where": "read.py"}, "r")]
@@ -493,7 +491,7 @@ async def test_with_the_extractive_summarizer_no_request_stands_twice(
     assert "\n".join(said(context)).count("Fix the login bug.") == 1
 
 
-async def test_the_same_history_gives_the_same_context(tmp_path: Path):
+async def test_the_same_history_gives_the_same_context(tmp_path):
     contexts = []
     for _ in range(2):
         storage = LocalStorage(tmp_path / "kept", clock=lambda: 0.0)
@@ -532,7 +530,7 @@ def three_files(tmp_path: Path) -> list[Message]:
     ],
 )
 async def test_restored_files_give_way_first_the_oldest_before_the_others(
-    tmp_path: Path,
+    tmp_path,
     storage: LocalStorage,
     three_files: list[Message],
     target: int,
@@ -606,7 +604,7 @@ async def test_what_would_not_be_smaller_is_dropped(storage: LocalStorage):
 
 
 async def test_files_without_room_stand_behind_the_summary_by_their_names(
-    tmp_path: Path, storage: LocalStorage
+    tmp_path, storage: LocalStorage
 ):
     history = [*LONG[:-1]]
     for name in ("1.py", "2.py", "3.py"):
@@ -626,7 +624,7 @@ async def test_files_without_room_stand_behind_the_summary_by_their_names(
 
 
 async def test_source_files_without_room_are_reduced_to_the_names_they_define(
-    tmp_path: Path, storage: LocalStorage
+    tmp_path, storage: LocalStorage
 ):
     (tmp_path / "big.py").write_text(python_source(400))
     history = [
@@ -675,7 +673,7 @@ async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalSt
 @pytest.mark.parametrize(
     ("form", "begin"), [("storage", "./s/"), ("kept/{key}", "kept/s/"), ("absolute", "/")]
 )
-async def test_the_path_that_the_model_sees_can_be_chosen(tmp_path: Path, form: str, begin: str):
+async def test_the_path_that_the_model_sees_can_be_chosen(tmp_path, form: str, begin: str):
     storage = LocalStorage(tmp_path, reference=form)
     history = [
         *LONG,
@@ -753,7 +751,7 @@ FAILURES = [
 
 
 async def test_after_each_failure_the_same_list_goes_on_archived_to_the_next_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path, capsys
 ):
     table = []
     for number, failure in enumerate(FAILURES):
@@ -799,7 +797,7 @@ async def test_a_slow_answer_is_waited_for(
 
 
 async def test_cancellation_passes_at_once_and_leaves_nothing_half_done(
-    tmp_path: Path, storage: LocalStorage
+    tmp_path, storage: LocalStorage
 ):
     asked = anyio.Event()
 
@@ -822,7 +820,7 @@ async def test_cancellation_passes_at_once_and_leaves_nothing_half_done(
     assert await load_archive(archives(tmp_path)[0]) == LONG[1:]
 
 
-async def test_no_archive_no_compaction(tmp_path: Path):
+async def test_no_archive_no_compaction(tmp_path):
     (tmp_path / "file").write_text("in the way")
     writer = Writer()
 
@@ -835,7 +833,7 @@ async def test_no_archive_no_compaction(tmp_path: Path):
     assert writer.seen == []
 
 
-async def test_without_requiring_an_archive_it_goes_on(tmp_path: Path):
+async def test_without_requiring_an_archive_it_goes_on(tmp_path):
     (tmp_path / "file").write_text("in the way")
     broken = Compact(Writer(), archive=LocalStorage(tmp_path / "file"), require_archive=False)
 

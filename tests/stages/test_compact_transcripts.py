@@ -151,7 +151,7 @@ def longest(folder: Path, number: int) -> list[Path]:
 
 
 async def test_five_compactions_in_a_row_over_the_longest_transcripts(
-    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared: Path, tmp_path, capsys
 ):
     budget = Budget(window=100_000, trigger=60_000)
     table, sums = [], [0, 0, 0]
@@ -172,9 +172,7 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(
 
 
 @pytest.mark.usefixtures("shared")
-async def test_paths_survive_on_recorded_conversations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_paths_survive_on_recorded_conversations(tmp_path, capsys):
     budget, sums = Budget(), [0, 0, 0]
     for path in sample(6):
         run = await compacted(path.stem, transcript(path), 1, tmp_path / path.stem, budget)

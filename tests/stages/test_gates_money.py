@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from histories import conversation, histories, step, user
@@ -248,7 +247,7 @@ async def test_coming_back_under_a_price_cliff_counts():
     assert await asked(RentOrBuyGate(steep, alpha=50), history) == [2]
 
 
-async def test_with_a_session_s_memory_the_gate_decides_as_without(tmp_path: Path):
+async def test_with_a_session_s_memory_the_gate_decides_as_without(tmp_path):
     def pipeline(root: str) -> ContextPipeline:
         stage = BatchOffload(
             LocalStorage(tmp_path / root),

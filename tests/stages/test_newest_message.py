@@ -101,7 +101,7 @@ def check_newest(context: Sequence[Message], newest: Sequence[Message]) -> None:
 @every_stage
 @every_message
 async def test_a_first_request_that_fits_passes_whole(
-    stages: Stages, newest: list[Message], tmp_path: Path
+    stages: Stages, newest: list[Message], tmp_path
 ):
     history = [user("Look."), *newest] if newest[0]["role"] == "assistant" else newest
 
@@ -114,7 +114,7 @@ async def test_a_first_request_that_fits_passes_whole(
 @every_message
 @pytest.mark.parametrize("billed", [None, 1.25])
 async def test_what_is_older_gives_way_first(
-    stages: Stages, newest: list[Message], billed: float | None, tmp_path: Path
+    stages: Stages, newest: list[Message], billed: float | None, tmp_path
 ):
     pipeline, before = pipeline_of(stages, tmp_path), old(90_000)
     session = pipeline.session("s")
@@ -129,7 +129,7 @@ async def test_what_is_older_gives_way_first(
 
 
 @every_message
-async def test_what_a_refusal_takes_is_what_is_older(newest: list[Message], tmp_path: Path):
+async def test_what_a_refusal_takes_is_what_is_older(newest: list[Message], tmp_path):
     stages = STAGES["compact"]
     session, history = pipeline_of(stages, tmp_path).session("s"), [*old(50_000), *newest]
     sent = await session.run(history)
@@ -144,9 +144,7 @@ async def test_what_a_refusal_takes_is_what_is_older(newest: list[Message], tmp_
 
 @pytest.mark.parametrize("overhead", [60_000, 120_000, 150_000])
 @pytest.mark.parametrize("room", [3_000, 10_000])
-async def test_a_system_prompt_and_tools_are_no_reason_to_cut(
-    overhead: int, room: int, tmp_path: Path
-):
+async def test_a_system_prompt_and_tools_are_no_reason_to_cut(overhead: int, room: int, tmp_path):
     tools = [{"name": "bash", "description": text_of(overhead // 2)}]
     system = text_of(overhead // 2)
     newest = [user(text_of(WINDOW - overhead - room))]
@@ -160,7 +158,7 @@ async def test_a_system_prompt_and_tools_are_no_reason_to_cut(
     check_newest(shaped.messages, newest)
 
 
-async def test_a_greeting_is_no_measure_of_a_long_text(tmp_path: Path):
+async def test_a_greeting_is_no_measure_of_a_long_text(tmp_path):
     session = pipeline_of(STAGES["coding"], tmp_path).session("s")
     history = [user("Hello.")]
     await session.run(history)
@@ -170,7 +168,7 @@ async def test_a_greeting_is_no_measure_of_a_long_text(tmp_path: Path):
     assert (await session.run(history)).messages == history
 
 
-async def test_a_resumed_session_knows_what_was_measured(tmp_path: Path):
+async def test_a_resumed_session_knows_what_was_measured(tmp_path):
     storage, history, contexts = LocalStorage(tmp_path), old(120_000), []
     for billed in (1.6, None):
         pipeline = ContextPipeline([SmartTruncate(storage)], budget=Budget(WINDOW), counter=words)
@@ -184,7 +182,7 @@ async def test_a_resumed_session_knows_what_was_measured(tmp_path: Path):
     assert contexts[1].tokens_after < contexts[0].tokens_after
 
 
-async def test_a_trigger_far_below_the_window_is_no_reason_to_cut(tmp_path: Path):
+async def test_a_trigger_far_below_the_window_is_no_reason_to_cut(tmp_path):
     newest = [user(pdf(50), "When does it end?")]
     pipeline = pipeline_of(STAGES["chat"], tmp_path, trigger=0.1)
 
@@ -196,7 +194,7 @@ async def test_a_trigger_far_below_the_window_is_no_reason_to_cut(tmp_path: Path
     check_newest(result.messages, newest)
 
 
-async def test_what_no_window_holds_is_cut(tmp_path: Path):
+async def test_what_no_window_holds_is_cut(tmp_path):
     newest = [user(pdf(90), text_of(60_000))]
     stage = Compact(SUMMARIZE, LocalStorage(tmp_path))
     pipeline = ContextPipeline([stage], budget=Budget(WINDOW), counter=words)
@@ -208,7 +206,7 @@ async def test_what_no_window_holds_is_cut(tmp_path: Path):
     assert any("in the archive only" in warning for warning in report.detail.warnings)
 
 
-async def test_compacting_by_hand_keeps_the_newest_message(tmp_path: Path):
+async def test_compacting_by_hand_keeps_the_newest_message(tmp_path):
     pipeline = pipeline_of(STAGES["coding"], tmp_path)
     session, newest = pipeline.session("s"), [user(pdf(15), "When does it end?")]
     before = [*chat(4, 20), assistant("ok")]

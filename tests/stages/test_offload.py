@@ -14,8 +14,18 @@ from typing import Any, cast
 import anyio
 import pytest
 from anthropic.types import ToolUseBlock
-from histories import assistant, conversation, step, text, thinking, tool_result, tool_use, user
-from offloads import IMAGE, LOG, WriteOnly, contents, detail, failing, files_below, new, run
+from histories import (
+    PICTURE,
+    assistant,
+    conversation,
+    step,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
+from offloads import LOG, WriteOnly, contents, detail, failing, files_below, new, run
 
 from ctxpipe import (
     BatchOffload,
@@ -82,7 +92,7 @@ async def test_each_result_of_a_message_gets_a_file_and_a_pointer(root: Path):
 
 async def test_a_result_with_an_image_and_a_placeholder_stay(root: Path):
     message = user(
-        tool_result("a", [text("x"), IMAGE]), tool_result("b", "[Content offloaded to: ./b.md]")
+        tool_result("a", [text("x"), PICTURE]), tool_result("b", "[Content offloaded to: ./b.md]")
     )
 
     done = await offload_tool_result(message, session_id="s", output_dir=root)
@@ -111,7 +121,7 @@ async def test_a_message_without_a_result_is_refused_and_nothing_written(
     assert not root.exists()
 
 
-async def test_hostile_ids_and_sessions_stay_inside_and_apart(root: Path, tmp_path: Path):
+async def test_hostile_ids_and_sessions_stay_inside_and_apart(root: Path, tmp_path):
     hostile = [
         *(
             "../../x",
@@ -143,9 +153,7 @@ async def test_hostile_ids_and_sessions_stay_inside_and_apart(root: Path, tmp_pa
 # The function for a whole history -----------------------------------------------------------------
 
 
-async def test_a_relative_folder_gives_absolute_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_relative_folder_gives_absolute_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     done = await offload_tool_results(old(LOG), output_dir="out")
@@ -154,7 +162,7 @@ async def test_a_relative_folder_gives_absolute_files(
     assert contents(done.messages) == ["[Content offloaded to: ./tool-result-a.md]"]
 
 
-async def test_a_writer_of_ones_own_is_used(root: Path, tmp_path: Path):
+async def test_a_writer_of_ones_own_is_used(root: Path, tmp_path):
     writer = WriteOnly(LocalStorage(root))
 
     await offload_tool_results(old(LOG), output_dir=tmp_path / "unused", writer=writer)
@@ -185,7 +193,7 @@ async def test_a_nonsensical_option_of_the_function_is_refused(root: Path, optio
         await offload_tool_results(old(LOG), output_dir=root, **{option: value})
 
 
-async def test_an_unwritable_folder_is_an_error_with_the_cause_in_words(tmp_path: Path):
+async def test_an_unwritable_folder_is_an_error_with_the_cause_in_words(tmp_path):
     (tmp_path / "file").write_text("x")
 
     for attempt in (
@@ -223,7 +231,7 @@ async def test_a_new_long_result_goes_to_a_file_of_its_session(storage: LocalSto
 
 
 @pytest.mark.parametrize(
-    "history", [new("x " * 499), old(LOG), [user("go")], [], new([IMAGE]), new(None), new("")]
+    "history", [new("x " * 499), old(LOG), [user("go")], [], new([PICTURE]), new(None), new("")]
 )
 async def test_where_nothing_new_is_long_the_very_same_list_comes_back(
     storage: LocalStorage, root: Path, history: list[Message]
@@ -235,9 +243,7 @@ async def test_where_nothing_new_is_long_the_very_same_list_comes_back(
     assert not root.exists()
 
 
-async def test_the_limit_comes_from_the_environment(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_limit_comes_from_the_environment(storage: LocalStorage, monkeypatch):
     monkeypatch.setenv("DIRECT_OFFLOAD_CHAR_THRESHOLD", str(len(LOG) + 1))
 
     assert not (await run(DirectOffload(storage), new())).changed
@@ -298,11 +304,11 @@ async def test_everything_but_the_content_of_the_block_is_kept(storage: LocalSto
 async def test_images_and_unknown_blocks_stay_in_their_result(storage: LocalStorage, root: Path):
     found = {"type": "search_result", "source": "s", "title": "t", "content": [text("x")]}
 
-    result = await run(DirectOffload(storage), new([text(LOG), IMAGE, text("tail"), found]))
+    result = await run(DirectOffload(storage), new([text(LOG), PICTURE, text("tail"), found]))
 
     assert json.loads(files_below(root)["s/a.md"]) == [text(LOG), text("tail")]
     assert contents(result.messages) == [
-        [text(f"[Tool result offloaded to file: {root}/s/a.md]"), IMAGE, found]
+        [text(f"[Tool result offloaded to file: {root}/s/a.md]"), PICTURE, found]
     ]
 
 
@@ -360,7 +366,7 @@ async def test_a_preview_follows_the_mandated_line(storage: LocalStorage, root: 
     ],
 )
 async def test_the_path_that_the_model_sees_can_be_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, expected: str
+    tmp_path, monkeypatch, form: str, expected: str
 ):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -404,9 +410,7 @@ async def test_sessions_share_a_root_without_sharing_files(storage: LocalStorage
     ]
 
 
-async def test_the_ranks_are_loaded_in_a_worker_thread(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_ranks_are_loaded_in_a_worker_thread(storage: LocalStorage, monkeypatch):
     threads: list[int] = []
     build = vocabulary._build
 
@@ -517,9 +521,7 @@ async def test_where_none_of_many_can_be_written_all_stay_inline_and_the_stage_h
 
 
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
-async def test_one_that_cannot_be_written_keeps_no_other_inline(
-    root: Path, stage: type, caplog: pytest.LogCaptureFixture
-):
+async def test_one_that_cannot_be_written_keeps_no_other_inline(root: Path, stage: type, caplog):
     calls, results = (
         [tool_use(name) for name in "abc"],
         [tool_result(name, name + LOG) for name in "abc"],
@@ -735,7 +737,7 @@ async def test_ids_used_again_by_later_turns_never_share_a_file(storage: LocalSt
 
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
 def test_nonsense_in_the_environment_is_refused_at_construction(
-    root: Path, monkeypatch: pytest.MonkeyPatch, stage: Any
+    root: Path, monkeypatch, stage: Any
 ):
     name = "DIRECT_OFFLOAD_CHAR_THRESHOLD" if stage is DirectOffload else "OFFLOAD_CHAR_THRESHOLD"
     monkeypatch.setenv(name, "a lot")
@@ -792,9 +794,7 @@ lookalikes = pytest.mark.parametrize("content", LOOKALIKES.values(), ids=list(LO
 
 @lookalikes
 @pytest.mark.parametrize("name", ["fetch", "read_file"])
-async def test_a_page_that_looks_like_ours_is_moved_all_the_same(
-    content: Any, name: str, tmp_path: Path
-):
+async def test_a_page_that_looks_like_ours_is_moved_all_the_same(content: Any, name: str, tmp_path):
     storage = LocalStorage(tmp_path)
     for stage, history in (
         (DirectOffload(storage), new(content, "a", name, {"path": "a.py"})),
@@ -810,7 +810,7 @@ async def test_a_page_that_looks_like_ours_is_moved_all_the_same(
 
 
 @pytest.mark.parametrize("name", ["bare", "previewed", "of a path and more"])
-async def test_an_input_that_looks_like_ours_is_moved_all_the_same(name: str, tmp_path: Path):
+async def test_an_input_that_looks_like_ours_is_moved_all_the_same(name: str, tmp_path):
     call = assistant(tool_use("w", "Write", {"file_path": "a.py", "content": LOOKALIKES[name]}))
     history = conversation(
         user("go"), call, user(tool_result("w", "ok")), assistant("ok"), user("?")
@@ -823,7 +823,7 @@ async def test_an_input_that_looks_like_ours_is_moved_all_the_same(name: str, tm
     assert len(json.dumps(result.messages)) < 2_000
 
 
-async def test_a_lookalike_that_names_the_very_file_of_its_call_stays_short(tmp_path: Path):
+async def test_a_lookalike_that_names_the_very_file_of_its_call_stays_short(tmp_path):
     storage = LocalStorage(tmp_path)
     where = storage.location("s/a.md")
     page = f"[Tool result offloaded to file: {where}]\nPreview, 110000 of 110010 characters:\n"
@@ -836,7 +836,7 @@ async def test_a_lookalike_that_names_the_very_file_of_its_call_stays_short(tmp_
 
 
 @pytest.mark.parametrize("preview", [Preview(10_001, 0), Preview(0, 10_001), Preview(6_000, 6_000)])
-def test_a_preview_that_could_not_be_known_again_is_refused(preview: Preview, tmp_path: Path):
+def test_a_preview_that_could_not_be_known_again_is_refused(preview: Preview, tmp_path):
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match="at most 10000 characters"):
             stage(LocalStorage(tmp_path), preview=preview)
@@ -866,7 +866,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
 @pytest.mark.parametrize("force", [False, True])
 async def test_what_a_running_program_reads_stays_whole(
-    caller: dict[str, Any], sdk: bool, ids: list[str], stage: Any, force: bool, tmp_path: Path
+    caller: dict[str, Any], sdk: bool, ids: list[str], stage: Any, force: bool, tmp_path
 ):
     if sdk and caller["type"] == "a_program_of_the_future":
         caller = PROGRAMS[0]
@@ -897,7 +897,7 @@ async def test_what_a_running_program_reads_stays_whole(
 
 
 @pytest.mark.parametrize("caller", [None, {"type": "direct"}])
-async def test_what_the_model_has_called_itself_is_offloaded_as_ever(caller: Any, tmp_path: Path):
+async def test_what_the_model_has_called_itself_is_offloaded_as_ever(caller: Any, tmp_path):
     call = tool_use("toolu_1", "query") if caller is None else called_by(caller)
     history = [user("go"), assistant(call), user(tool_result("toolu_1", "row of a table\n" * 900))]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from histories import assistant, conversation, step, text, tool_result, tool_use, user
+from histories import PICTURE, assistant, conversation, step, text, tool_result, tool_use, user
 from offloads import (
-    IMAGE,
     WriteOnly,
     contents,
     detail,
@@ -58,7 +57,7 @@ async def read_back(storage: LocalStorage, command: str, shown: Any) -> list[Any
 
 @pytest.mark.parametrize(
     "shown",
-    [LINES, NUMBERED, f"<file>\n{LINES}\n</file>", [text(LINES)], [text(LINES), IMAGE]],
+    [LINES, NUMBERED, f"<file>\n{LINES}\n</file>", [text(LINES)], [text(LINES), PICTURE]],
     ids=range(5),
 )
 async def test_it_becomes_head_and_tail_after_the_same_pointer(
@@ -75,7 +74,7 @@ async def test_it_becomes_head_and_tail_after_the_same_pointer(
     where = f"{root}/s/a.md"
     assert shortened.startswith(f"[Tool result offloaded to file: {where}]\nPreview, 20000 of")
     assert len(shortened) < 20_200
-    assert isinstance(content, str) or content[1:] == [IMAGE]
+    assert isinstance(content, str) or content[1:] == [PICTURE]
     assert list(files_below(root)) == ["s/a.md"]
     assert detail(result).saved_chars > 100_000
     assert history == before
@@ -230,7 +229,7 @@ async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(
 PROGRAM = {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}
 
 
-async def test_what_a_program_reads_back_from_our_files_is_not_cut(tmp_path: Path):
+async def test_what_a_program_reads_back_from_our_files_is_not_cut(tmp_path):
     storage = LocalStorage(tmp_path)
     [where] = await storage.write([("s/a.md", "line of a log\n" * 9_000)])
     program = {

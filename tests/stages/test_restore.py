@@ -30,9 +30,7 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-async def test_without_a_folder_files_are_read_below_the_current_one(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_without_a_folder_files_are_read_below_the_current_one(project: Path, monkeypatch):
     monkeypatch.chdir(project)
 
     assert [file.path for file in (await restore_files(reads("a"))).files] == ["a"]
@@ -44,7 +42,7 @@ async def test_five_files_are_restored_by_default(project: Path):
     assert [file.path for file in found.files] == ["g", "f", "e", "d", "c"]
 
 
-async def test_the_limits_come_from_the_environment(project: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_limits_come_from_the_environment(project: Path, monkeypatch):
     monkeypatch.setenv("MAX_RESTORE_FILES", "2")
     monkeypatch.setenv("MAX_RESTORE_TOKENS_PER_FILE", "40")
     monkeypatch.setenv("MAX_RESTORE_TOKENS_TOTAL", "50")
@@ -89,7 +87,7 @@ async def test_files_that_changed_or_went_since_they_were_shown_are_marked(proje
 
 
 async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(
-    project: Path, caplog: pytest.LogCaptureFixture
+    project: Path, caplog
 ):
     os.mkfifo(project / "pipe")
     (project / "folder").mkdir()
@@ -172,7 +170,7 @@ async def test_other_reading_tools_are_a_setting(project: Path):
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "below a file"])
-def test_a_folder_that_is_none_is_refused_where_it_is_named(tmp_path: Path, kind: str):
+def test_a_folder_that_is_none_is_refused_where_it_is_named(tmp_path, kind: str):
     (tmp_path / "file").write_text("x")
     paths = {"missing": "nope/nope", "a file": "file", "below a file": "file/nope"}
     path = tmp_path / paths[kind]

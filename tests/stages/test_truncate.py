@@ -416,7 +416,7 @@ async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes():
 # Archive and dry run ------------------------------------------------------------------------------
 
 
-async def test_the_raw_messages_that_leave_or_change_are_archived(tmp_path: Path):
+async def test_the_raw_messages_that_leave_or_change_are_archived(tmp_path):
     history = conversation(user("go"), view("v1", "a.py", python_source(40)), *long_session()[1:])
 
     answer = await SmartTruncate(LocalStorage(tmp_path))(turn(history, session_id="job"))
@@ -430,7 +430,7 @@ async def test_the_raw_messages_that_leave_or_change_are_archived(tmp_path: Path
     assert await load_archive(location) == [message for message in history if message not in kept]
 
 
-async def test_a_plan_is_the_same_decision_with_nothing_written(tmp_path: Path):
+async def test_a_plan_is_the_same_decision_with_nothing_written(tmp_path):
     history, stage = long_session(), SmartTruncate(LocalStorage(tmp_path))
 
     plan, skipped = await stage.plan(turn(history)), await stage(turn(history, trigger=90_000))
@@ -443,7 +443,7 @@ async def test_a_plan_is_the_same_decision_with_nothing_written(tmp_path: Path):
     assert plan.messages == done.messages
 
 
-async def test_without_its_archive_nothing_leaves_unless_that_was_allowed(tmp_path: Path):
+async def test_without_its_archive_nothing_leaves_unless_that_was_allowed(tmp_path):
     (tmp_path / "default").write_text("in the way of the session's folder")
     storage = LocalStorage(tmp_path)
 
@@ -528,7 +528,7 @@ async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
     assert all(any(message is kept for kept in result.messages) for message in pinned)
 
 
-async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path: Path):
+async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path):
     """Four parallel results of 300 kB.
 
     Cheap stages come first, pairs stay whole, the originals lie on disk.
@@ -559,7 +559,7 @@ async def refuse(prompt: str, model: str) -> str:
 
 
 @pytest.mark.parametrize("waiting", [0, 1], ids=["compaction fails", "it is put off for a call"])
-async def test_where_nothing_is_compacted_truncation_takes_over(waiting: int, tmp_path: Path):
+async def test_where_nothing_is_compacted_truncation_takes_over(waiting: int, tmp_path):
     history = [*long_session(), *[assistant(tool_use("w1"))] * waiting]
     storage = LocalStorage(tmp_path)
     compact = Compact(

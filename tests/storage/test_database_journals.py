@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
@@ -95,7 +94,7 @@ async def test_sqlite_keeps_the_contract(check: StorageCheck):
     await check()
 
 
-async def test_a_file_of_sqlite_is_private(tmp_path: Path):
+async def test_a_file_of_sqlite_is_private(tmp_path):
     before = os.umask(0)
     try:
         async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
@@ -107,7 +106,7 @@ async def test_a_file_of_sqlite_is_private(tmp_path: Path):
     assert modes == {0o600}
 
 
-async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path: Path):
+async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path):
     path = tmp_path / "journal.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("pragma user_version = 2")
@@ -118,7 +117,7 @@ async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path: Path):
             await journal.append("s", 0, "entry")
 
 
-async def test_several_threads_share_one_file(tmp_path: Path):
+async def test_several_threads_share_one_file(tmp_path):
     journal, wins = SQLiteJournal(tmp_path / "journal.sqlite"), list[int]()
 
     async def fill() -> None:
@@ -203,7 +202,7 @@ async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url: s
         assert await journal.entries("s") == []
 
 
-async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path):
+async def test_those_in_sqlite_are_deleted_by_age(tmp_path):
     async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
         await journal.append("s", 0, "entry")
 
@@ -213,16 +212,12 @@ async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path):
         assert await journal.entries("s") == []
 
 
-async def test_a_lease_that_nobody_renews_ends_in_postgres(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_lease_that_nobody_renews_ends_in_postgres(postgres_url: str, monkeypatch):
     async with PostgresJournal(postgres_url, table="leases") as journal:
         await a_lease_is_left_behind(journal, monkeypatch)
 
 
-async def test_a_lease_that_nobody_renews_ends_in_sqlite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_lease_that_nobody_renews_ends_in_sqlite(tmp_path, monkeypatch):
     async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
         await a_lease_is_left_behind(journal, monkeypatch)
 
@@ -237,7 +232,7 @@ async def a_lease_is_left_behind(journal: SQLJournal, monkeypatch: pytest.Monkey
         assert is_held
 
 
-async def test_a_lease_that_is_renewed_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_lease_that_is_renewed_is_not_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_journals, "LEASE_SECONDS", 1.5)
     monkeypatch.setattr(sql_journals, "LEASE_SECONDS", 2)
     async with (
@@ -370,7 +365,7 @@ async def test_an_append_to_redis_whose_answer_gets_lost_is_not_taken_for_anothe
 # Texts elsewhere ----------------------------------------------------------------------------------
 
 
-async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path: Path):
+async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path):
     texts = MemoryStorage()
     history: list[Any] = [user("go"), *step("t1", "bash", result="a long line\n" * 1000)]
     pipeline = ContextPipeline([DirectOffload(texts, min_chars=1000)])
@@ -383,7 +378,7 @@ async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path
         assert await pipeline.session("s", journal=journal).history() == history
 
 
-async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Path):
+async def test_without_that_storage_the_history_says_what_it_needs(tmp_path):
     texts = MemoryStorage()
     history: list[Any] = [user("go"), *step("t1", "bash", result="a long line\n" * 1000)]
     pipeline = ContextPipeline([DirectOffload(texts, min_chars=1000)])
@@ -394,7 +389,7 @@ async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Pat
             await ContextPipeline([]).session("s", journal=journal).history()
 
 
-async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Path):
+async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path):
     texts = MemoryStorage()
     await texts.write([("s/a.md", "of the session")])
     async with SQLiteJournal(tmp_path / "j.sqlite", texts=texts) as journal:
@@ -404,7 +399,7 @@ async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Pa
         assert await read({"path": "ctxpipe://s/a.md"}) == "of the session"
 
 
-def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path: Path):
+def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path):
     texts = MemoryStorage(redact=str.upper)
 
     assert SQLiteJournal(tmp_path / "j", texts=texts).redact is str.upper

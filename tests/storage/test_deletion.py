@@ -125,7 +125,7 @@ def check_dropped(all_of_them: list[Holder]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "sqlite", "object"])
-def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path: Path, kind: str):
+def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path, kind: str):
     if kind == "object":
         pytest.importorskip("obstore")
     for all_of_them in hold_and_delete(kind, str(tmp_path)):
@@ -136,9 +136,7 @@ def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path:
     assert files_with(WORDS, tmp_path) == []
 
 
-def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(
-    tmp_path: Path, postgres: Postgres
-):
+def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(tmp_path, postgres: Postgres):
     import psycopg
 
     for all_of_them in hold_and_delete("postgres", f"{tmp_path}|{postgres.url}"):
@@ -153,9 +151,7 @@ def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(
     assert files_with(WORDS, tmp_path) == []
 
 
-def test_nothing_of_a_deleted_session_is_in_redis_after_a_rewrite(
-    tmp_path: Path, redis: RedisServer
-):
+def test_nothing_of_a_deleted_session_is_in_redis_after_a_rewrite(tmp_path, redis: RedisServer):
     import redis as driver
 
     client = driver.Redis.from_url(redis.url)
@@ -185,7 +181,7 @@ def pipeline_on(texts: Any) -> ContextPipeline:
     return ContextPipeline([DirectOffload(texts, min_chars=1000)])
 
 
-async def test_sessions_delete_a_session_from_all_its_storages(tmp_path: Path):
+async def test_sessions_delete_a_session_from_all_its_storages(tmp_path):
     texts, archive = LocalStorage(tmp_path / "texts"), LocalStorage(tmp_path / "archive")
     await archive.save(SESSION, "compact", [WORDS])
     async with SQLiteJournal(tmp_path / "journal.sqlite", texts=texts) as journal:
@@ -269,7 +265,7 @@ async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_bac
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
-async def test_a_session_without_a_journal_drops_what_was_deleted(tmp_path: Path, kind: str):
+async def test_a_session_without_a_journal_drops_what_was_deleted(tmp_path, kind: str):
     storage: Any = LocalStorage(tmp_path) if kind == "local" else MemoryStorage()
     session = pipeline_on(storage).session("s")
     await session.run(talk())
@@ -312,7 +308,7 @@ async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])
-async def test_a_journal_that_is_lost_is_no_deletion(tmp_path: Path, lost: str):
+async def test_a_journal_that_is_lost_is_no_deletion(tmp_path, lost: str):
     storage = LocalStorage(tmp_path)
     session = pipeline_on(storage).session("s", journal=storage)
     await session.run(talk()[:1])
@@ -335,9 +331,7 @@ async def test_a_journal_that_is_lost_is_no_deletion(tmp_path: Path, lost: str):
     assert len(await elsewhere.history()) == len(talk()) + 2
 
 
-async def test_a_tombstone_goes_after_its_time_and_ends_no_later_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_tombstone_goes_after_its_time_and_ends_no_later_session(tmp_path, monkeypatch):
     storage = LocalStorage(tmp_path)
     await storage.delete("s")
     session = pipeline_on(storage).session("s", journal=storage)
@@ -357,7 +351,7 @@ async def test_a_tombstone_goes_after_its_time_and_ends_no_later_session(
     assert result.notices == ()
 
 
-async def test_a_tombstone_holds_no_text_of_the_id(tmp_path: Path):
+async def test_a_tombstone_holds_no_text_of_the_id(tmp_path):
     storage = LocalStorage(tmp_path)
     await pipeline_on(storage).session(SESSION, journal=storage).run(talk())
 
@@ -367,7 +361,7 @@ async def test_a_tombstone_holds_no_text_of_the_id(tmp_path: Path):
     assert files_with("cust1", tmp_path) == []
 
 
-async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_path: Path):
+async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_path):
     storage, generation = LocalStorage(tmp_path), Generation("s")
     with generation.running():
         await storage.write([("s/a.md", WORDS)])
@@ -379,7 +373,7 @@ async def test_a_writer_whose_session_was_deleted_meanwhile_writes_nothing(tmp_p
     assert files_with(WORDS, tmp_path) == []
 
 
-async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_path: Path):
+async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_path):
     storage = LocalStorage(tmp_path)
     for number in range(40):
         generation = Generation("s", has_journal=True)
@@ -401,7 +395,7 @@ async def test_what_is_written_anew_beside_a_deletion_is_there_afterwards(tmp_pa
         await storage.delete("s")
 
 
-async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path: Path):
+async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path):
     root = StorageRoot(str(tmp_path))
     storage = LocalStorage(tmp_path)
 
@@ -424,9 +418,7 @@ async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path: Path):
     assert not (tmp_path / "s").exists()
 
 
-async def test_sqlite_says_when_its_log_still_holds_what_was_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_sqlite_says_when_its_log_still_holds_what_was_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.1)
     async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
         await journal.append("s", 0, WORDS)
@@ -443,7 +435,7 @@ async def test_sqlite_says_when_its_log_still_holds_what_was_deleted(
 
 
 async def test_a_folder_of_an_earlier_version_is_listed_once_its_session_is_used(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = LocalStorage(tmp_path)
     await storage.write([("plain/a.md", "text")])

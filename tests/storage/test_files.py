@@ -71,7 +71,7 @@ async def test_a_link_that_stays_inside_is_followed_to_the_real_path(project: Pa
         assert found == FileText(str((project / "src" / "a.py").resolve()), "print('a')\n")
 
 
-async def test_a_root_that_is_a_link_itself_is_fine(project: Path, tmp_path: Path):
+async def test_a_root_that_is_a_link_itself_is_fine(project: Path, tmp_path):
     (tmp_path / "alias").symlink_to(project)
 
     assert (await LocalFiles(tmp_path / "alias").read("src/a.py", LIMIT)).text == "print('a')\n"
@@ -351,7 +351,7 @@ async def test_a_denied_file_is_refused_under_every_name(project: Path):
 # Settings -----------------------------------------------------------------------------------------
 
 
-async def test_a_later_change_of_the_folder_does_not_move_the_root(project: Path, tmp_path: Path):
+async def test_a_later_change_of_the_folder_does_not_move_the_root(project: Path, tmp_path):
     with contextlib.chdir(project):
         files = LocalFiles("src")
 

@@ -107,7 +107,7 @@ SWAPS = [_to_link, _to_relative_link, _to_chain_of_links, _to_other_folder, _par
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_a_root_with_another_folder_in_its_place_is_refused(
-    tmp_path: Path, outside: Path, swap: Callable[[Path, Path], None], act: Act
+    tmp_path, outside: Path, swap: Callable[[Path, Path], None], act: Act
 ):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
@@ -125,7 +125,7 @@ async def test_a_root_with_another_folder_in_its_place_is_refused(
 
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_the_models_tools_and_a_session_share_the_pin(
-    tmp_path: Path, outside: Path, swap: Callable[[Path, Path], None]
+    tmp_path, outside: Path, swap: Callable[[Path, Path], None]
 ):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
@@ -144,7 +144,7 @@ async def test_the_models_tools_and_a_session_share_the_pin(
     assert contents(outside) == before
 
 
-async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path: Path, outside: Path):
+async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path, outside: Path):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
     await storage.write([("s/t1.md", "ours")])
@@ -159,7 +159,7 @@ async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path: Path, ou
     assert not (outside / "root").exists()
 
 
-async def test_a_root_that_leads_nowhere_is_not_made(tmp_path: Path):
+async def test_a_root_that_leads_nowhere_is_not_made(tmp_path):
     (tmp_path / "root").symlink_to(tmp_path / "nowhere")
 
     with pytest.raises(StorageError):
@@ -170,7 +170,7 @@ async def test_a_root_that_leads_nowhere_is_not_made(tmp_path: Path):
 
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
-    tmp_path: Path, outside: Path, act: Act
+    tmp_path, outside: Path, act: Act
 ):
     (tmp_path / "root").symlink_to(outside)
     before = contents(outside)
@@ -184,7 +184,7 @@ async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
 
 
 async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(
-    tmp_path: Path,
+    tmp_path,
 ):
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
@@ -194,9 +194,7 @@ async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(
         assert Path(path).read_text() == words
 
 
-async def test_the_function_writes_where_it_is_told_and_marks_nothing(
-    tmp_path: Path, outside: Path
-):
+async def test_the_function_writes_where_it_is_told_and_marks_nothing(tmp_path, outside: Path):
     (tmp_path / "out").symlink_to(outside)
     history = conversation(user("go"), step("t1", "x", result="data " * 600))
 
@@ -209,7 +207,7 @@ async def test_the_function_writes_where_it_is_told_and_marks_nothing(
 
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_files_of_the_project_are_read_from_the_same_folder_only(
-    tmp_path: Path, outside: Path, swap: Callable[[Path, Path], None]
+    tmp_path, outside: Path, swap: Callable[[Path, Path], None]
 ):
     root = tmp_path / "workspace" / "root"
     root.mkdir(parents=True)
@@ -248,7 +246,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 async def test_a_turn_beside_special_files_of_our_names_ends(
-    tmp_path: Path, make: Callable[[Path], object]
+    tmp_path, make: Callable[[Path], object]
 ):
     storage = LocalStorage(tmp_path)
     (tmp_path / "s").mkdir()
@@ -272,7 +270,7 @@ async def test_a_turn_beside_special_files_of_our_names_ends(
     "make", [SPECIAL["pipe"], SPECIAL["socket"], SPECIAL["folder"], SPECIAL["link to a device"]]
 )
 async def test_an_archive_that_is_no_file_is_an_error_at_once(
-    tmp_path: Path, make: Callable[[Path], object]
+    tmp_path, make: Callable[[Path], object]
 ):
     make(tmp_path / "compact.json")
 
@@ -308,7 +306,7 @@ def fail_always(call: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("number", UNSUPPORTED, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["link", "fchmod", "fsync"])
 async def test_a_file_system_without_that_call_keeps_texts_and_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    tmp_path, monkeypatch, call: str, number: int
 ):
     fail_always(call, number, monkeypatch)
     storage = LocalStorage(tmp_path / "root", fsync=True)
@@ -331,7 +329,7 @@ async def test_a_file_system_without_that_call_keeps_texts_and_records(
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["link", "fsync", "fchmod"])
 async def test_a_real_fault_stays_an_error_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    tmp_path, monkeypatch, call: str, number: int
 ):
     storage = LocalStorage(tmp_path, fsync=True)
     await storage.write([("s/a.md", "x")])
@@ -347,9 +345,7 @@ async def test_a_real_fault_stays_an_error_and_leaves_nothing(
     assert left == set(before)
 
 
-async def test_without_links_nobody_takes_a_name_that_another_is_taking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_without_links_nobody_takes_a_name_that_another_is_taking(tmp_path, monkeypatch):
     fail_always("link", errno.EPERM, monkeypatch)
     locations: dict[str, str] = {}
 
@@ -366,9 +362,7 @@ async def test_without_links_nobody_takes_a_name_that_another_is_taking(
     }
 
 
-async def test_without_links_a_name_that_cannot_be_filled_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_without_links_a_name_that_cannot_be_filled_is_given_back(tmp_path, monkeypatch):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "x")])
     fail_always("link", errno.EPERM, monkeypatch)
@@ -480,7 +474,7 @@ async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(
 
 
 def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setattr(os, "supports_dir_fd", set())
 

@@ -55,7 +55,7 @@ async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> li
 
 async def test_a_session_without_a_journal_has_no_entries(
     storage: LocalStorage,
-    tmp_path: Path,
+    tmp_path,
 ):
     assert await storage.entries("s") == []
     assert list(tmp_path.iterdir()) == []
@@ -85,7 +85,7 @@ def check_numbers(path: Path, count: int) -> None:
     assert all(line.count(b"x") == number * 37 % 400 for number, line in enumerate(lines))
 
 
-def test_eight_threads_write_every_number_once(tmp_path: Path, path: Path):
+def test_eight_threads_write_every_number_once(tmp_path, path: Path):
     with ThreadPoolExecutor(8) as workers:
         written = list(workers.map(lambda name: append_all(tmp_path, name, 400), "abcdefgh"))
 
@@ -93,7 +93,7 @@ def test_eight_threads_write_every_number_once(tmp_path: Path, path: Path):
     check_numbers(path, 400)
 
 
-def test_eight_threads_of_one_storage_write_every_number_once(tmp_path: Path):
+def test_eight_threads_of_one_storage_write_every_number_once(tmp_path):
     storage, wins = LocalStorage(tmp_path), list[int]()
 
     async def fill() -> None:
@@ -111,7 +111,7 @@ def test_eight_threads_of_one_storage_write_every_number_once(tmp_path: Path):
     assert anyio.run(storage.entries, "s") == list(map(str, range(100)))
 
 
-def test_four_processes_write_every_number_once(tmp_path: Path, path: Path):
+def test_four_processes_write_every_number_once(tmp_path, path: Path):
     with multiprocessing.get_context("spawn").Pool(4) as workers:
         written = workers.starmap(append_all, [(tmp_path, name, 400) for name in "abcd"])
 
@@ -119,7 +119,7 @@ def test_four_processes_write_every_number_once(tmp_path: Path, path: Path):
     check_numbers(path, 400)
 
 
-def test_readers_beside_a_writer_see_whole_entries_only(tmp_path: Path):
+def test_readers_beside_a_writer_see_whole_entries_only(tmp_path):
     seen, count = list[int](), 300
 
     def read() -> None:
@@ -180,7 +180,7 @@ async def test_cut_at_any_byte_the_whole_entries_are_left(
     assert await storage.entries("s", kept) == ["the next"]
 
 
-async def test_a_full_disk_leaves_whole_entries_only(tmp_path: Path):
+async def test_a_full_disk_leaves_whole_entries_only(tmp_path):
     with small_disk(tmp_path, 64) as disk:
         storage = LocalStorage(disk / "root")
         entries = await filled(storage, 3)
@@ -194,7 +194,7 @@ async def test_a_full_disk_leaves_whole_entries_only(tmp_path: Path):
         assert await LocalStorage(disk / "root").entries("s") == [*entries, "a short one"]
 
 
-def test_a_write_that_stops_in_the_middle_leaves_whole_entries_only(tmp_path: Path):
+def test_a_write_that_stops_in_the_middle_leaves_whole_entries_only(tmp_path):
     script = """
 import anyio, errno, resource, sys
 from ctxpipe import LocalStorage, StorageError
@@ -220,7 +220,7 @@ def append_for_ever(root: Path) -> None:
 
 
 def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
-    tmp_path: Path,
+    tmp_path,
     path: Path,
 ):
     for delay in (0.01, 0.05, 0.1):
@@ -245,9 +245,7 @@ def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-async def test_each_entry_is_synced_where_that_is_wanted(
-    tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch
-):
+async def test_each_entry_is_synced_where_that_is_wanted(tmp_path, fsync: bool, monkeypatch):
     synced, fsync_of = list[int](), os.fsync
 
     def counted(file: int) -> None:
@@ -263,8 +261,8 @@ async def test_each_entry_is_synced_where_that_is_wanted(
 
 
 async def test_an_entry_that_was_not_written_is_not_synced(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path,
+    monkeypatch,
 ):
     storage = LocalStorage(tmp_path, fsync=True)
     await filled(storage, 2)
@@ -275,9 +273,7 @@ async def test_an_entry_that_was_not_written_is_not_synced(
     assert synced == []
 
 
-async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(tmp_path, monkeypatch):
     def fail(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -294,7 +290,7 @@ async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o277, 0o777])
-async def test_journals_and_locks_are_private(tmp_path: Path, umask: int):
+async def test_journals_and_locks_are_private(tmp_path, umask: int):
     before = os.umask(umask)
     try:
         storage = LocalStorage(tmp_path / "root")
@@ -341,9 +337,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
-    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(tmp_path, path: Path, monkeypatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.3)
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ExitStack() as ending:
@@ -360,7 +354,7 @@ def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
     assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
 
 
-def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path):
+def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path, path: Path):
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process:
         threading.Timer(0.3, process.kill).start()
@@ -368,9 +362,7 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path)
         assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
 
 
-async def test_while_one_session_is_locked_the_loop_and_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_while_one_session_is_locked_the_loop_and_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 5.0)
     storage = LocalStorage(tmp_path)
     await filled(storage, 1)
@@ -392,7 +384,7 @@ async def test_while_one_session_is_locked_the_loop_and_others_go_on(
 
 
 def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_the_new_one(
-    tmp_path: Path, path: Path
+    tmp_path, path: Path
 ):
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ThreadPoolExecutor(1) as worker:
@@ -410,7 +402,7 @@ def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_t
 
 async def test_what_was_set_aside_goes_with_the_session(
     storage: LocalStorage,
-    tmp_path: Path,
+    tmp_path,
 ):
     await filled(storage, 1)
     await storage.set_aside("s")
@@ -426,7 +418,7 @@ async def test_what_was_set_aside_goes_with_the_session(
 
 
 async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
-    storage: LocalStorage, tmp_path: Path
+    storage: LocalStorage, tmp_path
 ):
     other = LocalStorage(tmp_path)
     for length in (3, 5, 2, 9):
@@ -437,7 +429,7 @@ async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
         await storage.delete("s")
 
 
-def test_a_lock_that_was_released_before_it_was_acquired_is_held_by_nobody(tmp_path: Path):
+def test_a_lock_that_was_released_before_it_was_acquired_is_held_by_nobody(tmp_path):
     # As when a turn is cancelled while a thread acquires its lock.
     root = StorageRoot(str(tmp_path))
     cancelled, other = SessionLock(root, "s"), SessionLock(root, "s")
@@ -455,7 +447,7 @@ HOSTILE += ["漢字", "a\0b", "half \ud83d"]
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
-async def test_hostile_names_of_sessions_stay_inside(tmp_path: Path, hostile: str):
+async def test_hostile_names_of_sessions_stay_inside(tmp_path, hostile: str):
     root = tmp_path / "root"
     storage = LocalStorage(root)
     assert await storage.append(hostile, 0, "x")
@@ -587,7 +579,7 @@ async def is_free(root: Path, seconds: float = 0) -> bool:
         return held
 
 
-def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path):
+def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path):
     with leasing(tmp_path) as process:
         assert not anyio.run(is_free, tmp_path)
         process.kill()
@@ -598,7 +590,7 @@ def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path):
 
 async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
     storage: LocalStorage,
-    tmp_path: Path,
+    tmp_path,
 ):
     async with storage.lease("s", 0):
         began = time.monotonic()
@@ -608,7 +600,7 @@ async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
 
 async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
     storage: LocalStorage,
-    tmp_path: Path,
+    tmp_path,
 ):
     async def fail() -> None:
         async with storage.lease("s", 0):
@@ -624,13 +616,13 @@ async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
     assert await is_free(tmp_path)
 
 
-async def test_a_lease_does_not_hinder_a_write(storage: LocalStorage, tmp_path: Path):
+async def test_a_lease_does_not_hinder_a_write(storage: LocalStorage, tmp_path):
     async with storage.lease("s", 0):
         assert await LocalStorage(tmp_path).append("s", 0, "x")
         assert await LocalStorage(tmp_path).entries("s") == ["x"]
 
 
-def test_many_processes_hold_the_lease_one_after_the_other(tmp_path: Path):
+def test_many_processes_hold_the_lease_one_after_the_other(tmp_path):
     script = """
 import anyio, os, sys
 from ctxpipe import LocalStorage

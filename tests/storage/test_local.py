@@ -79,9 +79,7 @@ def test_making_one_touches_no_disk(root: Path):
     assert not root.exists()
 
 
-async def test_a_later_change_of_the_folder_does_not_move_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_later_change_of_the_folder_does_not_move_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     storage = LocalStorage("below")
     (tmp_path / "elsewhere").mkdir()
@@ -102,7 +100,7 @@ async def test_a_batch_lies_where_it_was_said_to_lie_in_order(storage: LocalStor
     assert files_below(root) == ["s/a.md", "s/b.md", "t/a.md"]
 
 
-async def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path, any_umask: None):
+async def test_files_and_folders_are_private_whatever_the_umask(tmp_path, any_umask: None):
     for umask in (0, 0o022, 0o277, 0o777):
         root = tmp_path / f"{umask:o}" / "deeper"
         os.umask(umask)
@@ -232,7 +230,7 @@ async def test_a_file_once_named_never_changes_its_bytes(
 
 @pytest.mark.parametrize("key", ["", ".", "..", "/etc/x", "../x", "s/../../x", "s/..", "a\0b"])
 async def test_a_key_that_leads_out_of_the_root_is_refused(
-    storage: LocalStorage, tmp_path: Path, key: str
+    storage: LocalStorage, tmp_path, key: str
 ):
     with pytest.raises(StorageError, match="does not name a text of the storage"):
         storage.location(key)
@@ -242,7 +240,7 @@ async def test_a_key_that_leads_out_of_the_root_is_refused(
 
 
 async def test_a_link_in_place_of_a_file_is_never_followed(
-    storage: LocalStorage, root: Path, tmp_path: Path
+    storage: LocalStorage, root: Path, tmp_path
 ):
     outside = tmp_path / "outside.md"
     outside.write_text("x")
@@ -265,7 +263,7 @@ async def test_a_link_in_place_of_a_file_is_never_followed(
     assert outside.read_text() == "x"
 
 
-async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path, tmp_path: Path):
+async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path, tmp_path):
     outside = tmp_path / "outside.md"
     outside.write_text("precious")
     (root / "s").mkdir(parents=True)
@@ -281,7 +279,7 @@ async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path,
 
 
 async def test_a_link_in_place_of_a_session_folder_is_never_followed(
-    storage: LocalStorage, root: Path, tmp_path: Path
+    storage: LocalStorage, root: Path, tmp_path
 ):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -326,7 +324,7 @@ async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(
 # When it cannot -----------------------------------------------------------------------------------
 
 
-async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path: Path):
+async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path):
     (tmp_path / "root").write_text("a file")
 
     with pytest.raises(StorageError, match=r"cannot open the folder .*: Not a directory") as failed:
@@ -344,7 +342,7 @@ async def test_a_vanished_root_is_made_anew(storage: LocalStorage, root: Path):
     assert Path(path).read_text() == "y"
 
 
-async def test_a_full_disk_is_an_error_and_leaves_no_half_file(tmp_path: Path):
+async def test_a_full_disk_is_an_error_and_leaves_no_half_file(tmp_path):
     with small_disk(tmp_path, kilobytes=64) as disk:
         storage = LocalStorage(disk)
         [small] = await storage.write([("s/small.md", "x" * 1000)])
@@ -478,7 +476,7 @@ async def test_a_file_that_appears_while_we_write_is_kept(root: Path):
 )
 @pytest.mark.parametrize("links", [True, False])
 async def test_when_another_process_is_faster_its_file_stays(
-    root: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, ours_at: str, links: bool
+    root: Path, monkeypatch, theirs: str, ours_at: str, links: bool
 ):
     link = os.link
 
@@ -496,9 +494,7 @@ async def test_when_another_process_is_faster_its_file_stays(
     assert set(files_below(root)) == {"s/a.md", f"s/{ours_at}"}
 
 
-async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(root: Path, monkeypatch):
     await LocalStorage(root).write([("s/b.md", "x")])
 
     def fail(*_: object, **__: object) -> None:
@@ -511,7 +507,7 @@ async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(
     assert files_below(root) == ["s/b.md"]
 
 
-async def test_without_hard_links_it_still_works(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_without_hard_links_it_still_works(root: Path, monkeypatch):
     def no_links(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")  # as a FAT file system answers
 
@@ -583,9 +579,7 @@ async def test_a_page_of_a_nonsensical_size_is_refused_by_name(
         await storage.read("s/a.md", **limits)
 
 
-async def test_every_form_of_a_path_that_we_print_is_understood(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_every_form_of_a_path_that_we_print_is_understood(root: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     real = tmp_path / "real"
     real.mkdir()
@@ -621,9 +615,7 @@ async def test_every_form_of_a_path_that_we_print_is_understood(
         "x" * 5000,
     ],
 )
-async def test_nothing_is_read_outside_of_the_root(
-    storage: LocalStorage, tmp_path: Path, location: str
-):
+async def test_nothing_is_read_outside_of_the_root(storage: LocalStorage, tmp_path, location: str):
     (tmp_path / "outside.md").write_text("secret")
     await storage.write([("s/a.md", "x")])
 

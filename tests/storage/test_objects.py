@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
@@ -307,7 +306,7 @@ async def test_an_archive_is_read_by_its_url():
     assert await load_archive(archive, storage) == history
 
 
-async def test_opening_one_of_many_sessions_lists_none_of_the_others(tmp_path: Path):
+async def test_opening_one_of_many_sessions_lists_none_of_the_others(tmp_path):
     store: Any = Watched(stores.MemoryStore())
     storage = ObjectStorage(store)
     async with SQLiteJournal(tmp_path / "j.sqlite", texts=storage) as journal:
@@ -331,7 +330,7 @@ async def test_opening_one_of_many_sessions_lists_none_of_the_others(tmp_path: P
         assert len(await paths(store.store)) == 3 * 9_999 + 1
 
 
-async def test_a_worker_reads_only_the_texts_that_others_have_added(tmp_path: Path):
+async def test_a_worker_reads_only_the_texts_that_others_have_added(tmp_path):
     store: Any = Watched(stores.MemoryStore())
     storage = ObjectStorage(store)
     async with SQLiteJournal(tmp_path / "j.sqlite", texts=storage) as journal:
@@ -383,7 +382,7 @@ async def test_a_session_in_use_stays_however_old_its_texts_are():
     assert {path.split("/")[0] for path in await paths(store)} == {"s"}
 
 
-async def test_a_session_that_runs_with_a_journal_is_in_use(tmp_path: Path):
+async def test_a_session_that_runs_with_a_journal_is_in_use(tmp_path):
     store: Any = Watched(stores.MemoryStore())
     storage = ObjectStorage(store)
     async with SQLiteJournal(tmp_path / "j.sqlite", texts=storage) as journal:
@@ -427,9 +426,7 @@ async def lose(store: Any, part: str) -> int:
 
 
 @pytest.mark.parametrize("part", ["/texts/", "s/"])
-async def test_a_text_that_a_bucket_rule_took_is_written_again_and_reported(
-    part: str, tmp_path: Path
-):
+async def test_a_text_that_a_bucket_rule_took_is_written_again_and_reported(part: str, tmp_path):
     storage = memory()
     pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000)])
     history = history_of(1)
@@ -452,7 +449,7 @@ def without_text(history: list[Any]) -> list[Any]:
 
 
 async def test_a_history_with_a_text_that_is_gone_for_good_names_the_message_and_gives_the_rest(
-    tmp_path: Path,
+    tmp_path,
 ):
     storage = memory()
     pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000)])

@@ -77,9 +77,7 @@ async def clean_up_everything(storage: LocalStorage) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(
-    tmp_path: Path, exists: bool
-):
+async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(tmp_path, exists: bool):
     root = tmp_path / "root"
     if exists:
         root.mkdir()
@@ -95,7 +93,7 @@ async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(
 @pytest.mark.parametrize(
     "content", ["README.md", ".git/config", ".gitignore", "src/main.py", ".DS_Store"]
 )
-async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path: Path, content: str):
+async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path, content: str):
     write_old(tmp_path, [content])
 
     for _ in range(2):
@@ -104,7 +102,7 @@ async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path: Pa
     assert names_below(tmp_path) == {content, "s/a.md", f"s/{SESSION_MARK}"}
 
 
-async def test_a_session_folder_that_was_there_is_never_marked(tmp_path: Path):
+async def test_a_session_folder_that_was_there_is_never_marked(tmp_path):
     (tmp_path / "docs").mkdir()
 
     await LocalStorage(tmp_path).write([("docs/a.md", "x")])
@@ -112,7 +110,7 @@ async def test_a_session_folder_that_was_there_is_never_marked(tmp_path: Path):
     assert names_below(tmp_path) == {"docs/a.md"}
 
 
-async def test_reading_marks_nothing(tmp_path: Path):
+async def test_reading_marks_nothing(tmp_path):
     with pytest.raises(StorageError):
         await LocalStorage(tmp_path).read("s/a.md")
     await LocalStorage(tmp_path).records("s")
@@ -121,7 +119,7 @@ async def test_reading_marks_nothing(tmp_path: Path):
     assert names_below(tmp_path) == set()
 
 
-async def test_marks_are_neither_records_nor_texts(tmp_path: Path):
+async def test_marks_are_neither_records_nor_texts(tmp_path):
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([("s/a.md", "x")])
 
@@ -130,7 +128,7 @@ async def test_marks_are_neither_records_nor_texts(tmp_path: Path):
     assert (await storage.cleanup(max_bytes=0, max_age=0, records=True)).files == (text,)
 
 
-def test_processes_that_make_the_root_at_once_all_succeed(tmp_path: Path):
+def test_processes_that_make_the_root_at_once_all_succeed(tmp_path):
     script = """
 import anyio, sys
 from ctxpipe import LocalStorage
@@ -166,7 +164,7 @@ sys.exit(sum(process.wait() for process in running))
         assert not [name for name in found if "tmp" in name]
 
 
-def test_a_killed_maker_leaves_a_folder_that_works(tmp_path: Path):
+def test_a_killed_maker_leaves_a_folder_that_works(tmp_path):
     script = """
 import os, sys, time
 link = os.link
@@ -188,7 +186,7 @@ anyio.run(LocalStorage(sys.argv[1]).write, [("s/a.md", "x")])
     assert (root / "s/a.md").read_text() == "x"
 
 
-async def test_no_session_folder_is_there_before_its_mark(tmp_path: Path):
+async def test_no_session_folder_is_there_before_its_mark(tmp_path):
     script = """
 import os, sys, time
 link = os.link
@@ -234,7 +232,7 @@ NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
     ids=["write", "read", "save", "append", "entries", "set aside", "records", "cleanup", "delete"],
 )
 async def test_a_root_of_a_newer_form_is_refused_and_left_alone(
-    tmp_path: Path, act: Callable[[Any], Any]
+    tmp_path, act: Callable[[Any], Any]
 ):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     (tmp_path / ROOT_MARK).write_text(NEWER)
@@ -250,7 +248,7 @@ async def test_a_root_of_a_newer_form_is_refused_and_left_alone(
     assert names_below(tmp_path) == before
 
 
-async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path: Path):
+async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     (tmp_path / "s" / SESSION_MARK).write_text(NEWER)
     age(tmp_path)
@@ -292,7 +290,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("mark", DAMAGED, ids=lambda mark: repr(mark)[:24])
-async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path: Path, mark: str):
+async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path, mark: str):
     write_old(tmp_path, ["s/a.md", "tool-result-1.md"])
     (tmp_path / ROOT_MARK).write_text(mark)
     (tmp_path / "s" / SESSION_MARK).write_text(mark)
@@ -309,7 +307,7 @@ async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
-async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path: Path, kind: str):
+async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path, kind: str):
     await LocalStorage(tmp_path / "other").write([("s/a.md", "x")])
     root = tmp_path / "root"
     write_old(root, ["s/a.md"])
@@ -332,7 +330,7 @@ async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("beside", [[], ["s/b.md"], ["docs/t1.md", "job/t1.md"]])
-async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]):
+async def test_a_name_like_ours_proves_nothing(tmp_path, beside: list[str]):
     write_old(tmp_path, OURS_BY_NAME)
     storage = LocalStorage(tmp_path)
     await storage.write([(key, "ours") for key in beside])
@@ -349,7 +347,7 @@ async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]
     } == set(OURS_BY_NAME)
 
 
-async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Path):
+async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "x")])
     theirs = ["s/data.csv", "s/.env", "s/deeper/b.md", "s/archive.json", "s/notes.txt"]
@@ -365,7 +363,7 @@ async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Pat
 
 
 @pytest.mark.parametrize("session", ["docs", "s"])
-async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: Path, session: str):
+async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path, session: str):
     storage = LocalStorage(tmp_path)
     await storage.write([(f"{session}/t1.md", "ours"), ("tool-result-1.md", "ours")])
     await storage.append(session, 0, "x")
@@ -385,7 +383,7 @@ async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: P
 @pytest.mark.parametrize(
     "name", [".ctxpipe-tmp-notes", ".ctxpipe-tmp-1", ".ctxpipe-tmp-1-2-3.md", ".ctxpipe-tmp-"]
 )
-async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, name: str):
+async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path, name: str):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     write_old(tmp_path, [name, f"s/{name}"])
     age(tmp_path)
@@ -399,7 +397,7 @@ async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, 
 
 @pytest.mark.parametrize("folder", ["s", ""])
 async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(
-    tmp_path: Path, folder: str
+    tmp_path, folder: str
 ):
     storage = LocalStorage(tmp_path / "root")
     await storage.write([(f"{folder}/a.md".lstrip("/"), "x")])
@@ -416,7 +414,7 @@ async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(
     assert (mark.parent / "b.md").read_text() == "y"
 
 
-async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path):
+async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     with (tmp_path / "s" / SESSION_MARK).open("a") as mark:
         mark.write('\n"b.m')
@@ -430,7 +428,7 @@ async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path):
 @pytest.mark.parametrize(
     "name", ["report.md", "mine.log", "übersicht.md", "half \ud83d.md", "a b\n.md"]
 )
-async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path: Path, name: str):
+async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path, name: str):
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([(f"s/{name.replace(chr(0xD83D), '')}", "x")])
 
@@ -500,7 +498,7 @@ async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], 
 # Our own ------------------------------------------------------------------------------------------
 
 
-async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path: Path):
+async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path):
     storage = LocalStorage(tmp_path)
     offloading: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
@@ -528,7 +526,7 @@ async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path
     assert not (tmp_path / "s").exists()
 
 
-async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: Path):
+async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path):
     now = time.time()
     storage = LocalStorage(tmp_path, clock=lambda: now)
     for session, days in (("young", 1), ("old", 40)):
@@ -546,7 +544,7 @@ async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: P
     }
 
 
-async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_path: Path):
+async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_path):
     storage = LocalStorage(tmp_path)
     [path] = await storage.write([("s/a.md", "x")])
     age(tmp_path)
@@ -562,9 +560,7 @@ async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["s", "Tenant/S", "../s", "漢字", "a" * 300, "con"])
-async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(
-    tmp_path: Path, name: str
-):
+async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(tmp_path, name: str):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([DirectOffload(storage)])
     for session in (name, "other"):
@@ -584,7 +580,7 @@ async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(
     assert await storage.delete(name) == Cleaned()
 
 
-async def test_a_deleted_session_may_begin_anew(tmp_path: Path):
+async def test_a_deleted_session_may_begin_anew(tmp_path):
     storage = LocalStorage(tmp_path)
     for words in ("one", "two"):
         [path] = await storage.write([("s/a.md", words)])
@@ -594,7 +590,7 @@ async def test_a_deleted_session_may_begin_anew(tmp_path: Path):
 
 
 async def test_a_folder_that_somebody_writes_into_while_it_is_dropped_keeps_its_mark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     storage = LocalStorage(tmp_path)
     [path] = await storage.write([("s/a.md", "x")])
@@ -610,9 +606,7 @@ async def test_a_folder_that_somebody_writes_into_while_it_is_dropped_keeps_its_
     assert names_below(tmp_path / "s") == {"a.md", SESSION_MARK}
 
 
-async def test_a_folder_that_is_being_dropped_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_folder_that_is_being_dropped_is_not_written_to(tmp_path, monkeypatch):
     """Without a session, too: what is written between the mark and the folder is in no list."""
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "x")])
@@ -638,7 +632,7 @@ async def test_a_folder_that_is_being_dropped_is_not_written_to(
 
 
 async def test_a_folder_that_cannot_be_dropped_is_still_known_as_that_of_its_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([])

@@ -102,7 +102,7 @@ def conversation_with(secret: str) -> list[Message]:
 
 
 @secrets
-async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(secret: str, tmp_path: Path):
+async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(secret: str, tmp_path):
     storage, history = LocalStorage(tmp_path, redact=hiding(secret)), conversation_with(secret)
 
     await storage.save("s", "compact", {"form": 1, "messages": history})
@@ -117,7 +117,7 @@ async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(secret: s
 
 # no surrogate is sent, so none comes back
 @pytest.mark.parametrize("secret", SECRETS[:6] + SECRETS[7:])
-async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp_path: Path):
+async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp_path):
     async def summarize(messages: Any, /) -> Summary:
         return Summary(f"The password is {secret}.")
 
@@ -167,7 +167,7 @@ async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp
     "is_kept", [True, False], ids=["the history is kept", "the context is adopted"]
 )
 async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(
-    secret: str, is_kept: bool, tmp_path: Path
+    secret: str, is_kept: bool, tmp_path
 ):
     async def summarize(messages: Any, /) -> Summary:
         return Summary("All is well.")
@@ -222,7 +222,7 @@ greedy = pytest.mark.parametrize("redact", GREEDY.values(), ids=list(GREEDY))
 
 @greedy
 async def test_whatever_redact_does_an_archive_can_be_read_back(
-    redact: Callable[[str], str], tmp_path: Path
+    redact: Callable[[str], str], tmp_path
 ):
     history = conversation_with("a" * 40)
     path = await LocalStorage(tmp_path, redact=redact).save(
@@ -273,9 +273,7 @@ def test_keys_that_become_the_same_keep_their_values():
 
 
 @greedy
-async def test_a_journal_is_trusted_whatever_redact_does(
-    redact: Callable[[str], str], tmp_path: Path
-):
+async def test_a_journal_is_trusted_whatever_redact_does(redact: Callable[[str], str], tmp_path):
     storage, history = LocalStorage(tmp_path, redact=redact), [user("sent " + "e" * 64)]
     await ContextPipeline().session("s", journal=storage).run(history)
 
@@ -319,7 +317,7 @@ LONG = conversation(
 
 
 @pytest.mark.parametrize("session", ["s", "A", "tenant/alice", "🙂", "x" * 300])
-async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp_path: Path):
+async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp_path):
     storage = LocalStorage(tmp_path, redact=GREEDY["long hex"])
     read = conversation(user("go"), step("t", result="one long result\n" * 90), LONG[1:])
 
@@ -329,7 +327,7 @@ async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp
 
 @pytest.mark.parametrize("name", ["long hex", "every text", "nothing left"])
 async def test_a_summary_that_was_redacted_is_not_paid_for_again_and_a_notice_says_so(
-    name: str, tmp_path: Path
+    name: str, tmp_path
 ):
     storage = LocalStorage(tmp_path, redact=GREEDY[name])
 
@@ -358,7 +356,7 @@ FAULTY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("redact", FAULTY.values(), ids=list(FAULTY))
-async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any, tmp_path: Path):
+async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any, tmp_path):
     storage = LocalStorage(tmp_path, redact=redact)
     attempts: list[Callable[[], Any]] = [
         lambda: storage.write([("s/a.md", PART)]),
@@ -373,7 +371,7 @@ async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any
     assert leaks(tmp_path) == []
 
 
-async def test_a_redact_that_fails_leaves_the_result_where_it_is(tmp_path: Path):
+async def test_a_redact_that_fails_leaves_the_result_where_it_is(tmp_path):
     history = conversation(user("go"), step("t1", result=PART * 900))
     stage = DirectOffload(LocalStorage(tmp_path, redact=fail))
 
@@ -441,7 +439,7 @@ def test_no_text_makes_redacting_hang(piece: str):
     ids=["half an emoji", "a second half", "both"],
 )
 async def test_what_redact_returns_can_be_stored_and_read_back(
-    redact: Callable[[str], str], tmp_path: Path
+    redact: Callable[[str], str], tmp_path
 ):
     storage = LocalStorage(tmp_path, redact=redact)
     pipeline = ContextPipeline([DirectOffload(storage, min_chars=100)])

@@ -71,12 +71,12 @@ async def leads_back(folder: Path, form: str) -> bool:
 
 
 @pytest.mark.parametrize("form", WORKING)
-async def test_an_accepted_form_leads_back_to_the_file(form: str, tmp_path: Path):
+async def test_an_accepted_form_leads_back_to_the_file(form: str, tmp_path):
     assert await leads_back(tmp_path, form)
 
 
 @pytest.mark.parametrize("form", REFUSED)
-def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(form: str, tmp_path: Path):
+def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(form: str, tmp_path):
     with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):
         LocalStorage(tmp_path, reference=form)
     storage = MemoryStorage(reference=form)  # checked where it is used, as a user's own is
@@ -102,7 +102,7 @@ async def test_whatever_form_is_accepted_leads_back(parts: list[str]):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\tb", "a\x85b"])
-def test_a_root_to_which_no_placeholder_can_point_is_refused(name: str, tmp_path: Path):
+def test_a_root_to_which_no_placeholder_can_point_is_refused(name: str, tmp_path):
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match="line break"):
             stage(LocalStorage(tmp_path / name))

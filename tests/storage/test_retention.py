@@ -133,7 +133,7 @@ async def test_max_bytes_takes_no_text_of_a_session_in_use(place: Place):
 
 
 async def test_a_session_that_an_earlier_version_began_is_protected_once_it_is_used(
-    tmp_path: Path, request: pytest.FixtureRequest
+    tmp_path, request: pytest.FixtureRequest
 ):
     place = Place("sqlite", tmp_path, request)
     texts, journal = place.open()

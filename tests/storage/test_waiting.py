@@ -82,9 +82,7 @@ async def seconds_of_turns(opened: list[Session]) -> list[float]:
 
 
 @pytest.mark.parametrize("number", [1, 4, 60])
-async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(
-    tmp_path: Path, number: int
-):
+async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_path, number: int):
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
     names = [f"s{n}" for n in range(number)]
@@ -103,9 +101,7 @@ async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(
     await journal.aclose()
 
 
-async def test_no_thread_of_the_program_is_held_while_sessions_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 10.0)
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
@@ -126,9 +122,7 @@ async def test_no_thread_of_the_program_is_held_while_sessions_wait(
     await journal.aclose()
 
 
-async def test_journals_that_are_locked_hold_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_journals_that_are_locked_hold_up_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 3.0)
     storage = LocalStorage(tmp_path)
     stuck = [f"stuck-{n}" for n in range(24)]
@@ -150,7 +144,7 @@ async def test_journals_that_are_locked_hold_up_no_other(
 
 @pytest.mark.parametrize("kind", ["local", "sqlite"])
 async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path, monkeypatch, kind: str
 ):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 30.0)
     path = tmp_path / "j.sqlite"
@@ -251,9 +245,7 @@ async def release(lock: Lock, seconds: float) -> None:
     lock.is_held = False
 
 
-async def test_a_short_wait_is_possible_after_the_deadline(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_short_wait_is_possible_after_the_deadline(clock: Clock, monkeypatch):
     monkeypatch.setattr(waiting, "LEAST_SECONDS", SECONDS)
     lock = Lock()
 
@@ -364,7 +356,7 @@ anyio.run(journal.aclose)
 """
 
 
-def test_a_journal_in_a_forked_child_raises_and_a_new_one_works(tmp_path: Path):
+def test_a_journal_in_a_forked_child_raises_and_a_new_one_works(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FORKED, str(tmp_path / "j.sqlite")],
         capture_output=True,

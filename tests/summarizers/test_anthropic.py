@@ -92,7 +92,7 @@ async def test_model_words_and_focus_are_settings():
     assert "the money" in prompt_of(server.requests[0].body)
 
 
-async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+async def test_the_model_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("SUMMARY_MODEL", "from-the-environment")
 
     async with serving(["ok"]) as (server, client):
@@ -102,7 +102,7 @@ async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_client_of_its_own_is_made_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     async with MessagesServer(["ok"]) as server:
         monkeypatch.setenv("ANTHROPIC_API_KEY", "from-the-environment")

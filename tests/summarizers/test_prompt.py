@@ -80,7 +80,7 @@ def test_a_focus_is_passed_on():
 
 
 async def test_the_words_and_the_model_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setenv("SUMMARY_MAX_WORDS", "321")
     monkeypatch.setenv("SUMMARY_MODEL", "small-model")

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -140,7 +139,7 @@ async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[],
 
 
 async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote_the_conversation(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     caplog.set_level("DEBUG")
     failures = [
@@ -172,7 +171,7 @@ async def test_the_number_of_retries_is_a_setting(retries: int, calls: int):
     assert len(summarize.seen) == calls
 
 
-async def test_the_environment_sets_the_retries(monkeypatch: pytest.MonkeyPatch):
+async def test_the_environment_sets_the_retries(monkeypatch):
     monkeypatch.setenv("COMPACT_MAX_RETRIES", "4")
 
     assert Retry().max_retries == 4
@@ -567,7 +566,7 @@ async def test_a_final_answer_is_known_in_the_form_of_every_sdk(shape: dict[str,
 
 @pytest.mark.parametrize("half", ["\ud83d", "so far \udc00.", "\udc00\ud83d and \ud83d\ude00"])
 async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_judged(
-    half: str, tmp_path: Path
+    half: str, tmp_path
 ):
     storage, summarize = LocalStorage(tmp_path), Scripted([Summary(f"all {half}")])
     pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=2000))

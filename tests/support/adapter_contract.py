@@ -111,7 +111,7 @@ class AdapterContract(ABC):
         return self.works[api]
 
     async def test_rounds_with_parallel_calls_and_no_request_is_refused(
-        self, api: str, tmp_path_factory: pytest.TempPathFactory
+        self, api: str, tmp_path_factory
     ):
         work = await self.work(api, tmp_path_factory)
 
@@ -119,16 +119,12 @@ class AdapterContract(ABC):
         assert len(work.server.requests) == self.rounds + 1
         assert not work.server.refused
 
-    async def test_the_store_keeps_every_original(
-        self, api: str, tmp_path_factory: pytest.TempPathFactory
-    ):
+    async def test_the_store_keeps_every_original(self, api: str, tmp_path_factory):
         work = await self.work(api, tmp_path_factory)
 
         assert sorted(work.done.results) == sorted(map(result, range(2 * self.rounds)))
 
-    async def test_placeholders_are_what_is_sent(
-        self, api: str, tmp_path_factory: pytest.TempPathFactory
-    ):
+    async def test_placeholders_are_what_is_sent(self, api: str, tmp_path_factory):
         work = await self.work(api, tmp_path_factory)
 
         sent = [placeholders(request) for request in work.server.requests]
@@ -136,15 +132,13 @@ class AdapterContract(ABC):
         for number in range(2 * self.rounds):
             assert (work.folder / "t" / f"c{number}.md").read_text() == result(number)
 
-    async def test_signatures_are_unchanged(
-        self, api: str, tmp_path_factory: pytest.TempPathFactory
-    ):
+    async def test_signatures_are_unchanged(self, api: str, tmp_path_factory):
         work = await self.work(api, tmp_path_factory)
 
         proof = PROOFS[self.form(api)]
         assert not proof or str(bodies(work.server.requests)[-1]).count(proof) >= self.rounds
 
-    async def test_a_stream_is_shaped(self, tmp_path: Path, streamed_api: str):
+    async def test_a_stream_is_shaped(self, tmp_path, streamed_api: str):
         async with self.serve(streamed_api, rounds(self.rounds)) as (server, reached):
             done = await self.run(streamed_api, reached, offloading(tmp_path), stream=True)
 
@@ -161,7 +155,7 @@ class AdapterContract(ABC):
         assert factors.noted[0] <= 1.5
         assert 2 < factors.noted[-1] < 4
 
-    async def test_an_overflow_is_survived(self, tmp_path: Path, api: str, stream: bool):
+    async def test_an_overflow_is_survived(self, tmp_path, api: str, stream: bool):
         model = Model(window=self.window, thinking="signed")
         async with self.serve(api, rounds(self.too_many_rounds), model=model) as (server, reached):
             done = await self.run(api, reached, self.compacting(tmp_path), stream=stream)
@@ -181,7 +175,7 @@ class AdapterContract(ABC):
         assert done.output == "Done."
         assert "result 1\\n" in server.requests[-1].raw.decode()
 
-    async def test_a_new_process_goes_on_with_the_same_bytes(self, tmp_path: Path, api: str):
+    async def test_a_new_process_goes_on_with_the_same_bytes(self, tmp_path, api: str):
         storage = LocalStorage(tmp_path)
         async with self.serve(api, [*rounds(2), "Again."]) as (server, reached):
             done = await self.run(api, reached, offloading(tmp_path), journal=storage)

@@ -39,21 +39,6 @@ from ctxpipe.messages import Message
 from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
 
-__all__ = [
-    "BROKEN",
-    "MODEL",
-    "Broken",
-    "as_models",
-    "body_of",
-    "broken_histories",
-    "few",
-    "is_unfinished",
-    "refusals",
-    "unknown_blocks",
-    "valid_histories",
-    "wire",
-]
-
 MODEL = Model(thinking="unchecked")
 few = settings(max_examples=max(20, settings().max_examples // 2))
 """For a property of whole conversations: fewer examples than of small things."""

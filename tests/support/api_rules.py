@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["faults"]
-
 LONE = re.compile("[\ud800-\udfff]")
 THOUGHTS = ("thinking", "redacted_thinking")
 

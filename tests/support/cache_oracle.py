@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 from ctxpipe.testing import Model, Usage
 from ctxpipe.tokens import TokenCounter
 
-__all__ = ["CacheOracle"]
-
 JsonObject: TypeAlias = Mapping[str, Any]
 
 LOOKBACK_BLOCKS = 20

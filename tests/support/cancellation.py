@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeVar, cast
 
 import anyio
 
-__all__ = ["cancelled"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ from ctxpipe.storage import Page
 from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.storage.records import Record, encode_record
 
-__all__ = ["FailingDisk"]
-
 
 class FailingDisk:
     """Everything goes to *storage*, as long as the disk lets it.

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from histories import MARK
 from hypothesis import strategies as st
 
 WORDS = st.sampled_from(["ok", "", " ", "é😀", "continue", "thinking aloud", '{"a": 1}', "\ud800"])
@@ -18,7 +19,6 @@ ARGUMENTS = st.one_of(
     st.integers(1, 2000).map(lambda number: json.dumps({"path": "a.py", "text": "z " * number})),
 )
 NAMES = st.sampled_from(["bash", "read_file", "write-file"])
-MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 def call_ids(number: int, at: int) -> list[str]:

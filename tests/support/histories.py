@@ -17,6 +17,12 @@ from ctxpipe.messages import Message, blocks, kind
 Part: TypeAlias = Message | Sequence[Message]
 Content: TypeAlias = str | list[Any]
 
+MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+PICTURE: dict[str, Any] = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+}
+
 
 # Builders -----------------------------------------------------------------------------------------
 
@@ -56,6 +62,13 @@ def text(words: str) -> dict[str, Any]:
 
 def thinking(words: str = "hm") -> dict[str, Any]:
     return {"type": "thinking", "thinking": words, "signature": f"signed {words}"}
+
+
+def marked(message: Message) -> Message:
+    """*message*, as a caller would mark its last block for the cache."""
+    content = message["content"]
+    held: list[Any] = [text(content)] if isinstance(content, str) else list(content)
+    return cast("Message", {**message, "content": [*held[:-1], {**held[-1], **MARK}]})
 
 
 def tool_use(id: str, name: str = "bash", given: Mapping[str, Any] | None = None) -> dict[str, Any]:  # noqa: A002

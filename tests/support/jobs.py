@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-__all__ = ["die", "fail_after_one", "hoard", "measure", "spin", "spin_in_c"]
-
 
 def _tell(files: Sequence[str]) -> None:
     """Write the number of this process into *files*."""

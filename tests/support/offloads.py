@@ -17,10 +17,6 @@ LOG = "\n".join(
     f"2026-11-20T17:{n // 60:02}:{n % 60:02}Z worker-{n % 7} finished job {n * 7919}"
     for n in range(60)
 )
-IMAGE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 
 
 def new(

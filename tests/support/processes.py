@@ -15,16 +15,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = [
-    "folder_of_another_user",
-    "new_python",
-    "prepared_python",
-    "python",
-    "python_killed_at",
-    "python_of_another_user",
-    "small_disk",
-]
-
 NOBODY = 65534
 # Everything is imported before: the interpreter may lie where only root can read.
 BECOMING_ANOTHER_USER = f"""

@@ -37,18 +37,6 @@ from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import verify
 
-__all__ = [
-    "PROMISES",
-    "Originals",
-    "Run",
-    "breaches",
-    "files_below",
-    "mended",
-    "plain",
-    "plain_json",
-    "snapshot",
-]
-
 THINKING = ("thinking", "redacted_thinking")
 FOLDED = "<system-reminder>\n## File Context: "
 SURROGATE = "a lone surrogate"

@@ -15,8 +15,6 @@ from hypothesis import settings
 from ctxpipe import repair
 from ctxpipe.messages import Message
 
-__all__ = ["NIGHTLY", "TRANSCRIPTS", "recorded", "sample", "turns"]
-
 NIGHTLY = settings().max_examples > 500  # the profile that leaves nothing out
 
 TRANSCRIPTS = sorted(
@@ -46,3 +44,8 @@ def turns(history: list[Message]) -> Iterator[list[Message]]:
             yield history[start:index]
             start = index
     yield history[start:]
+
+
+def lines(*values: object) -> str:
+    """*values* as JSON, a line each."""
+    return "".join(json.dumps(value) + "\n" for value in values)

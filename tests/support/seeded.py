@@ -17,11 +17,9 @@ from random import Random
 from typing import Any, cast
 
 from anthropic.types import RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from histories import FAULTS, python_source, text, tool_result, tool_use
+from histories import FAULTS, PICTURE, python_source, text, tool_result, tool_use
 
 from ctxpipe.messages import Message
-
-__all__ = ["HOSTILE", "Talk"]
 
 HOSTILE = (
     *("../../outside", "/etc/passwd", "a/b", "..", ".", "", "con", "x" * 300, "nul.md", "日本"),
@@ -29,10 +27,6 @@ HOSTILE = (
 )
 """Ids that would like to lead somewhere else."""
 
-PICTURE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 DOCUMENT = {
     "type": "document",
     "source": {"type": "text", "media_type": "text/plain", "data": "A page.\n" * 40},

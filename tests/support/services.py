@@ -22,19 +22,6 @@ from typing import Any, NoReturn, Self
 
 import pytest
 
-__all__ = [
-    "S3",
-    "CuttingProxy",
-    "Postgres",
-    "RedisServer",
-    "Server",
-    "absent",
-    "failing_disk",
-    "postgres",
-    "redis",
-    "s3",
-]
-
 CALLS_OF_A_DISK = (
     "open",
     "write",

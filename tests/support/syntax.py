@@ -10,8 +10,6 @@ from typing import TypeAlias
 
 from places import PACKAGE
 
-__all__ = ["Function", "classes", "functions", "modules", "names_of_functions"]
-
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -587,7 +587,7 @@ async def test_a_server_stops_although_its_block_is_cancelled():
 
 
 async def test_a_client_that_goes_away_while_it_sends_is_no_error(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     async with MessagesServer([], counter=len) as server:
         address = httpx2.URL(server.url)

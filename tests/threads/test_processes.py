@@ -53,7 +53,7 @@ def wait_for_end(pid: int, seconds: float) -> bool:
 
 
 async def test_texts_arrive_whole_whatever_their_length_and_characters(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     texts = ["", "\ud800 é \u2028\n\0", "漢" * 3_000_000]
 
@@ -79,9 +79,7 @@ async def test_a_worker_that_takes_all_memory_or_crashes_has_failed(work: proces
 @pytest.mark.parametrize(
     "script", [None, "exit 3", "echo hello", "echo hello; exec sleep 60", "exec cat"]
 )
-async def test_where_no_worker_starts_that_is_said(
-    script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_where_no_worker_starts_that_is_said(script: str | None, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_START_SECONDS", 0.3)
     executable = tmp_path / "python"
     if script:
@@ -131,7 +129,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need():
 
 
 @pytest.mark.parametrize("work", [spin, spin_in_c])
-async def test_a_cancelled_call_leaves_no_process(work: processes.Work, tmp_path: Path):
+async def test_a_cancelled_call_leaves_no_process(work: processes.Work, tmp_path):
     file = tmp_path / "pid"
     async with anyio.create_task_group() as group:
         group.start_soon(run, work, str(file))
@@ -144,7 +142,7 @@ async def test_a_cancelled_call_leaves_no_process(work: processes.Work, tmp_path
 
 
 @pytest.mark.parametrize("work", [fail_after_one, die])
-async def test_a_worker_that_failed_leaves_no_zombie(work: processes.Work, tmp_path: Path):
+async def test_a_worker_that_failed_leaves_no_zombie(work: processes.Work, tmp_path):
     await run(work, str(tmp_path / "pid"))
 
     with pytest.raises(ProcessLookupError):
@@ -173,7 +171,7 @@ STARTS = {
 
 @pytest.mark.parametrize("work", ["spin", "spin_in_c"])
 @pytest.mark.parametrize("start", STARTS)
-def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path: Path):
+def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path):
     file = tmp_path / "pid"
     script = PARENT.format(tests=str(SUPPORT), work=work, seconds=60, start=STARTS[start])
     with subprocess.Popen([sys.executable, "-c", script, str(file)]):
@@ -186,7 +184,7 @@ def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path
         assert wait_for_end(worker, 10)
 
 
-def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path):
+def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path):
     """As on systems that do not tell a process of its parent's death, while C code runs."""
     file = tmp_path / "pid"
     job = Job("jobs", "spin_in_c", 1, 1.0, 2**30, os.getpid())
@@ -208,7 +206,7 @@ def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path):
     worker.communicate()
 
 
-def test_a_program_that_ends_in_the_middle_leaves_no_worker(tmp_path: Path):
+def test_a_program_that_ends_in_the_middle_leaves_no_worker(tmp_path):
     file = tmp_path / "pid"
     start = f"""
 async def leave():

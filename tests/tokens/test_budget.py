@@ -24,7 +24,7 @@ def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tent
 
 
 def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
@@ -127,7 +127,7 @@ def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str):
     ],
 )
 def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, monkeypatch
 ):
     monkeypatch.setenv(variable, value)
 

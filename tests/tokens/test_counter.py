@@ -380,7 +380,7 @@ async def test_known_text_needs_no_thread_however_long():
 
 
 async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     threads: list[threading.Thread] = []
 
@@ -397,7 +397,7 @@ async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(
     assert threading.current_thread() not in threads
 
 
-async def test_a_warm_counter_loads_nothing_more(monkeypatch: pytest.MonkeyPatch):
+async def test_a_warm_counter_loads_nothing_more(monkeypatch):
     ours = TokenCounter()
     await ours.warm()
     monkeypatch.delattr("ctxpipe.tokens.vocabulary._build")
@@ -459,7 +459,7 @@ def test_system_prompt_and_tools_count_for_over():
     ],
 )
 def test_what_the_bounds_decide_loads_no_encoding(
-    text: str, limit: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+    text: str, limit: int, expected: bool, monkeypatch
 ):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
     ours = TokenCounter()

@@ -75,7 +75,7 @@ def test_the_threshold_is_exactly_limit_times_ratio_whatever_the_ratio(
 
 
 def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
@@ -95,7 +95,7 @@ def test_system_prompt_and_tools_count_towards_the_threshold_where_they_are_give
 
 
 def test_a_short_history_is_judged_without_loading_an_encoding(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
 
@@ -117,7 +117,7 @@ def test_what_is_no_number_is_refused(nonsense: dict[str, Any]):
 
 
 def test_a_variable_that_is_no_number_is_refused_by_its_name(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "many")
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from anthropic.types import Usage
+from anthropic.types.beta import BetaMessage
 from histories import assistant, chat, conversation, step, text, tool_result, user
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,7 +255,7 @@ async def test_counting_leaves_the_list_as_it_was():
 # Calibration --------------------------------------------------------------------------------------
 
 
-def usage(billed: int, **more: Any) -> dict[str, Any]:
+def usage(billed: object, **more: Any) -> dict[str, Any]:
     return {"input_tokens": billed, **more}
 
 
@@ -307,36 +309,36 @@ async def test_what_was_billed_is_the_estimate_to_the_token():
         assert ledger.estimate(997, history) == billed
 
 
-async def test_what_the_cache_read_and_wrote_was_billed_too():
-    from anthropic.types import Usage
-
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
-    billed = Usage(
-        input_tokens=200,
-        cache_creation_input_tokens=300,
-        cache_read_input_tokens=700,
-        output_tokens=9_999,
-    )
-
-    ledger.observe(billed, history)
-
-    assert ledger.factor == 1.2
+SDKS_USAGE = Usage(
+    input_tokens=200,
+    cache_creation_input_tokens=300,
+    cache_read_input_tokens=700,
+    output_tokens=9_999,
+)
 
 
-async def test_fields_that_are_missing_or_none_count_nothing():
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+@pytest.mark.parametrize(
+    ("chars", "bill", "overhead", "factor"),
+    [
+        (1_000, SDKS_USAGE, 0, 1.2),
+        (1_000, usage(1_300, cache_creation_input_tokens=None), 0, 1.3),
+        (600, usage(1_400), 400, 1.4),
+        *((100, nothing, 0, 1) for nothing in (None, {}, usage(0), usage(-5), usage("many"))),
+        (0, usage(100), 0, 1),
+    ],
+    ids=[
+        *("what the cache read and wrote was billed too", "a field that is None counts nothing"),
+        "the overhead belongs to the raw count",
+        *("no usage", "an empty one", "nothing", "less than nothing", "no number"),
+        "nothing was sent",
+    ],
+)
+async def test_a_bill_teaches_the_factor(chars: int, bill: object, overhead: int, factor: float):
+    ledger = Ledger(TokenCounter(len))
 
-    ledger.observe(usage(1_300, cache_creation_input_tokens=None), history)
+    ledger.observe(bill, [user("x" * chars)] if chars else [], overhead=overhead)
 
-    assert ledger.factor == 1.3
-
-
-async def test_the_overhead_belongs_to_the_raw_count():
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 600)]
-
-    ledger.observe(usage(1_400), history, overhead=400)
-
-    assert ledger.factor == 1.4
+    assert ledger.factor == factor
 
 
 async def test_what_is_appended_is_estimated_with_the_measured_factor():
@@ -346,23 +348,6 @@ async def test_what_is_appended_is_estimated_with_the_measured_factor():
     history.append(assistant("y" * 500))
 
     assert ledger.estimate(await ledger.total(history), history) == 1_300 + 650
-
-
-@pytest.mark.parametrize("nonsense", [None, {}, usage(0), usage(-5), {"input_tokens": "many"}])
-async def test_a_usage_that_says_nothing_changes_nothing(nonsense: object):
-    ledger = Ledger(TokenCounter(len))
-
-    ledger.observe(nonsense, [user("x" * 100)])
-
-    assert ledger.factor == 1
-
-
-async def test_a_usage_for_nothing_changes_nothing():
-    ledger = Ledger()
-
-    ledger.observe(usage(100), [])
-
-    assert ledger.factor == 1
 
 
 async def test_the_factor_never_falls_below_one():
@@ -523,36 +508,11 @@ def request(tokens: int, kind: str = "message", **more: Any) -> dict[str, Any]:
     return {"type": kind, "input_tokens": 10, "cache_read_input_tokens": tokens - 10, **more}
 
 
-ITERATIONS: dict[str, tuple[list[dict[str, Any]], int | None]] = {
-    "server tools": ([request(60_000), request(90_000), request(130_000)], 60_000),
-    "summarized on the way": (
-        [request(60_000), request(900, "compaction"), request(4_000)],
-        60_000,
-    ),
-    "summarized before": ([request(900, "compaction"), request(4_000)], None),
-    "only summarized": ([request(900, "compaction")], None),
-    "an advisor": ([request(300, "advisor_message"), request(60_000)], 60_000),
-    "another model": (
-        [request(55_000, model="a"), request(60_000, "fallback_message", model="b")],
-        60_000,
-    ),
-    "of an unknown kind": ([request(5, "future"), request(60_000)], 60_000),
-}
+def cleared(*edits: object) -> dict[str, Any]:
+    return {"usage": usage(40_000), "context_management": {"applied_edits": list(edits)}}
 
 
-@pytest.mark.parametrize("name", ITERATIONS)
-async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: str):
-    iterations, expected = ITERATIONS[name]
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
-
-    ledger.observe(usage(100_000, iterations=iterations), history)
-
-    assert ledger.estimate(50_000, history) == (expected or 50_000)
-
-
-async def test_the_sdks_own_usage_is_read_the_same_way():
-    from anthropic.types.beta import BetaMessage
-
+def sdks_reply() -> BetaMessage:
     edit = {
         "type": "clear_tool_uses_20250919",
         "cleared_tool_uses": 2,
@@ -568,56 +528,50 @@ async def test_the_sdks_own_usage_is_read_the_same_way():
         "usage": {"input_tokens": 100_000, "output_tokens": 1, "iterations": [first]},
         "context_management": {"applied_edits": [edit]},
     }
-    reply = BetaMessage.model_validate(body)
+    return BetaMessage.model_validate(body)
+
+
+def of_several(*iterations: dict[str, Any]) -> dict[str, Any]:
+    return usage(100_000, iterations=list(iterations))
+
+
+SUMMED_UP = request(900, "compaction")
+NO_BILL = 50_000  # what was counted
+BILLS: dict[str, tuple[object, int]] = {
+    # The first request of several is the bill of what was sent.
+    "server tools": (of_several(request(60_000), request(90_000), request(130_000)), 60_000),
+    "summarized on the way": (of_several(request(60_000), SUMMED_UP, request(4_000)), 60_000),
+    "summarized before": (of_several(SUMMED_UP, request(4_000)), NO_BILL),
+    "only summarized": (of_several(SUMMED_UP), NO_BILL),
+    "an advisor": (of_several(request(300, "advisor_message"), request(60_000)), 60_000),
+    "another model": (
+        of_several(request(55_000, model="a"), request(60_000, "fallback_message", model="b")),
+        60_000,
+    ),
+    "of an unknown kind": (of_several(request(5, "future"), request(60_000)), 60_000),
+    "the SDK's own": (sdks_reply(), 60_000),
+    # A sum over server tools without its parts is no bill.
+    "searches": (usage(100_000, server_tool_use={"web_search_requests": 3}), NO_BILL),
+    **{
+        kind: ({"usage": usage(100_000), "content": [{"type": kind, "id": "s"}]}, NO_BILL)
+        for kind in ("server_tool_use", "mcp_tool_use")
+    },
+    **{
+        f"searches: {none}": ({"usage": usage(60_000, server_tool_use=none)}, 60_000)
+        for none in (None, {}, {"web_search_requests": 0})
+    },
+    # What the server has cleared was sent too.
+    "cleared": (cleared({"cleared_input_tokens": 30_000}, {"cleared_input_tokens": "x"}), 70_000),
+}
+
+
+@pytest.mark.parametrize(("bill", "expected"), BILLS.values(), ids=BILLS)
+async def test_of_every_bill_what_was_sent_is_known(bill: object, expected: int):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
-    ledger.observe(reply, history)
+    ledger.observe(bill, history)
 
-    assert ledger.estimate(50_000, history) == 60_000
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        usage(100_000, server_tool_use={"web_search_requests": 3, "web_fetch_requests": 0}),
-        {
-            "usage": usage(100_000),
-            "content": [{"type": "server_tool_use", "id": "s", "name": "code_execution"}],
-        },
-        {"usage": usage(100_000), "content": [{"type": "mcp_tool_use", "id": "s", "name": "look"}]},
-    ],
-)
-async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: object):
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
-
-    ledger.observe(reply, history)
-
-    assert ledger.estimate(50_000, history) == 50_000
-
-
-@pytest.mark.parametrize("searches", [None, {}, {"web_search_requests": 0}])
-async def test_a_reply_without_server_tools_is_billed_as_it_says(searches: object):
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
-
-    ledger.observe(
-        {"usage": usage(60_000, server_tool_use=searches), "content": [text("ok")]}, history
-    )
-
-    assert ledger.estimate(50_000, history) == 60_000
-
-
-async def test_what_the_server_has_cleared_was_sent_too():
-    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
-    edits = [
-        {"type": "clear_tool_uses_20250919", "cleared_input_tokens": 30_000},
-        {"cleared_input_tokens": "x"},
-    ]
-
-    ledger.observe(
-        {"usage": usage(40_000), "context_management": {"applied_edits": edits}}, history
-    )
-
-    assert ledger.estimate(50_000, history) == 70_000
+    assert ledger.estimate(50_000, history) == expected
 
 
 # Summaries by the server --------------------------------------------------------------------------

@@ -61,14 +61,14 @@ def work(steps: int, start: int = 0) -> list[Message]:
 
 
 async def test_a_session_gives_the_reading_tools_and_one_to_ask_for_a_summary(
-    tmp_path: Path,
+    tmp_path,
 ):
     names = [tool.name for tool in offload_tools(compacting(tmp_path))]
 
     assert names == ["read_offloaded", "search_offloaded", "compact_context"]
 
 
-async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path: Path):
+async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
     names = [tool.name for tool in offload_tools(pipeline.session("s"))]
@@ -76,7 +76,7 @@ async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path: Pat
     assert names == ["read_offloaded", "search_offloaded"]
 
 
-async def test_the_tools_of_a_session_read_its_own_texts_alone(tmp_path: Path):
+async def test_the_tools_of_a_session_read_its_own_texts_alone(tmp_path):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "ours"), ("t/b.md", "theirs")])
     read, _ = offload_tools(ContextPipeline([DirectOffload(storage)]).session("s"))
@@ -93,13 +93,13 @@ def test_a_session_that_keeps_no_texts_has_nothing_to_read_from():
         offload_tools(session)
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path):
+def test_what_does_not_go_together_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="session_id is given beside a session"):
         offload_tools(compacting(tmp_path), session_id="s")
 
 
 async def test_the_context_is_compacted_before_the_next_turn_with_the_focus(
-    tmp_path: Path,
+    tmp_path,
 ):
     told: list[str] = []
     session = compacting(tmp_path, focuses=told)
@@ -126,7 +126,7 @@ async def test_the_context_is_compacted_before_the_next_turn_with_the_focus(
     assert len(told) == 1
 
 
-async def test_a_summary_that_is_due_is_not_asked_for_twice(tmp_path: Path):
+async def test_a_summary_that_is_due_is_not_asked_for_twice(tmp_path):
     session = compacting(tmp_path)
     await session.run([user("Go."), *work(10)])
     tool = asking(session)
@@ -136,7 +136,7 @@ async def test_a_summary_that_is_due_is_not_asked_for_twice(tmp_path: Path):
         await tool({"focus": "ports"})
 
 
-async def test_the_next_summary_has_to_wait_for_some_turns(tmp_path: Path):
+async def test_the_next_summary_has_to_wait_for_some_turns(tmp_path):
     session = compacting(tmp_path)
     tool = asking(session)
     history = [user("Go."), *work(10)]
@@ -155,7 +155,7 @@ async def test_the_next_summary_has_to_wait_for_some_turns(tmp_path: Path):
 
 
 async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_told(
-    tmp_path: Path,
+    tmp_path,
 ):
     session = compacting(tmp_path, window=200_000)
     await session.run([user("Go."), *work(2)])
@@ -169,13 +169,13 @@ async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_tol
 
 
 @pytest.mark.parametrize("arguments", [{}, {"focus": 3}, {"focus": "x" * 2001}])
-async def test_a_focus_that_is_none_is_refused(tmp_path: Path, arguments: Any):
+async def test_a_focus_that_is_none_is_refused(tmp_path, arguments: Any):
     with pytest.raises(ToolInputError, match="focus"):
         await asking(compacting(tmp_path))(arguments)
 
 
 async def test_where_the_summary_fails_the_turn_goes_on_and_a_notice_says_why(
-    tmp_path: Path,
+    tmp_path,
 ):
     async def fail(messages: Sequence[Message], /) -> Summary:
         raise ValueError("no")
@@ -195,7 +195,7 @@ async def test_where_the_summary_fails_the_turn_goes_on_and_a_notice_says_why(
     assert not conversation_of(session).is_compaction_due
 
 
-async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path: Path):
+async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path):
     session_id = "runner"
     storage = LocalStorage(tmp_path)
 

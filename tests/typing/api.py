@@ -316,7 +316,7 @@ async def call_the_functions(history: list[Message], storage: LocalStorage) -> l
     return list(rest)
 
 
-async def test_with_a_server(pipeline: ContextPipeline) -> None:
+async def test_with_a_server(pipeline: ContextPipeline):
     script = [answer("I look.", tool_use("bash", {"command": "ls"})), answer("Done.")]
     async with MessagesServer(script) as server:
         client = anthropic.AsyncAnthropic(api_key="none", base_url=server.url)

@@ -10,7 +10,7 @@ from conformance.runner import CASES, Case, cases, run
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case['id']} {case['title']}")
-async def test_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_case(case: Case, tmp_path, monkeypatch):
     assert await run(case, tmp_path, monkeypatch) == []
 
 
@@ -41,7 +41,7 @@ async def test_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 async def test_an_expectation_that_does_not_hold_is_told(
-    expected: Case, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: Case, words: str, tmp_path, monkeypatch
 ):
     case = next(case for case in cases() if case["id"] == "RG-001")
 
@@ -51,9 +51,7 @@ async def test_an_expectation_that_does_not_hold_is_told(
     assert words in told[0]
 
 
-async def test_a_file_outside_the_cases_folder_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_file_outside_the_cases_folder_is_told(tmp_path, monkeypatch):
     case = next(case for case in cases() if case["id"] == "RG-001")
     outside = {**case["input"], "output_dir": "$TMP/../../out"}
 

@@ -137,7 +137,7 @@ def remount(disk: Path, options: str) -> None:
 
 
 async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_there_is_room(
-    tmp_path: Path,
+    tmp_path,
 ):
     with small_disk(tmp_path, kilobytes=64) as disk:
         work = Work(disk)
@@ -172,7 +172,7 @@ async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_th
 
 
 async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_the_rest_stays_inline(  # noqa: E501
-    tmp_path: Path,
+    tmp_path,
 ):
     with small_disk(tmp_path, kilobytes=8192) as disk:
         work = Work(disk)
@@ -245,7 +245,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_without_descriptors_results_stay_inline_until_there_are_some_again(tmp_path: Path):
+def test_without_descriptors_results_stay_inline_until_there_are_some_again(tmp_path):
     found = json.loads(ran_beside(EMFILE, tmp_path).splitlines()[-1])
 
     assert found["starved"] == ["failed"] * 3
@@ -300,7 +300,7 @@ def swapped_all_the_time(one: Path, other: Path) -> Iterator[None]:
 
 
 async def test_a_session_folder_swapped_for_a_link_all_the_time_never_leads_outside(
-    tmp_path: Path,
+    tmp_path,
 ):
     root, outside = tmp_path / "root", tmp_path / "outside"
     outside.mkdir()
@@ -335,7 +335,7 @@ async def test_a_session_folder_swapped_for_a_link_all_the_time_never_leads_outs
 
 
 async def test_a_project_file_swapped_for_a_link_to_a_secret_is_never_read_through_it(
-    tmp_path: Path,
+    tmp_path,
 ):
     from ctxpipe.storage.files import LocalFiles
 
@@ -374,7 +374,7 @@ def lines_of(*arguments: object) -> list[dict[str, Any]]:
 
 
 def test_runs_killed_at_any_moment_go_on_in_another_process_with_nothing_lost(
-    tmp_path: Path,
+    tmp_path,
 ):
     unharmed, *runs = lines_of("kill", tmp_path, RUNS)
 
@@ -393,7 +393,7 @@ def test_runs_killed_at_any_moment_go_on_in_another_process_with_nothing_lost(
 
 
 def test_two_processes_with_one_session_name_on_one_root_do_each_other_no_harm(
-    tmp_path: Path,
+    tmp_path,
 ):
     found = lines_of("together", tmp_path)
 
@@ -422,7 +422,7 @@ class Backwards:
 
 
 async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_nothing_living_is_cleaned_up(  # noqa: E501
-    tmp_path: Path,
+    tmp_path,
 ):
     clock = Backwards()
     work, archived = Work(tmp_path, clock=clock), list[str]()

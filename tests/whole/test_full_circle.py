@@ -184,7 +184,7 @@ async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_r
 
 
 @pytest.mark.parametrize("form", ["absolute", "storage", ".ctxpipe/{key}"])
-async def test_the_circle_closes_for_every_form_of_path(tmp_path: Path, form: str):
+async def test_the_circle_closes_for_every_form_of_path(tmp_path, form: str):
     (tmp_path / "long.log").write_text(LONG)
     agent = Agent(tmp_path, adopting=True, reference=form)
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))

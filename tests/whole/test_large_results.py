@@ -5,8 +5,6 @@ It is 200 MB in the nightly profile, else 8 MB.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from processes import python
 from recorded import NIGHTLY
@@ -81,7 +79,7 @@ UNITS = pytest.mark.parametrize("unit", ["line 7 of a log\n", "漢字 🙂\n"], 
 
 
 @UNITS
-def test_it_is_written_in_twice_its_size_at_most(tmp_path: Path, unit: str):
+def test_it_is_written_in_twice_its_size_at_most(tmp_path, unit: str):
     assert python(WRITE, tmp_path / "root", unit, MEGABYTES, seconds=SECONDS) == "done"
 
 
@@ -95,7 +93,7 @@ def test_it_is_written_in_twice_its_size_at_most(tmp_path: Path, unit: str):
     ],
 )
 def test_a_turn_with_a_journal_takes_twice_its_size_at_most(
-    tmp_path: Path, journal: str, outcome: str, unit: str
+    tmp_path, journal: str, outcome: str, unit: str
 ):
     arguments = (tmp_path / "root", unit, MEGABYTES, journal, outcome)
 

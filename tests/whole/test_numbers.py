@@ -181,7 +181,7 @@ async def test_no_text_is_encoded_twice_for_the_numbers():
 
 
 async def test_a_counter_that_fails_costs_the_numbers_and_not_the_turn(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     def broken(text: str) -> int:
         raise ZeroDivisionError(text)

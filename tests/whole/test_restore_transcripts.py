@@ -126,7 +126,7 @@ class Disk:
 
 @pytest.mark.shared
 async def test_of_the_files_that_came_back_without_the_rule_95_percent_still_do(
-    shared: Path, capsys: pytest.CaptureFixture[str]
+    shared: Path, capsys
 ):
     counter, before, after = as_counter(None), 0, 0
     for path in sample(4):

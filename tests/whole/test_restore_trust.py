@@ -433,9 +433,7 @@ async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so
     assert all(warning.isprintable() for warning in detail.warnings)
 
 
-async def test_the_log_counts_what_is_not_restored_and_names_no_path(
-    project: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_the_log_counts_what_is_not_restored_and_names_no_path(project: Path, caplog):
     caplog.set_level(logging.INFO, "ctxpipe")
 
     _, detail = await compacted(
@@ -679,9 +677,7 @@ async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: 
 # Settings -----------------------------------------------------------------------------------------
 
 
-async def test_without_restore_no_file_is_opened_and_the_report_says_so(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_without_restore_no_file_is_opened_and_the_report_says_so(project: Path, monkeypatch):
     monkeypatch.chdir(project)
     stage = Compact(summarize, archive=LocalStorage(project.parent / "kept"))
     history = [
@@ -715,7 +711,7 @@ async def test_what_is_denied_can_be_replaced(project: Path):
 
 
 async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
-    tmp_path: Path,
+    tmp_path,
 ):
     folder = tmp_path / "secrets" / "project"
     folder.mkdir(parents=True)
@@ -738,7 +734,7 @@ async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
 @pytest.mark.parametrize(
     "path", ["/proc/self/comm", "proc/self/comm", "/dev/null/../../proc/self/status", "//sys/x"]
 )
-async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path: Path, path: str):
+async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path, path: str):
     project = tmp_path / "project"
     project.mkdir()
     history = [user("Look."), *step("1", "read_file", {"path": path}, "x"), LONG, user("Go on.")]
@@ -797,7 +793,7 @@ def test_one_place_for_files_is_named_and_no_more(settings: dict[str, Any]):
         Restore(**settings)
 
 
-def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path: Path):
+def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path):
     storage = LocalStorage(tmp_path)
     with pytest.raises(TypeError, match="work_dir"):
         presets.coding_agent(storage)  # type: ignore[call-arg]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -145,7 +144,7 @@ def logged(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> str:
 
 @pytest.mark.parametrize("name", STAGES)
 async def test_whatever_a_stage_does_or_raises_nothing_of_the_conversation_is_told(
-    name: str, caplog: pytest.LogCaptureFixture
+    name: str, caplog
 ):
     pipeline = ContextPipeline([STAGES[name]()], budget=Budget(window=1_000), on_report=quoting)
     session, history = pipeline.session("s"), secretive()
@@ -165,7 +164,7 @@ async def test_whatever_a_stage_does_or_raises_nothing_of_the_conversation_is_to
 
 
 async def test_a_session_that_cannot_use_its_journal_tells_nothing_of_the_conversation(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     asked: list[object] = []
 
@@ -203,7 +202,7 @@ async def test_reprs_of_what_a_stage_sees_hold_no_messages():
 
 
 async def test_three_hundred_offloaded_results_are_one_short_line(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     history = conversation(user("go"), *(step(f"t{n}", result="x" * 2_000) for n in range(300)))
     pipeline = ContextPipeline([BatchOffload(storage(), gate=RatioGate(0), keep_recent=0)])
@@ -266,9 +265,7 @@ def test_reprs_of_what_holds_texts_show_none(shown: object):
     assert CANARY not in repr(shown)
 
 
-async def test_folders_of_a_storage_are_told_at_debug_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_folders_of_a_storage_are_told_at_debug_only(tmp_path, caplog):
     root = tmp_path / "acme-merger"
     root.mkdir()
     (root / "s").write_text("no folder")

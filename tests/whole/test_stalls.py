@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +89,7 @@ LONG: dict[str, Callable[[], list[Message]]] = {
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads, tmp_path: Path):
+async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads, tmp_path):
     history = LONG[name]()
     for module, work in ((stages, "ensure_messages"), (repair, "check"), (repair, "repair")):
         threads.watch(module, work)
@@ -102,7 +101,7 @@ async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads
     assert threads.on_the_loop == set()
 
 
-async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path):
+async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path):
     threads.watch(repair, "check")
 
     await ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s").run(steps(20))
@@ -111,7 +110,7 @@ async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path):
 
 
 @pytest.mark.parametrize("count", [30, 300])
-async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_path: Path):
+async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_path):
     for work in ("editable_region", "file_views", "filter_calls", "delete_centre", "join_parts"):
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
@@ -137,8 +136,8 @@ async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     show: Callable[[str], str],
     most: int,
     threads: Threads,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    monkeypatch,
+    tmp_path,
 ):
     threads.watch(offload, "contains_excerpt")
     monkeypatch.setattr(offload, "MOST_COMPARED", most)
@@ -186,7 +185,7 @@ def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int):
     assert all(len(piece) <= size * 40 for piece in found)
 
 
-def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch):
+def test_identifiers_are_those_of_the_whole_text(monkeypatch):
     history = conversation(user("see PROJ-123, a1b2c3d4 " * 50), assistant("PROJ-123 a1b2c3d4"))
     whole = activity.identifiers(history)
     monkeypatch.setattr(pieces, "_SEARCH_CHARS", 40)
@@ -235,7 +234,7 @@ def test_a_short_history_and_a_known_one_are_not_bulky():
 
 
 def test_whether_something_is_bulky_is_asked_of_anything_and_costs_little(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     endless: list[Any] = []
     endless.append(endless)

@@ -127,7 +127,7 @@ async def test_cache_marks_and_the_form_of_a_text_make_no_difference():
     assert await client.ask([{"role": "user", "content": [marked]}, *step("a")]) is first
 
 
-async def test_thinking_that_a_client_leaves_out_later_makes_no_other_beginning(tmp_path: Path):
+async def test_thinking_that_a_client_leaves_out_later_makes_no_other_beginning(tmp_path):
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     call, result = step("a")
     thinking = {**call, "content": [thought, *call["content"]]}
@@ -138,7 +138,7 @@ async def test_thinking_that_a_client_leaves_out_later_makes_no_other_beginning(
     assert after.session.session_id == before.session.session_id
 
 
-async def test_equal_beginnings_part_with_their_first_reply(tmp_path: Path):
+async def test_equal_beginnings_part_with_their_first_reply(tmp_path):
     client = Client(tmp_path)
     ids: dict[str, set[str]] = {}
     for length in (1, 3, 5, 7):
@@ -154,9 +154,7 @@ async def test_equal_beginnings_part_with_their_first_reply(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["", "job-42"])
-async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(
-    name: str, tmp_path: Path
-):
+async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(name: str, tmp_path):
     client = Client(tmp_path)
     found = [await client.ask([user(task), *step("a", LONG)], name) for task in ("one", "two")]
 
@@ -168,9 +166,7 @@ async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(
 
 
 @pytest.mark.parametrize("name", ["job-42", "Cust 1/job"])
-async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(
-    name: str, tmp_path: Path
-):
+async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(name: str, tmp_path):
     client = Client(tmp_path)
     storage = LocalStorage(tmp_path)
     for task in ("one", "two"):
@@ -185,7 +181,7 @@ async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(
         await read({"path": places["three"]})
 
 
-async def test_a_name_is_deleted_with_each_of_its_conversations(tmp_path: Path):
+async def test_a_name_is_deleted_with_each_of_its_conversations(tmp_path):
     client = Client(tmp_path)
     for name in ("job-42", "job-43"):
         for task in ("one", "two"):
@@ -212,7 +208,7 @@ async def test_an_id_without_a_name_is_the_same_in_every_process():
 
 
 @pytest.mark.parametrize("has_journal", [True, False])
-async def test_a_fork_knows_what_was_known_and_both_sides_go_on(has_journal: bool, tmp_path: Path):
+async def test_a_fork_knows_what_was_known_and_both_sides_go_on(has_journal: bool, tmp_path):
     client = Client(tmp_path)
     if not has_journal:
         client.journal = None
@@ -242,7 +238,7 @@ def conversations_of(how: str, number: int) -> Callable[[int], Items]:
 @pytest.mark.parametrize("name", ["", "job-42"])
 @pytest.mark.parametrize("how", ["alike", "different"])
 async def test_every_conversation_goes_on_with_its_bytes_in_another_process(
-    how: str, name: str, tmp_path: Path
+    how: str, name: str, tmp_path
 ):
     sent: dict[int, list[Any]] = {}
     for turns in (0, 1, 2, 3):
@@ -286,7 +282,7 @@ class Team:
 
 
 async def test_sub_agents_under_one_name_pay_as_many_summaries_as_named_ones_and_none_again(
-    tmp_path: Path,
+    tmp_path,
 ):
     alone, together = Team(tmp_path / "named"), Team(tmp_path / "together")
     await alone.work(6, named=True)
@@ -298,7 +294,7 @@ async def test_sub_agents_under_one_name_pay_as_many_summaries_as_named_ones_and
     assert together.paid == 50
 
 
-async def test_what_memory_has_dropped_is_found_in_its_journal(tmp_path: Path):
+async def test_what_memory_has_dropped_is_found_in_its_journal(tmp_path):
     client = Client(tmp_path, max_sessions=1)
     first = await client.ask([user("one"), *step("a", LONG)])
     before = list(client.sent)
@@ -311,7 +307,7 @@ async def test_what_memory_has_dropped_is_found_in_its_journal(tmp_path: Path):
     assert len(list(client.conversations)) == 1
 
 
-async def test_a_journal_that_cannot_be_read_costs_its_conversation_alone(tmp_path: Path):
+async def test_a_journal_that_cannot_be_read_costs_its_conversation_alone(tmp_path):
     await Client(tmp_path).ask([user("one")], "s")
     for path in tmp_path.rglob("*.jsonl"):
         path.write_text("{broken\n")
@@ -344,7 +340,7 @@ async def test_no_more_bytes_than_allowed_are_held_but_for_the_newest():
 
 
 async def test_alternating_conversations_without_a_name_are_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     client = Client()
     for task in ("one", "two"):
@@ -361,7 +357,7 @@ async def test_alternating_conversations_without_a_name_are_warned_of_once(
 
 
 async def test_one_conversation_that_is_asked_again_and_again_is_not_warned_of(
-    caplog: pytest.LogCaptureFixture,
+    caplog,
 ):
     client = Client()
     for turns in range(3):

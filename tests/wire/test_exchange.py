@@ -46,13 +46,13 @@ async def begin(mount: Mount, items: list[Any], **options: Any) -> Exchange:
     return exchange
 
 
-async def test_nothing_to_do_changes_nothing(tmp_path: Path):
+async def test_nothing_to_do_changes_nothing(tmp_path):
     exchange = await begin(offloading(tmp_path), messages("short"))
 
     assert not exchange.is_changed
 
 
-async def test_a_context_that_shrank_is_one_that_changed(tmp_path: Path):
+async def test_a_context_that_shrank_is_one_that_changed(tmp_path):
     exchange = await begin(offloading(tmp_path), messages())
 
     assert exchange.is_changed
@@ -70,13 +70,13 @@ async def test_what_is_never_shaped_is_counted():
     assert tokens[1] > tokens[0] + 400
 
 
-async def test_a_conversation_of_nobody_is_sent_as_it_came(tmp_path: Path):
+async def test_a_conversation_of_nobody_is_sent_as_it_came(tmp_path):
     mount = offloading(tmp_path)
     assert await mount.begin(CHAT.codec, [{"role": "system", "content": "x"}]) is None
     assert await mount.begin(CHAT.codec, []) is None
 
 
-async def test_what_a_stage_asks_of_a_model_is_not_shaped(tmp_path: Path):
+async def test_what_a_stage_asks_of_a_model_is_not_shaped(tmp_path):
     mount = offloading(tmp_path)
     inner: list[Exchange | None] = []
 
@@ -89,7 +89,7 @@ async def test_what_a_stage_asks_of_a_model_is_not_shaped(tmp_path: Path):
     assert inner == [None]
 
 
-async def test_what_cannot_be_shortened_gives_none(tmp_path: Path):
+async def test_what_cannot_be_shortened_gives_none(tmp_path):
     mount = offloading(tmp_path)
     exchange = await begin(mount, messages("short"))
 
@@ -97,7 +97,7 @@ async def test_what_cannot_be_shortened_gives_none(tmp_path: Path):
     assert not await exchange.refused(None)
 
 
-async def test_an_error_while_recovering_is_logged(caplog: pytest.LogCaptureFixture):
+async def test_an_error_while_recovering_is_logged(caplog):
     calls: list[Turn] = []
 
     async def fail_at_last(turn: Turn) -> Change | Skip:
@@ -136,7 +136,7 @@ def look(known: Format, name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("known", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("has_journal", [True, False])
 async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merged(
-    known: Format, has_journal: bool, tmp_path: Path
+    known: Format, has_journal: bool, tmp_path
 ):
     journal = LocalStorage(tmp_path) if has_journal else None
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
@@ -169,9 +169,7 @@ async def begin_http(mount: Mount, known: Format, body: Mapping[str, Any] | byte
 
 
 @pytest.mark.parametrize("held", ["previous_response_id", "conversation"])
-async def test_what_was_read_back_stays_where_the_provider_holds_the_call(
-    held: str, tmp_path: Path
-):
+async def test_what_was_read_back_stays_where_the_provider_holds_the_call(held: str, tmp_path):
     mount = offloading(tmp_path)
     calls = [
         {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
@@ -208,14 +206,14 @@ def factor(exchange: HttpExchange) -> float:
     return exchange.session._state.ledger.factor
 
 
-async def test_where_nothing_is_to_be_done_the_bytes_are_the_clients_own(tmp_path: Path):
+async def test_where_nothing_is_to_be_done_the_bytes_are_the_clients_own(tmp_path):
     exchange = await begin_http(offloading(tmp_path), CHAT, {"messages": messages("short")})
 
     assert exchange.is_shaped
     assert exchange.content() is exchange.raw
 
 
-async def test_what_is_unchanged_keeps_its_bytes(tmp_path: Path):
+async def test_what_is_unchanged_keeps_its_bytes(tmp_path):
     exchange = await begin_http(offloading(tmp_path), CHAT, {"x": [1.50], "messages": messages()})
 
     sent = exchange.content()
@@ -303,7 +301,7 @@ async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
     assert exchange.usage["input_tokens"] == 4_000
 
 
-async def test_only_the_beginning_of_a_stream_that_may_be_refused_is_held_back(tmp_path: Path):
+async def test_only_the_beginning_of_a_stream_that_may_be_refused_is_held_back(tmp_path):
     exchange = await begin_http(
         offloading(tmp_path), RESPONSES, {"input": [{"role": "user", "content": "x"}]}
     )
@@ -318,7 +316,7 @@ async def test_only_the_beginning_of_a_stream_that_may_be_refused_is_held_back(t
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_after_too_long_there_is_a_shorter_request(late: bool, tmp_path: Path):
+async def test_after_too_long_there_is_a_shorter_request(late: bool, tmp_path):
     pipeline = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=Budget(20_000))
     said = [
         {"role": "user", "content": f"{n} " + "one word after the other " * 400} for n in range(7)

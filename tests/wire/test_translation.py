@@ -14,20 +14,18 @@ import pytest
 from foreign_histories import chats, responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from translations import (
+    PIPELINES,
+    check_life,
+    check_untouched,
+    offloading,
+    sent_items,
+)
 
 from ctxpipe import (
-    BatchOffload,
-    Breaker,
-    Compact,
     ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    RatioGate,
-    SmartTruncate,
 )
-from ctxpipe.messages import check, pending_calls
 from ctxpipe.session import Session
-from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing.chat_rules import chat_problems
 from ctxpipe.testing.responses_rules import responses_problems
 from ctxpipe.wire import ChatCodec, Codec, ResponsesCodec, Translation
@@ -53,25 +51,6 @@ RESPONSES = Form(ResponsesCodec(), responses, "input", responses_problems)
 every_form = pytest.mark.parametrize("form", [CHAT, RESPONSES], ids=["chat", "responses"])
 
 
-def offloading(folder: Path) -> ContextPipeline:
-    storage = LocalStorage(folder, clock=float)
-    gate = RatioGate(0.0)
-    return ContextPipeline(
-        [DirectOffload(storage, min_chars=300), BatchOffload(storage, gate=gate)]
-    )
-
-
-def truncating(folder: Path) -> ContextPipeline:
-    storage = LocalStorage(folder, clock=float)
-    return ContextPipeline([SmartTruncate(storage, max_tokens=300)])
-
-
-def compacting(folder: Path) -> ContextPipeline:
-    storage = LocalStorage(folder, clock=float)
-    return ContextPipeline([Compact(ExtractiveSummarizer(), storage, breaker=Breaker(clock=float))])
-
-
-PIPELINES = [offloading, truncating, compacting]
 every_pipeline = pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda make: make.__name__)
 
 
@@ -99,29 +78,9 @@ def cuts(items: Sequence[Any]) -> list[int]:
 @given(data=st.data())
 def test_what_no_stage_touches_comes_back_as_the_very_same_objects(form: Form, data: Any):
     items = data.draw(form.histories())
-    before = copy.deepcopy(items)
-    translation = Translation(form.codec)
-
-    units = translation.read(items)
-    same = translation.items(units, list(units.messages))
-    equal = translation.items(units, copy.deepcopy(units.messages))
-
-    assert [id(item) for item in same] == [id(item) for item in items]
-    assert [id(item) for item in equal] == [id(item) for item in items]
-    assert items == before
-
-
-@every_form
-@given(data=st.data())
-def test_every_history_that_the_api_accepts_becomes_messages_without_a_problem(
-    form: Form, data: Any
-):
-    items = data.draw(form.histories())
-
-    messages = Translation(form.codec).read(items).messages
 
     assert not form.refused(items)
-    assert not check(messages)
+    check_untouched(form.codec, items)
 
 
 @every_form
@@ -152,49 +111,28 @@ def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data: A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
-    form: Form, pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory: Any
+    form: Form, pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory
 ):
     items = data.draw(form.histories(16))
     forced = data.draw(st.sets(st.integers(0, len(items))))
     before = copy.deepcopy(items)
     session = pipeline(tmp_path_factory.mktemp("store")).session("s")
 
-    anyio.run(live, form, session, items, forced)
+    anyio.run(check_life, form.codec, session, items, cuts(items), forced, form.refused)
 
     assert items == before
-
-
-async def live(form: Form, session: Session, items: list[Any], forced: set[int]) -> None:
-    """A turn wherever a model may be asked, with all stages at work in those *forced*."""
-    translation = Translation(form.codec)
-    sent: list[Any] = []
-    for end in cuts(items):
-        units = translation.read(copy.deepcopy(items[:end]))
-        if form.refused(items[:end]) or pending_calls(units.messages):
-            continue
-        force = end in forced
-        result = await session.run(units.messages, system=units.system, force=force)
-        previous, sent = sent, translation.items(units, result.messages)
-
-        assert form.refused(sent) == []
-        assert not result.repaired
-        if result.first_changed_index is None:
-            assert sent[: len(previous)] == previous
 
 
 @every_form
 @settings(max_examples=10)
 @given(data=st.data())
-def test_another_process_sends_the_same_bytes(form: Form, data: Any, tmp_path_factory: Any):
+def test_another_process_sends_the_same_bytes(form: Form, data: Any, tmp_path_factory):
     items = data.draw(form.histories())
     folder = tmp_path_factory.mktemp("store")
-    storage = LocalStorage(folder, clock=float)
 
-    async def send() -> str:
-        session = offloading(folder).session("s", journal=storage)
-        return json.dumps(await turn(session, Translation(form.codec), items))
+    first, second = [anyio.run(sent_items, folder, form.codec, items) for _ in range(2)]
 
-    assert anyio.run(send) == anyio.run(send)
+    assert json.dumps(first) == json.dumps(second)
 
 
 # One by one ---------------------------------------------------------------------------------------
@@ -214,7 +152,7 @@ def chat_turns(number: int) -> list[dict[str, Any]]:
     return messages
 
 
-async def test_a_long_result_goes_to_a_file_and_the_rest_stays_the_same_object(tmp_path: Path):
+async def test_a_long_result_goes_to_a_file_and_the_rest_stays_the_same_object(tmp_path):
     messages = chat_turns(1)
 
     sent = await turn(offloading(tmp_path).session("s"), Translation(ChatCodec()), messages)
@@ -225,7 +163,7 @@ async def test_a_long_result_goes_to_a_file_and_the_rest_stays_the_same_object(t
     assert (tmp_path / "s" / "call_0.md").read_text() == LINES
 
 
-async def test_the_same_rebuilt_item_is_sent_in_each_later_turn(tmp_path: Path):
+async def test_the_same_rebuilt_item_is_sent_in_each_later_turn(tmp_path):
     session, translation = offloading(tmp_path).session("s"), Translation(ChatCodec())
 
     first = await turn(session, translation, chat_turns(1))
@@ -234,7 +172,7 @@ async def test_the_same_rebuilt_item_is_sent_in_each_later_turn(tmp_path: Path):
     assert second[3] is first[3]
 
 
-async def test_ids_that_repeat_are_told_apart(tmp_path: Path):
+async def test_ids_that_repeat_are_told_apart(tmp_path):
     messages = chat_turns(2)
     for message in messages[2:]:
         for call in message.get("tool_calls", []):
