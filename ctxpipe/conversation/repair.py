@@ -35,7 +35,7 @@ def repair_context(
     if same and context[same - 1]["role"] == "assistant":
         start = same - 1
     beside = marks_beside(request)
-    problems = check(context, start, marks=state.marks, beside=beside)
+    problems = check(context, start, columns=state.columns, beside=beside)
     for problem in problems:
         if problem.rule == "value":
             raise InvalidHistory(str(problem))  # it cannot be repaired

@@ -18,14 +18,8 @@ from .._logs import logger
 from .._threads.threads import in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
-from ..messages import (
-    CacheMarks,
-    Problem,
-    check,
-    common_prefix,
-    ensure_messages,
-    is_bulky,
-)
+from ..messages import Columns, Problem, check, common_prefix, ensure_messages, is_bulky
+from ..messages.rules import mark_problems
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
 from ..stages.reports import Compacted, Offloaded, Outcome, Result, StageReport
@@ -182,7 +176,7 @@ def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
     was_valid = not check(turn.messages, start)
     problems = check(change.messages, start, encoding=was_valid)
     if not problems:
-        problems = CacheMarks().problems(change.messages)
+        problems = mark_problems(change.messages, Columns(change.messages))
     return problems[0] if problems else None
 
 

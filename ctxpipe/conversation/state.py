@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from ..edits.diff import apply_edits
 from ..edits.thinking import Stale
 from ..errors import SettingsError
-from ..messages import CacheMarks, Message, common_prefix, ensure_messages, is_bulky
+from ..messages import Columns, Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import parse_from
 from ..providers.prices import Prices, context_window
 from ..providers.refusals import LEAST_SHARE, Refusal
@@ -84,7 +84,7 @@ class State:
     given: list[Message] = field(default_factory=list, repr=False)
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
-    marks: CacheMarks = field(default_factory=CacheMarks)
+    columns: Columns = field(default_factory=Columns, repr=False)
     overhead: Overhead = Overhead()
     windows: dict[str | None, int] = field(default_factory=dict)
     busy: bool = False
@@ -93,7 +93,7 @@ class State:
         """Tell every sum that the context has changed after its first *length* messages."""
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
-        self.marks.rewind(length)
+        self.columns.cut(length)
         for memory in self.memories.values():
             for record in memory.values():
                 # To ask whether it is of a protocol takes forty times as long.

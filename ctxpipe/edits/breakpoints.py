@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
-from ..messages.rules import SERVER_RESULTS
+from ..messages.facts import SERVER_RESULTS
 from ..settings import Wanted, is_size
 
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")

@@ -35,31 +35,34 @@ from ..messages import (
     split_system,
     without_surrogates,
 )
-from ..messages.rules import (
+from ..messages.facts import (
     MAX_TOOL_NAME,
-    NO_MARKS,
+    NO_FACTS,
     SERVER_RESULTS,
-    MarksBeside,
-    closes_turn,
-    ends_in_server_result,
     has_server_id,
     is_directive,
     is_id,
     is_message_key,
     is_object,
-    is_replacement,
     is_said_by,
     is_signed,
     is_tool_name,
+    read_facts,
+    surplus_keys,
+)
+from ..messages.rules import (
+    NO_MARKS,
+    MarksBeside,
+    closes_turn,
+    ends_in_server_result,
+    is_replacement,
     late_hours,
     marks_left,
     may_open,
-    message_problems,
     needs_call,
     pair_problems,
     server_call,
     server_result,
-    surplus_keys,
 )
 from ..messages.values import encoding_fault
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
@@ -521,11 +524,13 @@ def _is_valid(exchange: list[Message]) -> bool:
     """Whether *exchange*, whose blocks are valid one by one, breaks no rule of its own."""
     if not _has_valid_system(exchange):
         return False
-    for index, message in enumerate(exchange):
-        kinds = [kind(block) for block in blocks(message)]
-        if message_problems(index, message, kinds, encoding=False):
+    facts = list(map(read_facts, exchange))
+    for index, own in enumerate(facts):
+        if not all(fault.is_value for fault in own.faults):
             return False
-        if pair_problems(exchange, index, kinds):
+        before = facts[index - 1] if index else NO_FACTS
+        after = facts[index + 1] if index + 1 < len(facts) else None
+        if pair_problems(exchange, index, before, own, after):
             return False
     return True
 

@@ -6,11 +6,14 @@ What the words mean: `vocabulary` has the types and the questions that anybody m
 At the door: `shape` refuses what is no history, `identity` makes plain dicts of the SDK's objects
 and says which messages are the same, `bulk` which are too many to be read on an event loop.
 
-`rules` is the one table of what the API refuses, and the check of it.
+`facts` says what one message is, read once; `columns` holds the facts of a context, with prefix
+sums. `rules` is the one table of what the API refuses, and the check of it.
 """
 
 from .bulk import is_bulky
-from .rules import MAX_CACHE_MARKS, RULES, CacheMarks, Problem, Rule, cache_marks, check, is_blank
+from .columns import Columns
+from .facts import is_blank
+from .rules import MAX_CACHE_MARKS, RULES, Problem, Rule, cache_marks, check
 from .shape import ensure_messages
 from .values import (
     MAX_DEPTH,
@@ -68,7 +71,7 @@ __all__ = [
     "SURROGATE",
     "THINKING",
     "Block",
-    "CacheMarks",
+    "Columns",
     "Message",
     "Problem",
     "Rule",

@@ -6,54 +6,25 @@ are silent, nothing is refused: a block of an unknown kind passes.
 
 from __future__ import annotations
 
-import re
-from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .bulk import MAPPINGS
-from .values import SURROGATE, encoding_fault
-from .vocabulary import (
-    CALLS,
-    SERVER_CALLS,
-    THINKING,
-    Block,
-    Message,
-    blocks,
-    field,
-    head_length,
-    kind,
-    program,
+from .columns import Columns
+from .facts import (
+    NO_FACTS,
+    SERVER_RESULTS,
+    Facts,
+    is_directive,
+    is_id,
+    is_server_result,
+    quote,
+    read_facts,
 )
+from .vocabulary import SERVER_CALLS, Block, Message, blocks, field, head_length, kind, program
 
 MAX_CACHE_MARKS = 4
-
-_MESSAGE_KEYS = frozenset({"role", "content"})
-_SYSTEM_KEYS = _MESSAGE_KEYS | {"clear_at", "output_config"}
-_ASSISTANT_ONLY = CALLS | THINKING
-_NOT_IN_SYSTEM = frozenset({"image", "document", "search_result", "container_upload", "compaction"})
-SERVER_RESULTS = frozenset(
-    f"{tool}_tool_result"
-    for tool in (
-        "advisor",
-        "bash_code_execution",
-        "code_execution",
-        "mcp",
-        "text_editor_code_execution",
-        "tool_search",
-        "web_fetch",
-        "web_search",
-    )
-)
-_ID = re.compile(r"[a-zA-Z0-9_-]+")
-_SERVER_ID = re.compile(r"srvtoolu_[a-zA-Z0-9_]+")
-_SERVER_ID_KINDS = (SERVER_RESULTS - {"mcp_tool_result"}) | {"server_tool_use"}
-_DUMPED_KEYS = frozenset({"citations", "text"})  # a dump of a compaction block adds them
-MAX_TOOL_NAME = 200
-_SHOWN = 60  # characters of an id in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,36 +166,65 @@ def check(
     start: int = 0,
     *,
     encoding: bool = True,
-    marks: CacheMarks | None = None,
+    columns: Columns | None = None,
     beside: MarksBeside = NO_MARKS,
 ) -> list[Problem]:
     """The rules of the Messages API that *messages* break, from message *start* on.
 
     A call at the end that still waits for its result is no problem. Without *encoding* neither are
-    lone surrogates (the stages store them as they are). *marks* knows how many cache marks there
-    are before *start*; without it they are counted only in a check of all messages. *beside* are
-    the marks in the rest of the request.
+    lone surrogates (the stages store them as they are). *columns* hold the facts of messages that
+    are known, and take those of the others; without them only what is checked is read, and cache
+    marks are counted only in a check of all messages. *beside* are the marks in the rest of the
+    request.
     """
     head = head_length(messages)
     problems: list[Problem] = []
     if start <= head < len(messages) and not may_open(messages[head]):
         problems.append(Problem(head, "the first message is not the user's", rule="first-message"))
+    first = 0  # the message of the first facts
+    if columns is None:
+        first = max(0, start - 1)
+        facts = list(map(read_facts, messages[first:]))
+    else:
+        columns.extend(messages)
+        facts = columns.facts
     for index in range(start, len(messages)):
-        message = messages[index]
-        if index < head:  # the head stays as it is, as long as it can be sent at all
-            if encoding:
-                problems += _value_problems(index, message["content"], None)
-            continue
-        kinds = [kind(block) for block in blocks(message)]
-        problems += message_problems(index, message, kinds, encoding=encoding)
-        problems += pair_problems(messages, index, kinds)
-        problems += _turn_problems(messages, index, kinds, head)
-        problems += _place_problems(messages, index, kinds, head)
-    if start and marks is None:
+        own = facts[index - first]
+        for fault in own.faults:
+            # The head stays as it is, as long as it can be sent at all.
+            if encoding if fault.is_value else index >= head:
+                problems += [Problem(index, fault.text, fault.block, fault.rule)]
+        if index >= head:
+            before = facts[index - first - 1] if index > first else NO_FACTS
+            after = facts[index - first + 1] if index + 1 < len(messages) else None
+            problems += _problems_of_place(messages, index, head, before, own, after)
+    if columns is None and start:
         return problems
-    if marks is None:
-        marks = CacheMarks()
-    return problems + marks.problems(messages, beside)
+    return problems + mark_problems(messages, columns or Columns(messages), beside)
+
+
+def _problems_of_place(
+    messages: Sequence[Message],
+    index: int,
+    head: int,
+    before: Facts,
+    own: Facts,
+    after: Facts | None,
+) -> list[Problem]:
+    """What is wrong with message *index* among its neighbors, after *head* system messages."""
+    problems: list[Problem] = []
+    if own.calls or own.results:
+        problems += pair_problems(messages, index, before, own, after)
+    if own.closes_turn:
+        problems += _calls_without_result(messages, index, head)
+        problems += _waiting_program_calls(messages, index)
+    elif own.has_server_tools and own.role != "user":
+        problems += _server_tool_problems(messages, index, head)
+    if "system" in (own.role, before.role):
+        problems += _system_problems(messages, index, head)
+    if "compaction" in own.kinds:
+        problems += _compaction_problems(messages, index, head)
+    return problems
 
 
 def may_open(message: Message) -> bool:
@@ -235,258 +235,41 @@ def may_open(message: Message) -> bool:
     return bool(content) and kind(content[0]) == "compaction"
 
 
-# One message --------------------------------------------------------------------------------------
-
-
-def message_problems(
-    index: int, message: Message, kinds: Sequence[str], *, encoding: bool
-) -> list[Problem]:
-    """What is wrong with *message* alone, whose blocks are of these *kinds*."""
-    role = message["role"]
-    content = message["content"]
-    problems: list[Problem] = []
-    if len(message) != len(_MESSAGE_KEYS):
-        problems += _key_problems(index, message)
-    if isinstance(content, str) and not is_blank(content):
-        if encoding:
-            problems += _value_problems(index, content, None)
-        return problems
-    if not content or isinstance(content, str):
-        if not is_directive(message):
-            problems.append(Problem(index, "it is empty", rule="empty"))
-        return problems
-    results = kinds.count("tool_result")
-    for place, block in enumerate(blocks(message)):
-        name = kinds[place]
-        for rule, fault in _faults(role, name, block):
-            problems.append(Problem(index, fault, place, rule))
-        if place >= results and name == "tool_result":
-            text = "a tool_result after another block"
-            problems.append(Problem(index, text, place, "results-first"))
-        if encoding and name not in THINKING:
-            problems += _value_problems(index, block, place)
-    if role == "assistant" and kinds[-1] in THINKING:
-        problems.append(Problem(index, "it ends in a thinking block", len(kinds) - 1, "thinking"))
-    return problems
-
-
-def _key_problems(index: int, message: Message) -> list[Problem]:
-    role = message["role"]
-    unknown = [repr(key) for key in message if not is_message_key(role, key)]
-    if not unknown:
-        return []
-    names = ", ".join(unknown)
-    return [Problem(index, f"a message has no key {names}", rule="message-key")]
-
-
-def is_message_key(role: str, key: object) -> bool:
-    """Whether a message of *role* may have *key*."""
-    if role == "system":
-        return key in _SYSTEM_KEYS
-    return key in _MESSAGE_KEYS
-
-
-def is_directive(message: Message) -> bool:
-    """Whether *message* is a system message that only sets options.
-
-    Such a message may be empty, and be anywhere in the conversation.
-    """
-    if message["role"] != "system" or message["content"]:
-        return False
-    return bool(field(message, "output_config"))
-
-
-def is_blank(text: object) -> bool:
-    """Whether a text block with *text* would be refused as empty."""
-    return not text or (isinstance(text, str) and text.isspace())
-
-
-def _value_problems(index: int, value: object, place: int | None) -> list[Problem]:
-    fault = encoding_fault(value)
-    if not fault:
-        return []
-    if fault == SURROGATE:
-        return [Problem(index, fault, place, "surrogate")]
-    return [Problem(index, f"it holds {fault}", place, "value")]
-
-
-def _faults(role: str, name: str, block: Block) -> Iterator[tuple[str, str]]:
-    """The rule and the text of each fault of a single *block* of the kind *name*."""
-    if not is_said_by(role, name):
-        article = "an" if role == "assistant" else "a"
-        what = "thinking block" if name in THINKING else name
-        yield "speaker", f"a {what} in {article} {role} message"
-    if name in CALLS:
-        yield from _call_faults(name, block)
-    elif name == "tool_result" or name in SERVER_RESULTS:
-        yield from _result_faults(name, block)
-    elif name in THINKING:
-        yield from _thinking_faults(block)
-    elif name == "compaction":
-        yield from _compaction_faults(block)
-    elif is_blank_text(block):
-        yield "empty", "an empty text block"
-    elif not name:
-        yield "block-type", "a block without a type"
-
-
-def _thinking_faults(block: Block) -> Iterator[tuple[str, str]]:
-    if not is_signed(block):
-        yield "thinking", "a thinking block without its signature"
-    if field(block, "cache_control"):
-        yield "thinking", "a thinking block with a cache mark"
-
-
-def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
-    if field(block, "content") == "":
-        yield "compaction", "an empty compaction block"
-    if surplus_keys(block):
-        yield "block-key", "a compaction block with a key that is not its own"
-
-
-def _result_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
-    call_id = field(block, "tool_use_id")
-    if not is_id(call_id, name):
-        yield "tool-id", f"the tool_use_id {_quote(call_id)} is none that the API takes"
-    if name != "tool_result":
-        return
-    content = field(block, "content")
-    if isinstance(content, list | tuple) and not all(map(kind, content)):
-        yield "block-type", "a tool_result that holds a block without a type"
-    if not field(block, "is_error"):
-        return
-    if not content:
-        yield "error-result", "an error that says nothing"
-    elif not isinstance(content, str) and any(kind(inner) != "text" for inner in content):
-        yield "error-result", "an error that is not text alone"
-
-
-def _call_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
-    call_id = field(block, "id")
-    if not is_id(call_id, name):
-        yield "tool-id", f"the id {_quote(call_id)} is none that the API takes"
-    if not is_tool_name(field(block, "name")):
-        yield "tool-name", f"a {name} that names no tool"
-    arguments = field(block, "input")
-    if not is_object(arguments):
-        yield "tool-input", f"a {name} whose input is {type(arguments).__name__}, not an object"
-    if surplus_keys(block):
-        caller = type(field(block, "caller")).__name__
-        yield "block-key", f"a {name} whose caller is {caller}, not an object"
-
-
-def is_said_by(role: str, name: str) -> bool:
-    """Whether a block of the kind *name* may be in a message of *role*; unknown kinds may."""
-    if name == "tool_result":
-        return role == "user"
-    if name in _ASSISTANT_ONLY or name in SERVER_RESULTS:
-        return role == "assistant"
-    return role != "system" or name not in _NOT_IN_SYSTEM
-
-
-def is_server_result(name: str) -> bool:
-    """Whether blocks of the kind *name* are results of tools that the server runs."""
-    return name.endswith("_tool_result")
-
-
-def is_blank_text(block: Block) -> bool:
-    """Whether *block* is a text block that would be refused as empty."""
-    return kind(block) == "text" and is_blank(field(block, "text"))
-
-
-def surplus_keys(block: Block) -> list[str]:
-    """The keys of a call or a compaction block that the API refuses to see there."""
-    if isinstance(block, MAPPINGS):
-        keys: Iterable[str] = block
-    else:
-        keys = getattr(block, "model_fields_set", ())
-    if kind(block) == "compaction":
-        extra = getattr(block, "model_extra", None) or {}
-        return [key for key in (*keys, *extra) if key in _DUMPED_KEYS]
-    if "caller" in keys and not is_object(field(block, "caller")):
-        return ["caller"]
-    return []
-
-
-def has_server_id(name: str) -> bool:
-    """Whether blocks of the kind *name* carry the id of a tool that the API runs itself."""
-    return name in _SERVER_ID_KINDS
-
-
-def is_id(value: object, name: str = "") -> bool:
-    """Whether the API takes *value* as the id of a call in a block of the kind *name*."""
-    pattern = _SERVER_ID if has_server_id(name) else _ID
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def is_tool_name(value: object) -> bool:
-    """Whether the API takes *value* as the name of the tool that is called."""
-    return isinstance(value, str) and 0 < len(value) <= MAX_TOOL_NAME
-
-
-def is_object(value: object) -> bool:
-    """Whether the API takes *value* as the input of a call."""
-    return isinstance(value, MAPPINGS) or hasattr(value, "model_dump")
-
-
-def is_signed(block: Block) -> bool:
-    """Whether a thinking *block* carries what proves it to be the model's own."""
-    key = "signature" if kind(block) == "thinking" else "data"
-    proof = field(block, key)
-    return isinstance(proof, str) and bool(proof)
-
-
-def _quote(value: object) -> str:
-    if not isinstance(value, str):
-        return type(value).__name__
-    if len(value) > _SHOWN:
-        value = f"{value[:_SHOWN]}…"
-    return repr(value)
-
-
 # Calls and results --------------------------------------------------------------------------------
 
 
-def pair_problems(messages: Sequence[Message], index: int, kinds: Sequence[str]) -> list[Problem]:
+def pair_problems(
+    messages: Sequence[Message], index: int, before: Facts, own: Facts, after: Facts | None
+) -> list[Problem]:
     """The calls and results of message *index* that have no counterpart.
 
-    *kinds* are the kinds of its blocks.
+    *own* are its facts, *before* and *after* those of its neighbors.
     """
     problems: list[Problem] = []
+    calls = own.calls
     message = messages[index]
-    if "tool_use" in kinds and index + 1 < len(messages):
-        calls = _ids(message, "tool_use")
-        distinct = set(calls)
-        if len(distinct) < len(calls):
+    if calls and after is not None:
+        if len(set(calls)) < len(calls):
             text = "the id {} for more than one tool_use"
-            repeated = _surplus(calls, list(distinct))
+            repeated = _surplus(calls, list(set(calls)))
             problems += _id_problems(message, index, "tool_use", repeated, "repeated-id", text)
-        text = "the tool_use {} has no tool_result in the next message"
-        unanswered = _surplus(calls, _ids(messages[index + 1], "tool_result"))
-        problems += _id_problems(message, index, "tool_use", unanswered, "tool-pair", text)
-    if "tool_result" in kinds:
-        calls = []
-        if index:
-            calls = _ids(messages[index - 1], "tool_use")
+        if calls != after.results:
+            text = "the tool_use {} has no tool_result in the next message"
+            unanswered = _surplus(calls, after.results)
+            problems += _id_problems(message, index, "tool_use", unanswered, "tool-pair", text)
+    if own.results and own.results != before.calls:
         text = "the tool_result {} has no tool_use in the message before"
-        orphans = _surplus(_ids(message, "tool_result"), calls)
+        orphans = _surplus(own.results, before.calls)
         problems += _id_problems(message, index, "tool_result", orphans, "tool-pair", text)
     return problems
 
 
-def _ids(message: Message, block_kind: str) -> list[str]:
-    key = _ID_KEYS[block_kind]
-    return [str(field(block, key, "")) for block in blocks(message) if kind(block) == block_kind]
+def _surplus(ours: Sequence[str], theirs: Sequence[str]) -> Iterable[str]:
+    """The ids that are in *ours* more often than in *theirs*."""
+    return Counter(ours) - Counter(theirs)
 
 
 _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
-
-
-def _surplus(ours: Sequence[str], theirs: Sequence[str]) -> Iterable[str]:
-    """The ids that are in *ours* more often than in *theirs*."""
-    if ours == theirs:
-        return ()
-    return Counter(ours) - Counter(theirs)
 
 
 def _id_problems(
@@ -499,7 +282,7 @@ def _id_problems(
         for place, block in enumerate(blocks(message)):
             if kind(block) == block_kind and str(field(block, key, "")) == name:
                 last = place
-        yield Problem(index, text.format(_quote(name)), last, rule)
+        yield Problem(index, text.format(quote(name)), last, rule)
 
 
 # Server tools -------------------------------------------------------------------------------------
@@ -539,22 +322,10 @@ def needs_call(block: Block) -> bool:
     return is_id(field(block, "tool_use_id"), "server_tool_use")
 
 
-def _turn_problems(
-    messages: Sequence[Message], index: int, kinds: Sequence[str], head: int
-) -> list[Problem]:
-    """The server tools whose call and result are not in one turn, as message *index* shows."""
-    message = messages[index]
-    if message["role"] == "user":
-        if not closes_turn(message):
-            return []
-        return [
-            *_calls_without_result(messages, index, head),
-            *_waiting_program_calls(messages, index),
-        ]
-    if CALLS.isdisjoint(kinds) and not any(map(is_server_result, kinds)):
-        return []
+def _server_tool_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+    """The results and callers in message *index* that have no call before them in their turn."""
     problems: list[Problem] = []
-    for place, block in enumerate(blocks(message)):
+    for place, block in enumerate(blocks(messages[index])):
         position = (index, place)
         result = server_result(block)
         if (
@@ -562,11 +333,11 @@ def _turn_problems(
             and needs_call(block)
             and not _is_pending(messages, position, result, head)
         ):
-            text = f"the {kind(block)} {_quote(result)} has no call before it in its turn"
+            text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
             problems.append(Problem(index, text, place, "server-tool"))
         caller = program(block)
         if caller is not None and not _is_called(messages, position, caller, head):
-            text = f"the call's caller {_quote(caller)} is not in its turn"
+            text = f"the call's caller {quote(caller)} is not in its turn"
             problems.append(Problem(index, text, place, "server-tool"))
     return problems
 
@@ -626,7 +397,7 @@ def _calls_without_result(messages: Sequence[Message], index: int, head: int) ->
         if results[call]:
             results[call] -= 1
             continue
-        text = f"the {kind(block)} {_quote(call)} has no result in its turn"
+        text = f"the {kind(block)} {quote(call)} has no result in its turn"
         problems.append(Problem(at, text, place, "server-tool"))
     return problems[::-1]
 
@@ -647,22 +418,22 @@ def _waiting_program_calls(messages: Sequence[Message], index: int) -> Iterator[
 # Places -------------------------------------------------------------------------------------------
 
 
-def _place_problems(
-    messages: Sequence[Message], index: int, kinds: Sequence[str], head: int
-) -> list[Problem]:
-    """The system messages and compaction blocks that are in the wrong place."""
-    message = messages[index]
-    problems: list[Problem] = []
-    if _is_system(message):
+def _system_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+    """The system message in the wrong place that message *index* is, or shows to be one."""
+    if _is_system(messages[index]):
         if not _follows_user(messages, index):
             text = "a system message after the assistant's"
-            problems.append(Problem(index, text, rule="system-place"))
-    elif message["role"] == "user" and index > head and _is_system(messages[index - 1]):
+            return [Problem(index, text, rule="system-place")]
+    elif messages[index]["role"] == "user" and index > head and _is_system(messages[index - 1]):
         text = "a system message before the user's"
-        problems.append(Problem(index - 1, text, rule="system-place"))
-    if "compaction" not in kinds:
-        return problems
-    for place, block in enumerate(blocks(message)):
+        return [Problem(index - 1, text, rule="system-place")]
+    return []
+
+
+def _compaction_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+    """The compaction blocks of message *index* that are in the wrong place."""
+    problems: list[Problem] = []
+    for place, block in enumerate(blocks(messages[index])):
         is_first = index == head and place == 0
         if is_first or kind(block) != "compaction":
             continue
@@ -707,53 +478,30 @@ def ends_in_server_result(message: Message) -> bool:
 # Marks for the cache ------------------------------------------------------------------------------
 
 
-class CacheMarks:
-    """The cache_control marks of one conversation; a turn costs no more than its new messages."""
+def mark_problems(
+    messages: Sequence[Message], columns: Columns, beside: MarksBeside = NO_MARKS
+) -> list[Problem]:
+    """Whether *messages*, of these *columns*, have too many marks, or one for an hour too late."""
+    most = marks_left(beside)
+    if columns.marks > most:
+        # Marks are often moved in place from turn to turn: only a fresh count is sure.
+        columns.cut(0)
+        columns.extend(messages)
+        if columns.marks > most:
+            return [_surplus_problem(messages, columns, beside)]
+    for index, (place, _) in late_hours(messages, columns.marked(), beside):
+        text = "a cache mark for an hour after a shorter one"
+        return [Problem(index, text, place, "cache-marks")]
+    return []
 
-    __slots__ = ("_sums",)
 
-    def __init__(self) -> None:
-        self._sums = array("I", [0])  # marks in the first n messages
-
-    def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages."""
-        del self._sums[known + 1 :]
-
-    def problems(
-        self, messages: Sequence[Message], beside: MarksBeside = NO_MARKS
-    ) -> list[Problem]:
-        """Whether there are too many marks, *beside* included, or one for an hour too late."""
-        most = marks_left(beside)
-        if self._count(messages) > most:
-            # Marks are often moved in place from turn to turn: only a fresh count is sure.
-            self.rewind(0)
-            if self._count(messages) > most:
-                return [self._surplus_problem(messages, beside)]
-        for index, (place, _) in late_hours(messages, self._messages_with_marks(), beside):
-            text = "a cache mark for an hour after a shorter one"
-            return [Problem(index, text, place, "cache-marks")]
-        return []
-
-    def _surplus_problem(self, messages: Sequence[Message], beside: MarksBeside) -> Problem:
-        first = bisect_right(self._sums, 0) - 1
-        text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
-        if beside.number:
-            text += f", {beside.number} of them in the rest of the request"
-        place, _ = next(cache_marks(messages[first]))
-        return Problem(first, text, place, "cache-marks")
-
-    def _messages_with_marks(self) -> Iterator[int]:
-        """The indexes of the messages with marks, at the cost of these messages alone."""
-        marks = 0
-        while marks < self._sums[-1]:
-            index = bisect_right(self._sums, marks) - 1
-            yield index
-            marks = self._sums[index + 1]
-
-    def _count(self, messages: Sequence[Message]) -> int:
-        for index in range(len(self._sums) - 1, len(messages)):
-            self._sums.append(self._sums[-1] + sum(1 for _ in cache_marks(messages[index])))
-        return self._sums[-1]
+def _surplus_problem(messages: Sequence[Message], columns: Columns, beside: MarksBeside) -> Problem:
+    first = next(columns.marked())
+    text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
+    if beside.number:
+        text += f", {beside.number} of them in the rest of the request"
+    place, _ = next(cache_marks(messages[first]))
+    return Problem(first, text, place, "cache-marks")
 
 
 def marks_left(beside: MarksBeside) -> int:

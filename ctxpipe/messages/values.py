@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, 
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date
+from itertools import repeat
 from typing import Any, cast
 
 from .._threads.pieces import join, pieces
@@ -230,7 +231,7 @@ def encoding_fault(value: object) -> str:
                 return inside
             if depth > MAX_DEPTH:
                 return f"values nested more than {MAX_DEPTH:,} levels deep"
-            todo.extend([(inner, depth + 1) for inner in inside])
+            todo.extend(zip(inside, repeat(depth + 1)))
     return found
 
 
@@ -258,7 +259,7 @@ def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
             inside.append(key)
         if value is None or (type(value) is str and value.isascii()):
             continue
-        if not _is_file(item, key, value):
+        if key != "data" or not _is_file(item, value):
             inside.append(value)
     return inside
 
@@ -273,9 +274,9 @@ def _inside_model(item: object) -> Sequence[object] | str:
         return str(error)
 
 
-def _is_file(holder: Mapping[Any, object], key: object, value: object) -> bool:
-    """Whether *value* is the path of a picture or document, which the client reads on sending."""
-    return key == "data" and isinstance(value, os.PathLike) and holder.get("type") == "base64"
+def _is_file(source: Mapping[Any, object], data: object) -> bool:
+    """Whether *data* is the path of a picture or document, which the client reads on sending."""
+    return isinstance(data, os.PathLike) and source.get("type") == "base64"
 
 
 def _is_number(value: float) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from ..messages import CALLS, THINKING, as_blocks, kind
-from ..messages.rules import MAX_TOOL_NAME
+from ..messages.facts import MAX_TOOL_NAME
 from ..placeholders.placeholders import OPENING
 from .values import opaque_block, text_block
 
