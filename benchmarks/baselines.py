@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctxpipe.edits.offload import Candidate, Scan, protected_from, text_of
+from ctxpipe.edits.offload import Candidate, Scan, text_of
 from ctxpipe.errors import SettingsError
 from ctxpipe.lab.policies import BUDGET, POLICIES, clear_results, clearable
 from ctxpipe.lab.workbench import Workbench
@@ -92,7 +92,7 @@ class MaskOldResults:
     min_chars: int = 100
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        end = protected_from(turn.messages, self.keep_calls)
+        end = (await turn.facts()).recent_from(self.keep_calls)
         results = tool_results(turn.messages, 0, end)
         old = [result for result in results if len(text_of(result.content)) >= self.min_chars]
         chosen = clearable(turn, old)

@@ -230,9 +230,16 @@ class Conversation:
             finally:
                 entered.leave()
 
-    async def _ensure_not_deleted(self) -> None:
-        """Ask the storages of which a journal does not say it. Raises SessionDeleted."""
+    async def _ensure_not_deleted(self, step: Step | None = None) -> None:
+        """Ask the storages of which a journal does not say it. Raises SessionDeleted.
+
+        As long as nothing has left the context, also not in *step*, all of it is the caller's.
+        """
         if self.journal is not None and self._memory.is_read:
+            return
+        timeline = self._memory.timeline
+        has_left = timeline.placeholders or (step is not None and step.edits)
+        if timeline.is_untouched and not (self._is_owner or has_left):
             return
         for storage in self.storages:
             ensure = getattr(storage, "ensure_not_deleted", None)
@@ -356,7 +363,7 @@ class Conversation:
             return False
         if step.is_idle:
             await memory.ensure_not_deleted()
-        await self._ensure_not_deleted()
+        await self._ensure_not_deleted(step)
         return True
 
     async def _finish(self, step: Step, asked: Request, result: Result) -> Result:

@@ -91,9 +91,12 @@ class State:
 
     def cut(self, length: int) -> None:
         """Tell every sum that the context has changed after its first *length* messages."""
+        self.columns.cut(length)
+        self._rewind(length)
+
+    def _rewind(self, length: int) -> None:
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
-        self.columns.cut(length)
         for memory in self.memories.values():
             for record in memory.values():
                 # To ask whether it is of a protocol takes forty times as long.
@@ -108,7 +111,8 @@ class State:
         if after is before:
             return
         edits = step.edit(before, after, paired=paired)
-        self.cut(edits[-1].start if edits else len(before))
+        self.columns.replace(edits)
+        self._rewind(edits[-1].start if edits else len(before))
 
     def begin(self, messages: list[Message]) -> Step:
         """The step of a caller who goes on with the list returned last. Raises InvalidHistory."""

@@ -186,19 +186,20 @@ class Timeline:
     @property
     def starts(self) -> array[int]:
         """By message of the context: the first message of the history that it replaces."""
-        if self._is_untouched:
+        if self.is_untouched:
             return array("q", range(len(self.history)))
         return self._starts
 
     @property
     def ends(self) -> array[int]:
         """By message of the context: the first message of the history after those it replaces."""
-        if self._is_untouched:
+        if self.is_untouched:
             return array("q", range(1, len(self.history) + 1))
         return self._ends
 
     @property
-    def _is_untouched(self) -> bool:
+    def is_untouched(self) -> bool:
+        """Whether the context is the history as it was handed in."""
         return self.context is self.history
 
     # A turn ---------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class Timeline:
     def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
-        if step.adopted or self._is_untouched:
+        if step.adopted or self.is_untouched:
             return known, known
         kept = bisect_right(self._ends, known)
         fresh = 0
@@ -286,7 +287,7 @@ class Timeline:
         """Derive the context of *step* before any stage."""
         agreement = step.agreement
         step.kept, agreement.fresh = self._part_to_keep(step)
-        if agreement.moved or not self._is_untouched:
+        if agreement.moved or not self.is_untouched:
             agreement.marked = dict(self._new_marks(step))
         step.same = min(agreement.marked, default=step.kept)
         new = step.messages
@@ -296,7 +297,7 @@ class Timeline:
         pairs = [*zip(plain, new, strict=True), *agreement.marked.values()]
         differ = any(one is not other for one, other in pairs)
         is_sent_plain = self.sent is self.context
-        is_untouched = self._is_untouched
+        is_untouched = self.is_untouched
         if step.adopted and is_sent_plain:
             is_untouched = True
         if is_untouched and not differ:
@@ -488,7 +489,7 @@ class Timeline:
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
         """The messages of the context that take other cache marks, by place."""
         agreement = step.agreement
-        if step.adopted or self._is_untouched:
+        if step.adopted or self.is_untouched:
             for index in agreement.moved:
                 now = agreement.history[index]
                 yield index, (parse(now), now)
@@ -513,7 +514,7 @@ class Timeline:
 
     def _position(self, index: int) -> int | None:
         """Which message of the context replaces message *index* of the history, and no other."""
-        if self._is_untouched:
+        if self.is_untouched:
             return index
         place = bisect_left(self._ends, index + 1)
         if place == len(self._ends):

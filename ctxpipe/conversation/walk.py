@@ -140,6 +140,7 @@ async def _make_turn(
         cache_expired=request.cache_expired,
         client=request.client,
         history=raw,
+        columns=state.columns,
     )
 
 

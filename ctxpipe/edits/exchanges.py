@@ -26,10 +26,10 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from .gates import CandidateTable, Replies
+from .gates import CandidateTable
 
 if TYPE_CHECKING:
-    from ..messages import Message
+    from ..messages import Columns, Message
     from ..tokens import TokenCounter
 
 LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
@@ -123,7 +123,7 @@ def blocks_to_keep(message: Message) -> list[Block]:
     return kept
 
 
-class ExchangeIndex(Replies):
+class ExchangeIndex:
     """The exchanges of one conversation that are old, and what would leave with each.
 
     Each is looked at once, when it gets old.
@@ -132,14 +132,17 @@ class ExchangeIndex(Replies):
     __slots__ = ("_freed", "_known", "_places")
 
     def __init__(self) -> None:
-        super().__init__()
-        self._known = 0  # messages that were looked at
+        self._known = 0
         self._places = array("q")  # the first message of each exchange
         self._freed = array("q")  # tokens
 
+    @property
+    def known(self) -> int:
+        """How many messages were looked at."""
+        return self._known
+
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        super().rewind(known)
         # The call before the first message that changed may have another result now.
         self._forget_from(max(0, known - 1))
 
@@ -149,13 +152,6 @@ class ExchangeIndex(Replies):
         count = bisect_left(self._places, self._known)
         del self._places[count:]
         del self._freed[count:]
-
-    def recent_from(self, keep_recent: int) -> int:
-        """The reply that *keep_recent* - 1 others follow: it and what follows it are recent."""
-        wanted = self.calls - keep_recent + 1
-        if wanted <= 0:
-            return 0
-        return bisect_left(self._replies, wanted) - 1
 
     def extend(
         self,
@@ -180,10 +176,14 @@ class ExchangeIndex(Replies):
             index += max(1, length)
         self._known = end
 
-    def table(self, sums: Sequence[int], cached: int, keep_recent: int) -> CandidateTable:
-        """The exchanges for `best_eviction`. The first *keep_recent* calls after each are free."""
-        last = self.calls - keep_recent + 1
-        reads = [max(0, last - self._replies[place + 1]) for place in self._places]
+    def table(
+        self, columns: Columns, sums: Sequence[int], cached: int, keep_recent: int
+    ) -> CandidateTable:
+        """The exchanges for `best_eviction`, in a context of these *columns* and *sums*.
+
+        The first *keep_recent* calls after each are free.
+        """
+        reads = columns.reads([place + 1 for place in self._places], keep_recent)
         return CandidateTable(self._freed, reads, [sums[place] for place in self._places], cached)
 
     def place(self, number: int) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..messages import Message
+from ..messages import Columns
 from .offload import Candidate
 
 PLACEHOLDER_TOKENS = 30  # what stays of a result
@@ -93,91 +91,40 @@ def evict_all(stock: CandidateTable) -> Eviction:
     return Eviction(0, freed, float(freed))
 
 
-class Replies:
-    """Where the replies of one conversation are, kept from turn to turn.
-
-    A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
-    """
-
-    __slots__ = ("_replies",)
-
-    def __init__(self) -> None:
-        self._replies = array("q", [0])  # among the first n messages
-
-    @property
-    def message_count(self) -> int:
-        """How many messages the index includes."""
-        return len(self._replies) - 1
-
-    @property
-    def calls(self) -> int:
-        """Model calls whose replies are part of the conversation."""
-        return self._replies[-1]
-
-    @property
-    def messages_sent(self) -> int:
-        """Messages that the last call sent: those before its reply."""
-        return bisect_left(self._replies, self.calls) - 1 if self.calls else 0
-
-    def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages."""
-        del self._replies[known + 1 :]
-
-    def count_replies(self, messages: Sequence[Message]) -> None:
-        """Add the messages after those that are known."""
-        replies = self._replies[-1]
-        for index in range(self.message_count, len(messages)):
-            replies += messages[index]["role"] == "assistant"
-            self._replies.append(replies)
-
-    def calls_since(self, message: int) -> int:
-        """Calls that have read *message*, including the next one."""
-        return self.calls - self._replies[message] + 1
-
-
-class ReplyIndex(Replies):
-    """What the gate needs to know of one conversation: its replies, and the candidates' tokens."""
+class CandidateTokens:
+    """The tokens of the candidates of one conversation, kept from turn to turn."""
 
     __slots__ = ("_tokens",)
 
     def __init__(self) -> None:
-        super().__init__()
-        self._tokens: dict[tuple[int, int], int] = {}  # of the candidates, by place
+        self._tokens: dict[tuple[int, int], int] = {}  # by place
 
     def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages."""
-        if known >= self.message_count:
-            return
-        super().rewind(known)
-        self._tokens = {place: n for place, n in self._tokens.items() if place[0] < known}
+        """Forget all but the candidates in the first *known* messages."""
+        if any(message >= known for message, _ in self._tokens):
+            self._tokens = {place: n for place, n in self._tokens.items() if place[0] < known}
 
-    def extend(
-        self,
-        messages: Sequence[Message],
-        candidates: Sequence[Candidate],
-        tokens: Callable[[Candidate], int],
-    ) -> None:
-        """Add the messages after those that are known, and the candidates that are new."""
-        self.count_replies(messages)
+    def extend(self, candidates: Sequence[Candidate], count: Callable[[Candidate], int]) -> None:
+        """*count* the candidates that are new."""
         for candidate in candidates:
             place = candidate.item.place
             if place not in self._tokens:
-                self._tokens[place] = tokens(candidate)
+                self._tokens[place] = count(candidate)
 
-    def stock(
-        self, candidates: Sequence[Candidate], sums: Sequence[int], cached: int, free_calls: int
+    def table(
+        self,
+        candidates: Sequence[Candidate],
+        columns: Columns,
+        sums: Sequence[int],
+        cached: int,
+        free_calls: int,
     ) -> CandidateTable:
-        """The columns of *candidates*.
+        """The table of *candidates*, in a context with these *columns* and *sums* of tokens.
 
         The first *free_calls* calls after each do not count.
         """
-        last = self.calls - free_calls + 1
-        freed: list[int] = []
-        reads: list[int] = []
-        starts: list[int] = []
-        for candidate in candidates:
-            message = candidate.item.message
-            freed.append(max(0, self._tokens[candidate.item.place] - PLACEHOLDER_TOKENS))
-            reads.append(max(0, last - self._replies[message]))
-            starts.append(sums[message])
-        return CandidateTable(freed, reads, starts, cached)
+        tokens = [self._tokens[candidate.item.place] for candidate in candidates]
+        freed = [max(0, number - PLACEHOLDER_TOKENS) for number in tokens]
+        messages = [candidate.item.message for candidate in candidates]
+        starts = [sums[message] for message in messages]
+        return CandidateTable(freed, columns.reads(messages, free_calls), starts, cached)

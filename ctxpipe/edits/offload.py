@@ -480,26 +480,6 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
     return min(places, default=None)
 
 
-def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
-    """The index from which on results are protected.
-
-    The model has answered fewer than *keep_recent* times since. A reply that nothing follows is
-    always protected: tools have yet to read the inputs of its calls.
-    """
-    index = len(messages)
-    replies = 0
-    while index and replies < keep_recent:
-        index -= 1
-        replies += messages[index]["role"] == "assistant"
-    if replies < keep_recent:
-        return 0
-    if messages and index == len(messages):
-        ends_with_reply = messages[-1]["role"] == "assistant"
-        return index - 1 if ends_with_reply else index
-    # Results are in the user messages after the reply that was counted last.
-    return index
-
-
 class CandidateIndex:
     """The sums behind the gate for one conversation, kept from turn to turn.
 

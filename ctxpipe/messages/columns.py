@@ -1,45 +1,61 @@
-"""The facts of a context, each message read once, and sums over them."""
+"""Sums over the facts of a context, of which each message is read once."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .facts import Facts, read_facts
 from .vocabulary import Message
 
 
 class Columns:
-    """The facts of the messages of one context, with prefix sums, kept from turn to turn.
+    """Sums over the facts of the messages of one context, kept from turn to turn.
 
-    A turn reads its new messages only. Whoever changes earlier messages cuts them off first.
+    A turn reads its new messages only. Whoever changes earlier messages cuts them off first, or
+    says what replaces them.
     """
 
-    __slots__ = ("_marks", "_replies", "facts")
+    __slots__ = ("_marks", "_replies")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
-        self.facts: list[Facts] = []
         self._marks = array("q", [0])  # cache marks in the first n messages
         self._replies = array("q", [0])  # replies among the first n messages
         self.extend(messages)
 
     def __len__(self) -> int:
-        return len(self.facts)
+        return len(self._marks) - 1
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Read the messages after those that are known."""
-        for index in range(len(self.facts), len(messages)):
-            facts = read_facts(messages[index])
-            self.facts.append(facts)
-            self._marks.append(self._marks[-1] + facts.marks)
-            self._replies.append(self._replies[-1] + (facts.role == "assistant"))
+        self.read(messages, len(self))
+
+    def read(self, messages: Sequence[Message], start: int) -> list[Facts]:
+        """The facts of *messages* from *start* on, or from the first that is not known yet."""
+        start = min(start, len(self))
+        facts = list(map(read_facts, messages[start:]))
+        for own in facts[len(self) - start :]:
+            self._marks.append(self._marks[-1] + own.marks)
+            self._replies.append(self._replies[-1] + (own.role == "assistant"))
+        return facts
 
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
-        del self.facts[length:]
         del self._marks[length + 1 :]
         del self._replies[length + 1 :]
+
+    def replace(self, edits: Iterable[tuple[int, int, Sequence[Message]]]) -> None:
+        """Take over *edits*, the last one first: in each the messages from the one index up to the
+        other become those given. What comes after them is not read again.
+        """
+        for start, stop, messages in edits:
+            if stop > len(self):
+                self.cut(start)
+                continue
+            new = Columns(messages)
+            _splice(self._marks, start, stop, new._marks)
+            _splice(self._replies, start, stop, new._replies)
 
     # Cache marks ----------------------------------------------------------------------------------
 
@@ -48,8 +64,8 @@ class Columns:
         """The number of cache marks."""
         return self._marks[-1]
 
-    def marked(self) -> Iterator[int]:
-        """The indexes of the messages with cache marks, at the cost of these messages alone."""
+    def messages_with_marks(self) -> Iterator[int]:
+        """Their indexes, at the cost of these messages alone."""
         marks = 0
         while marks < self._marks[-1]:
             index = bisect_right(self._marks, marks) - 1
@@ -68,15 +84,35 @@ class Columns:
         """Messages that the last call sent: those before its reply."""
         return self._first_after(self.calls) - 1 if self.calls else 0
 
-    def calls_since(self, message: int) -> int:
-        """Calls that have read *message*, including the next one."""
-        return self.calls - self._replies[message] + 1
+    def reads(self, messages: Iterable[int], free_calls: int = 0) -> list[int]:
+        """For each of *messages* the calls that have read it, including the next one.
+
+        The first *free_calls* of each do not count.
+        """
+        last = self._replies[-1] + 1 - free_calls
+        return [max(0, last - self._replies[message]) for message in messages]
 
     def recent_from(self, keep_recent: int) -> int:
-        """The reply that *keep_recent* - 1 others follow: it and what follows it are recent."""
+        """The index from which on messages are recent: the model has answered fewer than
+        *keep_recent* times since.
+
+        A reply that nothing follows is always recent: tools have yet to read the inputs of its
+        calls.
+        """
+        if len(self) and self._replies[-1] > self._replies[-2]:
+            keep_recent = max(1, keep_recent)
         wanted = self.calls - keep_recent + 1
         return self._first_after(wanted) - 1 if wanted > 0 else 0
 
     def _first_after(self, reply: int) -> int:
         """How many messages there are up to the end of reply number *reply*."""
         return bisect_left(self._replies, reply)
+
+
+def _splice(sums: array[int], start: int, stop: int, new: array[int]) -> None:
+    """Put the prefix sums *new* in place of those of the items from *start* up to *stop*."""
+    before = sums[start]
+    tail = sums[stop:]
+    offset = before + new[-1] - tail[0]
+    sums[start:] = array("q", [before + total for total in new])
+    sums.extend([total + offset for total in tail[1:]])

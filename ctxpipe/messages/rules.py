@@ -181,13 +181,14 @@ def check(
     problems: list[Problem] = []
     if start <= head < len(messages) and not may_open(messages[head]):
         problems.append(Problem(head, "the first message is not the user's", rule="first-message"))
-    first = 0  # the message of the first facts
+    first = max(0, start - 1)
+    if columns is None and not start:
+        columns = Columns()
     if columns is None:
-        first = max(0, start - 1)
         facts = list(map(read_facts, messages[first:]))
     else:
-        columns.extend(messages)
-        facts = columns.facts
+        facts = columns.read(messages, first)
+        first = len(messages) - len(facts)
     for index in range(start, len(messages)):
         own = facts[index - first]
         for fault in own.faults:
@@ -198,9 +199,9 @@ def check(
             before = facts[index - first - 1] if index > first else NO_FACTS
             after = facts[index - first + 1] if index + 1 < len(messages) else None
             problems += _problems_of_place(messages, index, head, before, own, after)
-    if columns is None and start:
+    if columns is None:
         return problems
-    return problems + mark_problems(messages, columns or Columns(messages), beside)
+    return problems + mark_problems(messages, columns, beside)
 
 
 def _problems_of_place(
@@ -489,14 +490,14 @@ def mark_problems(
         columns.extend(messages)
         if columns.marks > most:
             return [_surplus_problem(messages, columns, beside)]
-    for index, (place, _) in late_hours(messages, columns.marked(), beside):
+    for index, (place, _) in late_hours(messages, columns.messages_with_marks(), beside):
         text = "a cache mark for an hour after a shorter one"
         return [Problem(index, text, place, "cache-marks")]
     return []
 
 
 def _surplus_problem(messages: Sequence[Message], columns: Columns, beside: MarksBeside) -> Problem:
-    first = next(columns.marked())
+    first = next(columns.messages_with_marks())
     text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
     if beside.number:
         text += f", {beside.number} of them in the rest of the request"

@@ -13,7 +13,7 @@ from ..edits.collapse import Layout
 from ..edits.exchanges import ExchangeIndex, Shape
 from ..edits.gates import Rates, best_eviction, evict_all
 from ..errors import SettingsError, StorageError
-from ..messages import without_surrogates
+from ..messages import Columns, without_surrogates
 from ..placeholders.names import content_hash, session_folder
 from ..placeholders.notes import Note, note_of
 from ..providers.prices import PRICES, Prices
@@ -143,24 +143,26 @@ class Collapse:
         """What leaves at this turn, or why nothing does."""
         if turn.protected:
             return Skip(PROTECTED)
-        index = turn.recall(ExchangeIndex)
-        is_long = turn.is_bulky(index.message_count)
-        await in_thread_if(is_long, index.count_replies, turn.messages)
-        if not turn.force and not turn.cache_expired and index.calls < self.min_calls:
-            return Skip(f"only {index.calls} calls in the context, fewer than {self.min_calls}")
+        columns = await turn.facts()
+        if not turn.force and not turn.cache_expired and columns.calls < self.min_calls:
+            return Skip(f"only {columns.calls} calls in the context, fewer than {self.min_calls}")
         sums = await turn.prefix_sums()
-        stop = index.recent_from(self.keep_recent)
+        stop = columns.recent_from(self.keep_recent)
+        index = turn.recall(ExchangeIndex)
+        is_long = turn.is_bulky(index.known)
         counter = turn.counter
         await in_thread_if(is_long, index.extend, turn.messages, stop, sums, self._shape, counter)
-        start = self._start(turn, index, sums)
+        start = self._start(turn, index, columns, sums)
         if isinstance(start, Skip):
             return start
         return await in_thread(self._lay_out, turn, start, stop)
 
-    def _start(self, turn: Turn, index: ExchangeIndex, sums: Sequence[int]) -> int | Skip:
+    def _start(
+        self, turn: Turn, index: ExchangeIndex, columns: Columns, sums: Sequence[int]
+    ) -> int | Skip:
         """The first message that leaves."""
-        cached = 0 if turn.cache_expired else sums[index.messages_sent]
-        table = index.table(sums, cached, self.keep_recent)
+        cached = 0 if turn.cache_expired else sums[columns.messages_sent]
+        table = index.table(columns, sums, cached, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")
         if turn.force:
@@ -169,7 +171,7 @@ class Collapse:
             best = evict_all(table)
         else:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, ALPHA)
-            overpaid = overpayment(turn, self.prices, sums, index.calls_since)
+            overpaid = overpayment(turn, self.prices, sums, columns)
             best = best_eviction(table, rates, overpaid) or evict_all(table)
         if best.gain <= 0:
             return Skip("carrying the old exchanges has not yet cost as much as rewriting would")

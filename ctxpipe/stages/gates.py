@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import Protocol
 
 from .._text import short_repr
-from ..edits.gates import Rates, ReplyIndex, best_eviction, evict_all
+from ..edits.gates import CandidateTokens, Rates, best_eviction, evict_all
 from ..edits.offload import Candidate, Scan, passes
-from ..messages import MEDIA, ToolResult, compact_json, kind
+from ..messages import MEDIA, Columns, ToolResult, compact_json, kind
 from ..providers.prices import PRICES, Prices
 from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
 from ..tokens import TokenCounter
@@ -94,18 +94,19 @@ class RentOrBuyGate:
         self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
     ) -> Sequence[Candidate] | str:
         old = candidates()
-        replies = turn.recall(ReplyIndex)
-        sums = await turn.prefix_sums()
-        replies.extend(turn.messages, old, lambda candidate: _tokens(candidate, turn.counter))
         if not old:
             return "no old result is long enough to offload"
-        if not turn.cache_expired and replies.calls < self.min_calls:
-            return f"only {replies.calls} calls so far, fewer than {self.min_calls}"
-        cached = 0 if turn.cache_expired else sums[replies.messages_sent]
-        stock = replies.stock(old, sums, cached, self.free_calls)
+        columns = await turn.facts()
+        sums = await turn.prefix_sums()
+        tokens = turn.recall(CandidateTokens)
+        tokens.extend(old, lambda candidate: _tokens(candidate, turn.counter))
+        if not turn.cache_expired and columns.calls < self.min_calls:
+            return f"only {columns.calls} calls so far, fewer than {self.min_calls}"
+        cached = 0 if turn.cache_expired else sums[columns.messages_sent]
+        stock = tokens.table(old, columns, sums, cached, self.free_calls)
         if not turn.cache_expired:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
-            overpaid = overpayment(turn, self.prices, sums, replies.calls_since)
+            overpaid = overpayment(turn, self.prices, sums, columns)
             best = best_eviction(stock, rates, overpaid)
         else:
             best = evict_all(stock)
@@ -117,13 +118,12 @@ class RentOrBuyGate:
 
 
 def overpayment(
-    turn: Turn, prices: Prices, sums: Sequence[int], calls_since: Callable[[int], int]
+    turn: Turn, prices: Prices, sums: Sequence[int], columns: Columns
 ) -> Callable[[int], float] | None:
     """What was overpaid above a price threshold, by the number of freed tokens.
 
     It is 0 for a number that does not lead back below the threshold. None where there is none.
-    *sums* are the tokens of the first 0, 1, 2 … messages; *calls_since* says how many calls have
-    read a message.
+    *sums* are the tokens of the first 0, 1, 2 … messages.
     """
     if not prices.cliffs:
         return None
@@ -134,7 +134,8 @@ def overpayment(
     limit = int(cliff.above / turn.ledger.factor)
     crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
     surcharge = (cliff.prompt - 1) * prices.read_ratio
-    overpaid = surcharge * total * calls_since(crossed)
+    [reads] = columns.reads([crossed])
+    overpaid = surcharge * total * reads
     return lambda freed: overpaid if total - freed <= limit else 0.0
 
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from ..messages import Message, is_bulky
+from .._threads.threads import in_thread_if
+from ..messages import Columns, Message, is_bulky
 from ..tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Turn:
     cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
+    columns: Columns = field(default_factory=Columns, repr=False)
 
     def is_bulky(self, start: int) -> bool:
         """Whether looking at the messages from *start* on would hold up the event loop."""
@@ -72,6 +74,13 @@ class Turn:
     def counter(self) -> TokenCounter:
         """The pipeline's one token counter (exact, uncalibrated)."""
         return self.ledger.counter
+
+    async def facts(self) -> Columns:
+        """The facts of the messages, each read once."""
+        columns = self.columns
+        if len(columns) < len(self.messages):
+            await in_thread_if(self.is_bulky(len(columns)), columns.extend, self.messages)
+        return columns
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.exchanges import ExchangeIndex, Shape
-from ctxpipe.edits.offload import protected_from
-from ctxpipe.messages import Message
+from ctxpipe.messages import Columns, Message
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()
@@ -28,13 +27,17 @@ def sums(messages: Sequence[Message]) -> list[int]:
 
 def index_of(messages: Sequence[Message], keep_recent: int) -> ExchangeIndex:
     index = ExchangeIndex()
-    index.count_replies(messages)
-    index.extend(messages, index.recent_from(keep_recent), sums(messages), SHAPE, COUNTER)
+    extend(index, messages, keep_recent)
     return index
 
 
+def extend(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int):
+    recent = Columns(messages).recent_from(keep_recent)
+    index.extend(messages, recent, sums(messages), SHAPE, COUNTER)
+
+
 def columns(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int) -> Any:
-    table = index.table(sums(messages), 0, keep_recent)
+    table = index.table(Columns(messages), sums(messages), 0, keep_recent)
     return list(table.freed), list(table.reads), list(table.starts)
 
 
@@ -71,16 +74,6 @@ def test_an_exchange_from_which_nothing_would_be_freed_is_left_out():
     assert columns(index_of(messages, 1), messages, 1) == ([], [], [])
 
 
-@given(histories(), st.integers(1, 4))
-def test_where_the_recent_messages_begin_is_where_results_are_protected(
-    history: list[Message], keep_recent: int
-):
-    index = ExchangeIndex()
-    index.count_replies(history)
-
-    assert index.recent_from(keep_recent) == protected_from(history, keep_recent)
-
-
 @given(histories(), histories(2), st.integers(1, 3), st.data())
 def test_an_index_that_was_rewound_is_the_one_of_the_new_messages(
     before: list[Message], after: list[Message], keep_recent: int, data: st.DataObject
@@ -90,9 +83,7 @@ def test_an_index_that_was_rewound_is_the_one_of_the_new_messages(
     index = index_of(before, keep_recent)
 
     index.rewind(known)
-    index.count_replies(messages)
-    index.extend(messages, index.recent_from(keep_recent), sums(messages), SHAPE, COUNTER)
+    extend(index, messages, keep_recent)
 
     fresh = index_of(messages, keep_recent)
     assert columns(index, messages, keep_recent) == columns(fresh, messages, keep_recent)
-    assert (index.calls, index.messages_sent) == (fresh.calls, fresh.messages_sent)

@@ -36,7 +36,6 @@ from ctxpipe.edits.offload import (
     newest,
     offloadable,
     prescan,
-    protected_from,
     result_characters,
     results_with_calls,
     stored_text,
@@ -402,22 +401,6 @@ def test_each_result_comes_with_the_call_it_answers():
 
     assert named(0) == [("b", "grep"), ("a", "bash"), ("a", "view"), ("orphan", "")]
     assert named(4) == [("a", "view"), ("orphan", "")]
-
-
-def test_results_are_protected_until_the_model_has_answered_often_enough():
-    history = conversation(user("go"), step("a"), step("b"), step("c"))
-
-    assert [protected_from(history, keep) for keep in range(5)] == [7, 5, 3, 1, 0]
-    assert protected_from([*history, assistant("done")], 1) == 7
-    assert protected_from([], 1) == 0
-
-
-def test_a_reply_that_nothing_follows_is_always_protected():
-    history = conversation(user("Go."), step("a"), step("b"))
-
-    assert protected_from(history[:-1], 0) == len(history) - 2
-    assert protected_from(history[:-1], 1) == len(history) - 2
-    assert protected_from([], 0) == 0
 
 
 @pytest.mark.parametrize(

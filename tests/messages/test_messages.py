@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 
 from ctxpipe import InvalidHistory, check
 from ctxpipe.messages import (
-    Columns,
     Message,
     Problem,
     as_dict,
@@ -45,7 +44,6 @@ from ctxpipe.messages import (
     tool_calls,
     tool_results,
 )
-from ctxpipe.messages.rules import mark_problems
 
 SURROGATE = "half a pair \ud83d"
 
@@ -69,32 +67,32 @@ def sdk_reply(*content: object) -> Message:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def test_a_field_is_read_from_a_mapping_and_from_an_sdk_object_alike() -> None:
+def test_a_field_is_read_from_a_mapping_and_from_an_sdk_object_alike():
     block = ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"})
 
     assert field(block, "name") == field(call("t1"), "name") == "bash"
     assert field(block, "missing", 7) == field({}, "missing", 7) == 7
 
 
-def test_a_block_without_a_type_is_of_no_kind() -> None:
+def test_a_block_without_a_type_is_of_no_kind():
     assert kind({}) == ""
 
 
-def test_bare_text_has_no_blocks_but_says_something() -> None:
+def test_bare_text_has_no_blocks_but_says_something():
     assert list(blocks(user("hi"))) == []
     assert list(texts(user("hi"))) == ["hi"]
 
 
-def test_the_texts_of_a_message_leave_out_calls_results_and_thinking() -> None:
+def test_the_texts_of_a_message_leave_out_calls_results_and_thinking():
     assert list(texts(assistant(thinking(), text("look"), call("t1")))) == ["look"]
     assert list(texts(user(tool_result("t1", "found"), text("and?")))) == ["and?"]
 
 
-def test_a_text_block_without_a_text_says_nothing() -> None:
+def test_a_text_block_without_a_text_says_nothing():
     assert list(texts(user({"type": "text"}, {"type": "text", "text": None}))) == ["", ""]
 
 
-def test_tool_calls_come_in_order_with_their_places() -> None:
+def test_tool_calls_come_in_order_with_their_places():
     history = conversation(
         user("go"), assistant(text("two"), call("a"), call("b", "grep", {"pattern": "x"}))
     )
@@ -105,7 +103,7 @@ def test_tool_calls_come_in_order_with_their_places() -> None:
     assert seen == [((1, 1), "a", "bash", {}), ((1, 2), "b", "grep", {"pattern": "x"})]
 
 
-def test_tool_results_come_in_order_with_their_places() -> None:
+def test_tool_results_come_in_order_with_their_places():
     history = conversation(
         user("go"), assistant(call("a"), call("b")), user(tool_result("b"), tool_result("a", None))
     )
@@ -114,31 +112,31 @@ def test_tool_results_come_in_order_with_their_places() -> None:
     assert found == [((2, 0), "b", "done", False), ((2, 1), "a", None, False)]
 
 
-def test_a_failed_result_is_known_as_an_error() -> None:
+def test_a_failed_result_is_known_as_an_error():
     assert next(tool_results([user(tool_result("a", "no", is_error=True))])).is_error
 
 
-def test_calls_and_results_can_be_looked_for_in_a_part_of_the_history() -> None:
+def test_calls_and_results_can_be_looked_for_in_a_part_of_the_history():
     history = conversation(user("go"), step("a"), step("b"), step("c"))
 
     assert [c.id for c in tool_calls(history, 3, 5)] == ["b"]
     assert [r.tool_use_id for r in tool_results(history, 5)] == ["c"]
 
 
-def test_the_input_of_a_call_that_is_no_mapping_reads_as_empty() -> None:
+def test_the_input_of_a_call_that_is_no_mapping_reads_as_empty():
     odd = assistant({"type": "tool_use", "id": "a", "name": "bash", "input": "ls"})
 
     assert next(tool_calls([odd])).input == {}
 
 
-def test_calls_are_read_from_sdk_objects() -> None:
+def test_calls_are_read_from_sdk_objects():
     reply = sdk_reply(ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"}))
 
     found = [(c.id, c.name, c.input) for c in tool_calls([reply])]
     assert found == [("t1", "bash", {"command": "ls"})]
 
 
-def test_only_the_calls_of_the_last_message_are_pending() -> None:
+def test_only_the_calls_of_the_last_message_are_pending():
     history = conversation(user("go"), step("a"))
 
     assert pending_calls(history) == []
@@ -146,7 +144,7 @@ def test_only_the_calls_of_the_last_message_are_pending() -> None:
     assert pending_calls([]) == []
 
 
-def test_the_head_is_the_leading_run_of_system_messages() -> None:
+def test_the_head_is_the_leading_run_of_system_messages():
     one, two, later = system("one"), system("two"), system("later")
     history = conversation(one, two, user("go"), later)
 
@@ -156,18 +154,18 @@ def test_the_head_is_the_leading_run_of_system_messages() -> None:
     assert split_system([user("go")]) == ([], [user("go")])
 
 
-def test_an_sdk_object_becomes_the_dict_that_would_be_sent() -> None:
+def test_an_sdk_object_becomes_the_dict_that_would_be_sent():
     block = ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"})
 
     assert as_dict(block) == call("t1", "bash", {"command": "ls"})
 
 
-def test_something_that_is_no_block_has_no_dict() -> None:
+def test_something_that_is_no_block_has_no_dict():
     with pytest.raises(InvalidHistory, match="is set, neither a mapping"):
         as_dict({1, 2})
 
 
-def test_compact_json_has_no_blanks_keeps_the_order_and_leaves_other_scripts_readable() -> None:
+def test_compact_json_has_no_blanks_keeps_the_order_and_leaves_other_scripts_readable():
     assert compact_json({"b": [1, "é漢🙂"], "a": None}) == '{"b":[1,"é漢🙂"],"a":null}'
     assert json.loads(compact_json([TextBlock(type="text", text="hi", citations=None)])) == [
         {"type": "text", "text": "hi", "citations": None}
@@ -177,7 +175,7 @@ def test_compact_json_has_no_blanks_keeps_the_order_and_leaves_other_scripts_rea
 # Rewriting ----------------------------------------------------------------------------------------
 
 
-def test_rewriting_replaces_one_key_and_keeps_all_others() -> None:
+def test_rewriting_replaces_one_key_and_keeps_all_others():
     block = {
         **tool_result("a", "long", is_error=True),
         "cache_control": {"type": "ephemeral"},
@@ -190,7 +188,7 @@ def test_rewriting_replaces_one_key_and_keeps_all_others() -> None:
     assert list(blocks(edited[2])) == [{**block, "content": "short"}]
 
 
-def test_rewriting_leaves_the_input_and_every_other_message_alone() -> None:
+def test_rewriting_leaves_the_input_and_every_other_message_alone():
     history = conversation(user("go"), step("a"), step("b"))
     before = copy.deepcopy(history)
 
@@ -201,7 +199,7 @@ def test_rewriting_leaves_the_input_and_every_other_message_alone() -> None:
     assert found == [True, True, False, True, True]
 
 
-def test_a_rewritten_message_shares_nothing_that_could_be_edited() -> None:
+def test_a_rewritten_message_shares_nothing_that_could_be_edited():
     history = conversation(
         user("go"), assistant(call("a")), user(tool_result("a"), {"type": "new", "of": [1]})
     )
@@ -212,7 +210,7 @@ def test_a_rewritten_message_shares_nothing_that_could_be_edited() -> None:
     assert cast("Any", history[2]["content"])[1]["of"] == [1]
 
 
-def test_another_key_than_the_content_can_be_rewritten() -> None:
+def test_another_key_than_the_content_can_be_rewritten():
     history = [
         assistant(text("I write"), call("a", "write_file", {"path": "x", "content": "long"}))
     ]
@@ -225,7 +223,7 @@ def test_another_key_than_the_content_can_be_rewritten() -> None:
     ]
 
 
-def test_an_sdk_object_is_rewritten_as_a_dict_and_its_neighbours_stay_objects() -> None:
+def test_an_sdk_object_is_rewritten_as_a_dict_and_its_neighbours_stay_objects():
     said = TextBlock(type="text", text="I write", citations=None)
     made = ToolUseBlock(type="tool_use", id="a", name="write_file", input={"content": "long"})
 
@@ -238,7 +236,7 @@ def test_an_sdk_object_is_rewritten_as_a_dict_and_its_neighbours_stay_objects() 
 @given(histories(repeat_ids=True), st.data())
 def test_rewriting_touches_the_given_places_and_nothing_else(
     history: list[Message], data: st.DataObject
-) -> None:
+):
     places = [result.place for result in tool_results(history)]
     chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
     before = copy.deepcopy(history)
@@ -297,14 +295,12 @@ def test_rewriting_touches_the_given_places_and_nothing_else(
         ),
     ],
 )
-def test_what_has_not_the_shape_of_messages_is_refused_by_index(
-    messages: object, words: str
-) -> None:
+def test_what_has_not_the_shape_of_messages_is_refused_by_index(messages: object, words: str):
     with pytest.raises(InvalidHistory, match=words):
         ensure_messages(messages)
 
 
-def test_a_history_known_in_part_is_looked_at_from_there_on() -> None:
+def test_a_history_known_in_part_is_looked_at_from_there_on():
     ensure_messages(["not a message", user("hi")], 1)
 
 
@@ -327,26 +323,26 @@ def test_a_history_known_in_part_is_looked_at_from_there_on() -> None:
         ),
     ],
 )
-def test_everything_that_can_be_read_has_the_shape_of_a_message(message: Message) -> None:
+def test_everything_that_can_be_read_has_the_shape_of_a_message(message: Message):
     ensure_messages([message])
 
 
 @given(histories(), broken_histories())
 def test_histories_sound_or_broken_have_the_shape_of_messages(
     sound: list[Message], broken: list[Message]
-) -> None:
+):
     ensure_messages(sound)
     ensure_messages(broken)
 
 
-def test_an_invalid_history_is_a_value_error_too() -> None:
+def test_an_invalid_history_is_a_value_error_too():
     assert issubclass(InvalidHistory, ValueError)
 
 
 # The rules ----------------------------------------------------------------------------------------
 
 
-def test_a_sound_conversation_has_no_problem() -> None:
+def test_a_sound_conversation_has_no_problem():
     assert (
         told(
             conversation(
@@ -359,11 +355,11 @@ def test_a_sound_conversation_has_no_problem() -> None:
     assert told([system("be")]) == []
 
 
-def test_neighbours_of_the_same_role_are_no_problem() -> None:
+def test_neighbours_of_the_same_role_are_no_problem():
     assert told(conversation(user("go"), user("please"), assistant("ok"), assistant("done"))) == []
 
 
-def test_calls_of_the_last_message_may_wait_for_their_results() -> None:
+def test_calls_of_the_last_message_may_wait_for_their_results():
     assert told(conversation(user("go"), assistant(call("a"), call("b")))) == []
 
 
@@ -439,25 +435,23 @@ def test_calls_of_the_last_message_may_wait_for_their_results() -> None:
         ),
     ],
 )
-def test_each_broken_rule_is_told_with_its_message(
-    history: list[Message], expected: list[str]
-) -> None:
+def test_each_broken_rule_is_told_with_its_message(history: list[Message], expected: list[str]):
     assert told(history) == expected
 
 
-def test_four_marks_for_the_cache_are_allowed() -> None:
+def test_four_marks_for_the_cache_are_allowed():
     assert told([user(*[marked() for _ in range(4)])]) == []
 
 
-def test_lone_surrogates_can_be_left_for_later() -> None:
+def test_lone_surrogates_can_be_left_for_later():
     assert told([user(SURROGATE), assistant(text(SURROGATE)), user("ok")], encoding=False) == []
 
 
-def test_lone_surrogates_in_thinking_stay_because_thinking_is_never_changed() -> None:
+def test_lone_surrogates_in_thinking_stay_because_thinking_is_never_changed():
     assert told([user("go"), assistant(thinking(SURROGATE), text("ok"))]) == []
 
 
-def test_lone_surrogates_are_found_inside_the_input_of_a_call_and_in_sdk_objects() -> None:
+def test_lone_surrogates_are_found_inside_the_input_of_a_call_and_in_sdk_objects():
     deep = call("a", "bash", {"args": [{"at": SURROGATE}]})
     known = TextBlock(type="text", text=SURROGATE)
     unknown = TextBlock.model_validate(
@@ -468,7 +462,7 @@ def test_lone_surrogates_are_found_inside_the_input_of_a_call_and_in_sdk_objects
         assert told([user("go"), sdk_reply(block)]) == ["message 1: a lone surrogate"]
 
 
-def test_the_thinking_of_sdk_objects_is_known_as_thinking() -> None:
+def test_the_thinking_of_sdk_objects_is_known_as_thinking():
     thought = ThinkingBlock(type="thinking", thinking="hm", signature="s")
     hidden = RedactedThinkingBlock(type="redacted_thinking", data="x")
 
@@ -480,52 +474,24 @@ def test_the_thinking_of_sdk_objects_is_known_as_thinking() -> None:
 @given(broken_histories(), st.data())
 def test_problems_from_a_message_on_are_those_of_the_whole_from_there_on(
     history: list[Message], data: st.DataObject
-) -> None:
+):
     start = data.draw(st.integers(0, len(history)))
 
     problems = [p for p in check(history, start) if "cache" not in p.text and p.index >= start]
     assert problems == [p for p in check(history) if "cache" not in p.text and p.index >= start]
 
 
-def test_a_problem_reads_as_a_sentence() -> None:
+def test_a_problem_reads_as_a_sentence():
     assert str(Problem(3, "it is empty")) == "message 3: it is empty"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
-def test_marks_counted_from_turn_to_turn_are_those_counted_afresh(
-    turns: list[tuple[int, bool]],
-) -> None:
-    counted, history = Columns(), list[Message]()
-    for marks, again in turns:
-        if again and history:
-            counted.cut(len(history) - 1)
-            del history[-1]
-        history.append(user(text("x"), *[marked() for _ in range(marks)]))
-        counted.extend(history)
-
-        assert mark_problems(history, counted) == mark_problems(history, Columns(history))
-
-
-def test_marks_that_move_along_in_place_never_add_up() -> None:
-    counted, history = Columns(), list[Message]()
-    for _ in range(20):
-        for message in history:
-            for block in blocks(message):
-                cast("Any", block).pop("cache_control", None)
-        history.append(user(marked()))
-
-        counted.extend(history)
-
-        assert mark_problems(history, counted) == []
-
-
-def test_a_message_survives_json() -> None:
+def test_a_message_survives_json():
     history = conversation(system("be"), user("go"), step("a", say="look"), assistant("done"))
 
     assert check(json.loads(json.dumps(history))) == []
 
 
-def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_there() -> None:
+def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_there():
     content = [
         {"type": "text", "text": "seen"},
         {"type": "image", "source": {}},
@@ -536,7 +502,7 @@ def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_
     assert result_text(tool_result("1", None)) == ""
 
 
-def test_of_several_results_of_one_call_the_last_counts() -> None:
+def test_of_several_results_of_one_call_the_last_counts():
     history = [user(tool_result("1", "a")), user(tool_result("1", "b"), tool_result("2", "c"))]
 
     found = results_by_id(history)

@@ -38,7 +38,6 @@ REASONS = {
     "overloaded": API,
     "pinned_indices": NOUN,
     "pinned_messages": NOUN,
-    "protected_from": RESULT,
     "quoted_file_names": NOUN,
     "reached": STATE,
     "redacted_thinking": API,
