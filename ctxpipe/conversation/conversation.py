@@ -233,13 +233,16 @@ class Conversation:
     async def _ensure_not_deleted(self, step: Step | None = None) -> None:
         """Ask the storages of which a journal does not say it. Raises SessionDeleted.
 
-        As long as nothing has left the context, also not in *step*, all of it is the caller's.
+        Without a journal, and as long as nothing has left the context, also not in *step*, all of
+        it is the caller's, and nothing can come back.
         """
-        if self.journal is not None and self._memory.is_read:
-            return
         timeline = self._memory.timeline
         has_left = timeline.placeholders or (step is not None and step.edits)
-        if timeline.is_untouched and not (self._is_owner or has_left):
+        if self.journal is not None:
+            is_known = self._memory.is_read
+        else:
+            is_known = timeline.is_untouched and not (self._is_owner or has_left)
+        if is_known:
             return
         for storage in self.storages:
             ensure = getattr(storage, "ensure_not_deleted", None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from .._logs import logger
 from .._threads.threads import in_thread_if
@@ -21,7 +21,7 @@ from ..errors import SessionDeleted, SettingsError, safe_text
 from ..messages import Columns, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..messages.rules import mark_problems
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
-from ..stages.protocol import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
+from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
 from ..stages.reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .open_calls import newest_reply
 from .state import PipelineSettings, State
@@ -30,11 +30,6 @@ from .timeline import Step
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-_Answer: TypeAlias = Change | Skip | Intent | None
-
-_Verdict: TypeAlias = "tuple[Change | None, dict[str, Any]]"
-"""The change, if it counts, and what the report says of the answer."""
-
 _LEVELS = {
     Outcome.FAILED: logging.WARNING,
     Outcome.REFUSED: logging.WARNING,
@@ -42,35 +37,33 @@ _LEVELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Act:
-    """What is done with the stages of a turn: they are asked to act, or only for their plans.
-
-    *outcome* is that of an answer that counts. Only reports of what was done are emitted and
-    traced.
-    """
-
-    ask: Callable[[Stage, Turn], Awaitable[_Answer]]
-    outcome: Outcome
-    emits: bool
-    tracer: Tracer | None = None
-
-
 async def ask_stages(
-    act: Act, stages: Mapping[int, Stage], turn: Turn, tokens: int, step: Step, state: State
+    stages: Mapping[int, Stage],
+    turn: Turn,
+    tokens: int,
+    step: Step,
+    state: State,
+    *,
+    is_plan: bool = False,
+    tracer: Tracer | None = None,
 ) -> tuple[Turn, list[StageReport], int]:
-    """The turn after all *stages*, their reports, and the number of tokens left of *tokens*."""
+    """The turn after all *stages*, their reports, and the number of tokens left of *tokens*.
+
+    For a plan they are asked what they would do; only reports of what was done are emitted.
+    """
     reports: list[StageReport] = []
     for place, stage in stages.items():
         stage_turn = replace(turn, memory=state.memories.setdefault(place, {}))
-        if act.tracer is None:
-            change, report = await _ask_stage(state.settings, act, stage, stage_turn, tokens)
-        else:
-            change, report = await _trace_stage(
-                state.settings, act, stage, stage_turn, tokens, act.tracer
-            )
+        with span_of(tracer, stage_name(stage), turn.session_id) as span:
+            change, report = await _ask_stage(state.settings, stage, stage_turn, tokens, is_plan)
+            if span is not None:
+                _describe(span, report)
+            if not is_plan:
+                _emit(state.settings, report)
         reports.append(report)
         tokens = report.tokens_after
+        if report.error is not None and state.settings.on_error == "raise":
+            raise report.error
         if change is None:
             continue
         is_summary = isinstance(change.detail, Compacted)
@@ -81,20 +74,8 @@ async def ask_stages(
     return turn, reports, tokens
 
 
-async def _trace_stage(
-    settings: PipelineSettings, act: Act, stage: Stage, turn: Turn, tokens: int, tracer: Tracer
-) -> tuple[Change | None, StageReport]:
-    with span_of(tracer, stage_name(stage), turn.session_id) as span:
-        change, report = await _ask_stage(settings, act, stage, turn, tokens)
-        set_token_attributes(span, report)
-        span.set_attribute("ctxpipe.outcome", report.outcome.value)
-        if report.error is not None:
-            span.set_attribute("error.type", type(report.error).__name__)
-        return change, report
-
-
 async def _ask_stage(
-    settings: PipelineSettings, act: Act, stage: Stage, turn: Turn, tokens: int
+    settings: PipelineSettings, stage: Stage, turn: Turn, tokens: int, is_plan: bool
 ) -> tuple[Change | None, StageReport]:
     """Ask one stage about a turn of *tokens*, and report on it.
 
@@ -102,38 +83,57 @@ async def _ask_stage(
     """
     started = perf_counter()
     change: Change | None = None
+    acted = Outcome.PLANNED if is_plan else Outcome.CHANGED
+    facts: dict[str, Any] = {"outcome": Outcome.SKIPPED, "tokens_after": tokens}
     try:
-        change, facts = await _judge(settings, act, turn, tokens, await act.ask(stage, turn))
+        answer = await _answer_of(stage, turn, is_plan)
+        if isinstance(answer, Change):
+            change, judged = await _judge(settings, turn, tokens, answer)
+            facts |= judged
+        elif isinstance(answer, Skip):
+            facts |= {"reason": answer.reason, "detail": answer.detail}
+        elif isinstance(answer, Intent):
+            facts |= {"outcome": acted, "reason": answer.reason}
+        if change is not None:
+            facts["outcome"] = acted
     except SessionDeleted:
         raise
     # The turn goes on without this stage; cancellation is no Exception.
     except Exception as error:  # noqa: BLE001
-        facts = {"outcome": Outcome.FAILED, "reason": safe_text(error), "error": error}
-    facts = {"tokens_before": tokens, "tokens_after": tokens, **facts}
+        facts |= {"outcome": Outcome.FAILED, "reason": safe_text(error), "error": error}
     seconds = perf_counter() - started
-    report = StageReport(stage_name(stage), turn.session_id, seconds=seconds, **facts)
-    if act.emits:
-        _emit(settings, report)
-    if report.error is not None and settings.on_error == "raise":
-        raise report.error
-    return change, report
+    name = stage_name(stage)
+    return change, StageReport(
+        name, turn.session_id, tokens_before=tokens, seconds=seconds, **facts
+    )
+
+
+async def _answer_of(stage: object, turn: Turn, is_plan: bool) -> Change | Skip | Intent | None:
+    """What *stage* proposes, or would. Raises SettingsError for anything else."""
+    ask: Any = stage  # whatever its type says
+    if is_plan:
+        if not isinstance(stage, PlannedStage):
+            return Intent("it cannot say beforehand: it has no plan of its own")
+        ask = stage.plan
+    awaitable: object = ask(turn)
+    if not isawaitable(awaitable):
+        name = type(awaitable).__name__
+        raise SettingsError(
+            f"its answer, {name}, cannot be awaited; write the stage as `async def`"
+        )
+    answer: object = await awaitable
+    if isinstance(answer, Change | Skip | None) or (is_plan and isinstance(answer, Intent)):
+        return answer
+    raise SettingsError(
+        f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
+    )
 
 
 async def _judge(
-    settings: PipelineSettings, act: Act, turn: Turn, tokens: int, answer: _Answer
-) -> _Verdict:
-    if isinstance(answer, Change):
-        return await _judge_change(settings, act, turn, tokens, answer)
-    if isinstance(answer, Intent):
-        return None, {"outcome": act.outcome, "reason": answer.reason}
-    skip = answer or Skip("")
-    return None, {"outcome": Outcome.SKIPPED, "reason": skip.reason, "detail": skip.detail}
-
-
-async def _judge_change(
-    settings: PipelineSettings, act: Act, turn: Turn, tokens: int, proposal: Change
-) -> _Verdict:
-    facts: dict[str, Any] = {"outcome": Outcome.SKIPPED, "detail": proposal.detail}
+    settings: PipelineSettings, turn: Turn, tokens: int, proposal: Change
+) -> tuple[Change | None, dict[str, Any]]:
+    """The *proposal*, if it counts, and what the report says of it."""
+    facts: dict[str, Any] = {"detail": proposal.detail}
     first = common_prefix(turn.messages, proposal.messages)
     if first == len(turn.messages) == len(proposal.messages):
         return None, {**facts, "reason": "the proposal changes nothing"}
@@ -143,7 +143,7 @@ async def _judge_change(
     refusal = await _refusal(settings, turn, proposal, first, saved)
     if refusal:
         return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
-    facts |= {"outcome": act.outcome, "tokens_after": tokens - saved, "first_changed_index": first}
+    facts |= {"tokens_after": tokens - saved, "first_changed_index": first}
     if settings.prices:
         facts["cost"] = await _cost(settings.prices, turn, proposal, first)
     return proposal, facts
@@ -208,42 +208,6 @@ async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> Rewri
     )
 
 
-# The two acts -------------------------------------------------------------------------------------
-
-
-async def _ask(stage: Stage, turn: Turn) -> Proposal:
-    awaitable: object = stage(turn)  # whatever its type says
-    if not isawaitable(awaitable):
-        name = type(awaitable).__name__
-        raise SettingsError(
-            f"its answer, {name}, cannot be awaited; write the stage as `async def`"
-        )
-    answer: object = await awaitable
-    if isinstance(answer, Change | Skip | None):
-        return answer
-    raise _wrong_answer(answer)
-
-
-async def _ask_for_plan(stage: Stage, turn: Turn) -> _Answer:
-    untyped: object = stage
-    if not isinstance(untyped, PlannedStage):
-        return Intent("it cannot say beforehand: it has no plan of its own")
-    answer: object = await untyped.plan(turn)
-    if isinstance(answer, Change | Skip | Intent | None):
-        return answer
-    raise _wrong_answer(answer)
-
-
-def _wrong_answer(answer: object) -> SettingsError:
-    return SettingsError(
-        f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
-    )
-
-
-RUN = Act(_ask, Outcome.CHANGED, emits=True)
-PLAN = Act(_ask_for_plan, Outcome.PLANNED, emits=False)
-
-
 # Reports ------------------------------------------------------------------------------------------
 
 
@@ -301,8 +265,19 @@ def find_tracer() -> Tracer | None:
     return trace.get_tracer("ctxpipe")
 
 
-def span_of(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
-    """A span of a turn, or of one stage of it."""
+def _describe(span: Span, report: StageReport) -> None:
+    set_token_attributes(span, report)
+    span.set_attribute("ctxpipe.outcome", report.outcome.value)
+    if report.error is not None:
+        span.set_attribute("error.type", type(report.error).__name__)
+
+
+def span_of(
+    tracer: Tracer | None, name: str, session_id: str
+) -> AbstractContextManager[Span | None]:
+    """A span of a turn, or of one stage of it; None without a *tracer*."""
+    if tracer is None:
+        return nullcontext()
     # The text of an error may quote the conversation: the caller gets it with the error, a trace
     # must not.
     return tracer.start_as_current_span(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .._logs import logger
 from .._threads.threads import in_thread, in_thread_if
@@ -15,9 +16,12 @@ from ..stages.protocol import Stage, Tracked, Turn
 from ..stages.reports import Result
 from .finish import finish, messages_to_send
 from .repair import repair_context
-from .stages import PLAN, RUN, Act, ask_stages, find_tracer, set_token_attributes, span_of
+from .stages import ask_stages, find_tracer, set_token_attributes, span_of
 from .state import Overhead, PipelineSettings, Request, State, is_long, model_of
 from .timeline import Step
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 async def run(
@@ -33,14 +37,12 @@ async def run(
     take part.
     """
     tracer = find_tracer()
-    if tracer is None:
-        return await _shape(step, session_id, state, request, RUN, stages)
-    act = replace(RUN, tracer=tracer)
     with span_of(tracer, "run", session_id) as span:
-        result = await _shape(step, session_id, state, request, act, stages)
-        set_token_attributes(span, result)
-        span.set_attribute("ctxpipe.messages", len(result.messages))
-        span.set_attribute("ctxpipe.repaired", len(result.repaired))
+        result = await _shape(step, session_id, state, request, stages, tracer=tracer)
+        if span is not None:
+            set_token_attributes(span, result)
+            span.set_attribute("ctxpipe.messages", len(result.messages))
+            span.set_attribute("ctxpipe.repaired", len(result.repaired))
         return result
 
 
@@ -50,7 +52,7 @@ async def plan(
     """What `run` would do, with no write and no model call."""
     state = settings.new_state()
     step = await in_thread_if(is_long(messages), state.begin, messages)
-    return await _shape(step, session_id, state, request, PLAN)
+    return await _shape(step, session_id, state, request, is_plan=True)
 
 
 async def _shape(
@@ -58,8 +60,10 @@ async def _shape(
     session_id: str,
     state: State,
     request: Request,
-    act: Act,
     stages: Mapping[int, Stage] | None = None,
+    *,
+    is_plan: bool = False,
+    tracer: Tracer | None = None,
 ) -> Result:
     step.same = min(step.same, state.agreed)  # a turn that failed may have left less
     state.cut(step.same)
@@ -75,7 +79,9 @@ async def _shape(
     before = await _count_tokens(state, turn)
     if not stages:
         stages = dict(enumerate(state.settings.stages))
-    turn, reports, after = await ask_stages(act, stages, turn, before, step, state)
+    turn, reports, after = await ask_stages(
+        stages, turn, before, step, state, is_plan=is_plan, tracer=tracer
+    )
     if step.touched.first is not None:
         is_bulk = is_bulky(turn.messages)  # what was bulky may have left
     messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
