@@ -44,4 +44,4 @@ def source_hash(source: str) -> str:
 
 def palette() -> str:
     """The colours of all pages, as CSS."""
-    return (files(__package__) / "palette.css").read_text(encoding="utf-8")
+    return (files(__package__) / "_palette.css").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from ..activity import is_failure, one_line, target, touched_paths
 from ..messages import (
     Block,
     Message,
@@ -25,7 +26,6 @@ from ..messages import (
     tool_results,
     without_surrogates,
 )
-from ..messages.activity import is_failure, one_line, target, touched_paths
 from ..placeholders.notes import Note, note_of, step_line, words_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import TypeAlias, cast
 
 from .._logs import logger
+from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
 from ..messages import (
     MEDIA,
     Message,
@@ -23,7 +24,6 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from ..messages.activity import commands, identifiers, is_one_line, one_line, touched_paths
 from ..messages.identity import digest
 from ..placeholders.placeholders import is_cut, shorten
 from ..placeholders.summaries import (

@@ -8,6 +8,14 @@ from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import cast
 
+from ..activity import (
+    command_line,
+    is_failure,
+    paths_to_deny,
+    says_failure,
+    written_lines,
+    written_paths,
+)
 from ..messages import (
     Message,
     ToolCall,
@@ -18,14 +26,6 @@ from ..messages import (
     results_by_id,
     tool_calls,
     tool_results,
-)
-from ..messages.activity import (
-    command_line,
-    is_failure,
-    paths_to_deny,
-    says_failure,
-    written_lines,
-    written_paths,
 )
 from ..placeholders.placeholders import MAX_SHOWN, any_reference
 from ..placeholders.summaries import RESTORED, restored_path, restored_text, text_of

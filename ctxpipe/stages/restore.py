@@ -14,6 +14,7 @@ from .._callables import is_async
 from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
+from ..activity import is_one_line
 from ..edits.restore import (
     WorkingFile,
     files_of_results,
@@ -25,7 +26,6 @@ from ..edits.restore import (
 from ..edits.shown import obstacle
 from ..errors import SettingsError, StorageError, storage_errors
 from ..messages import Message, ensure_messages
-from ..messages.activity import is_one_line
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import (
     FLAG,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .._text import short_repr
 from .._threads.threads import in_thread
+from ..activity import is_about_file, is_failure, target, touched_paths
 from ..messages import (
     Message,
     ToolCall,
@@ -19,7 +20,6 @@ from ..messages import (
     tool_calls,
     tool_results,
 )
-from ..messages.activity import is_about_file, is_failure, target, touched_paths
 from ..placeholders.placeholders import shorten
 from ..placeholders.summaries import acknowledged_count, own_words, summary_body
 from ..providers.agent_tools import PLAN_NAME

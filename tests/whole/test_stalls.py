@@ -20,12 +20,12 @@ from ctxpipe import (
     Message,
     SmartTruncate,
     TrimReadBacks,
+    activity,
 )
 from ctxpipe._threads import pieces
 from ctxpipe.conversation import repair, stages
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import (
-    activity,
     bulk,
     compact_json,
     is_bulky,

@@ -6,8 +6,8 @@ import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user
 from hypothesis import given
 
+from ctxpipe.activity import Command, commands, identifiers, touched_paths
 from ctxpipe.messages import Message, tool_calls
-from ctxpipe.messages.activity import Command, commands, identifiers, touched_paths
 
 
 def paths_of(name: str, given: dict[str, object]) -> dict[str, bool]:

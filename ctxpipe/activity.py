@@ -11,8 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from .._threads.pieces import pieces_at_blanks
-from ..providers.agent_tools import (
+from ._threads.pieces import pieces_at_blanks
+from .messages import (
+    Message,
+    ToolCall,
+    compact_json,
+    field,
+    result_text,
+    results_by_id,
+    texts,
+    tool_calls,
+    tool_results,
+)
+from .providers.agent_tools import (
     EDITOR_COMMANDS,
     LINES_KEY,
     NEW_TEXT_KEY,
@@ -23,17 +34,6 @@ from ..providers.agent_tools import (
     VIEW_COMMAND,
     WRITING_NAME,
     view,
-)
-from . import (
-    Message,
-    ToolCall,
-    compact_json,
-    field,
-    result_text,
-    results_by_id,
-    texts,
-    tool_calls,
-    tool_results,
 )
 
 _MAX_PATH_CHARS = 400
