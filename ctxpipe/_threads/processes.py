@@ -73,7 +73,7 @@ async def in_process(
     if first != READY:
         return Answers([], "unavailable")
     # What follows the last line break is an answer that was not finished.
-    return Answers([await _decode(line) for line in lines[:-1]], _end(worker.returncode))
+    return Answers(await in_thread(_decode, lines[:-1]), _end(worker.returncode))
 
 
 def _pickle(job: Job, texts: Iterable[str]) -> bytes:
@@ -91,11 +91,8 @@ def _folders() -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-async def _decode(line: bytes) -> object:
-    from anyio.lowlevel import checkpoint
-
-    await checkpoint()
-    return json.loads(line)
+def _decode(lines: Iterable[bytes]) -> list[Any]:
+    return [json.loads(line) for line in lines]
 
 
 def _end(status: int) -> End:

@@ -15,8 +15,6 @@ from .languages import DefinitionType, Language, language_of, languages, steps
 if TYPE_CHECKING:
     from ast_grep_py import Relation, Rule, SgNode
 
-_BATCH = 500  # definitions: decoding them blocks the interpreter
-
 
 @dataclass(frozen=True, slots=True)
 class Definition:
@@ -48,21 +46,13 @@ def definitions(path: str, text: str) -> Definitions | None:
     return tuple(replace(each, line=numbers[each.line - 1]) for each in found)
 
 
-def definitions_in_batches(
-    texts: Sequence[str],
-) -> Iterator[list[tuple[DefinitionType, str, int]] | None]:
-    """The definitions of each file in batches, with None after the last batch of a file.
+def definition_rows(texts: Sequence[str]) -> Iterator[list[tuple[DefinitionType, str, int]]]:
+    """The definitions of each file, each as a tuple of its fields.
 
     *texts* are path, text, path, text, …
     """
-    paths = texts[::2]
-    sources = texts[1::2]
-    for path, text in zip(paths, sources, strict=True):
-        found = definitions(path, text) or ()
-        rows = [(each.type, each.name, each.line) for each in found]
-        for start in range(0, len(rows), _BATCH):
-            yield rows[start : start + _BATCH]
-        yield None
+    for path, text in zip(texts[::2], texts[1::2], strict=True):
+        yield [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
 
 
 # Views --------------------------------------------------------------------------------------------

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
-
-from anyio.lowlevel import checkpoint
 
 from .._logs import logger
 from .._text import short_repr
@@ -19,7 +17,7 @@ from ..settings import FLAG, SIZE, check_settings
 from ..tokens import Counting, as_counter
 from ..tokens.counter import COUNTING
 from ..tokens.memo import Memo
-from .definitions import Definition, definitions_in_batches
+from .definitions import Definition, Definitions, definition_rows
 from .fold import (
     MAX_LINE_SPAN,
     MAX_TOKENS,
@@ -32,10 +30,7 @@ from .fold import (
 from .languages import DefinitionType, language_of
 
 Files: TypeAlias = Sequence[tuple[str, str]]
-Definitions: TypeAlias = tuple[Definition, ...]
 Key: TypeAlias = tuple[str, bytes]
-
-Batch: TypeAlias = list[tuple[DefinitionType, str, int]]
 
 PATIENCE_SECONDS = 10  # source is read at megabytes per second; what takes longer is no source
 _MEMORY_BYTES = 2**30
@@ -157,9 +152,9 @@ async def _parse(files: Files) -> list[Definitions]:
     texts = [part for file in files for part in file]
     memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * sum(map(len, texts))
     answers = await in_process(
-        definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
+        definition_rows, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
     )
-    found = [await _unpack(batches) for batches in _by_file(answers.items)]
+    found = await in_thread(_definitions, answers.items)
     if answers.end == "unavailable":
         logger.warning("no worker process can be started: %d files are not folded", len(files))
     elif len(found) < len(files):
@@ -169,20 +164,5 @@ async def _parse(files: Files) -> list[Definitions]:
     return found
 
 
-def _by_file(answers: Iterable[Batch | None]) -> Iterator[list[Batch]]:
-    """The batches of each file whose answer is complete."""
-    batches: list[Batch] = []
-    for batch in answers:
-        if batch is None:
-            yield batches
-            batches = []
-        else:
-            batches.append(batch)
-
-
-async def _unpack(batches: Iterable[Batch]) -> Definitions:
-    definitions: list[Definition] = []
-    for batch in batches:
-        await checkpoint()
-        definitions += [Definition(*values) for values in batch]
-    return tuple(definitions)
+def _definitions(files: Iterable[Sequence[tuple[DefinitionType, str, int]]]) -> list[Definitions]:
+    return [tuple(Definition(*row) for row in rows) for rows in files]

@@ -13,8 +13,8 @@ from places import SOURCES
 
 from ctxpipe.folding.definitions import (
     Definition,
+    definition_rows,
     definitions,
-    definitions_in_batches,
     without_gutter,
     without_macros,
 )
@@ -279,20 +279,15 @@ def test_a_minified_line_is_passed_over_and_the_others_keep_their_numbers():
     assert outline("a.js", source) == "1 | first\n3 | last"
 
 
-def test_batches_make_up_the_definitions_of_each_file_in_order():
+def test_the_rows_of_each_file_are_its_definitions_in_order():
     long = "".join(f"def f{number}(): pass\n" for number in range(1234))
     files = {"long.py": long, "a.txt": long, "a.js": "function g() {}"}
 
-    answers = list(definitions_in_batches([part for file in files.items() for part in file]))
+    answers = definition_rows([part for file in files.items() for part in file])
 
-    ends = [place for place, batch in enumerate(answers) if batch is None]
-    starts = [0, *(end + 1 for end in ends)]
-    found = [
-        [Definition(*each) for batch in answers[start:end] for each in batch or ()]
-        for start, end in zip(starts, ends, strict=False)
+    assert [[Definition(*row) for row in rows] for rows in answers] == [
+        list(definitions(path, text) or ()) for path, text in files.items()
     ]
-    assert found == [list(definitions(path, text) or ()) for path, text in files.items()]
-    assert max(len(batch or ()) for batch in answers) == 500
 
 
 # Views of a file ----------------------------------------------------------------------------------
