@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from .._text import count_phrase
 from .._threads.processes import in_process
@@ -72,7 +75,10 @@ def offload_tools(
         )
     COUNT.check("max_chars", max_chars)
     texts = _Reader(source, session_id, max_chars)
-    tools = [Tool(_read_tool(max_chars), texts.read), Tool(_SEARCH, texts.search)]
+    tools = [
+        Tool(_read_tool(max_chars), texts.read),
+        Tool(_DEFINITIONS["search_offloaded"], texts.search),
+    ]
     if session is not None:
         tools += compaction_tools(conversation_of(session))
     return tools
@@ -95,51 +101,19 @@ def _source(storage: object) -> TextReader:
     return source
 
 
-_PATH = {"type": "string", "description": "The path exactly as the placeholder gives it."}
+_DEFINITIONS: Mapping[str, ToolParam] = json.loads(
+    (files(__package__) / "definitions.json").read_text("utf-8")
+)
 
 
 def _read_tool(max_chars: int) -> ToolParam:
-    offset = {"type": "integer", "description": "The character to begin at, from 0.", "default": 0}
-    limit = {
-        "type": "integer",
-        "description": f"How many characters, at most {max_chars}.",
-        "default": max_chars,
-    }
-    return {
-        "name": "read_offloaded",
-        "description": (
-            "Read a tool result that was offloaded to a file, from the path in its placeholder."
-            " Gives a page of characters and says where the next one begins."
-        ),
-        "input_schema": {
-            "type": "object",
-            "properties": {"path": _PATH, "offset": offset, "limit": limit},
-            "required": ["path"],
-        },
-    }
-
-
-_SEARCH: ToolParam = {
-    "name": "search_offloaded",
-    "description": (
-        "Search a tool result that was offloaded to a file. Gives the lines that match, long ones"
-        " in part, with line number and the character offset to read on from."
-    ),
-    "input_schema": {
-        "type": "object",
-        "properties": {
-            "path": _PATH,
-            "pattern": {"type": "string", "description": "The text to look for, literally."},
-            "limit": {"type": "integer", "description": "How many matches at most.", "default": 20},
-            "regex": {
-                "type": "boolean",
-                "description": "Take the pattern as a regular expression.",
-                "default": False,
-            },
-        },
-        "required": ["path", "pattern"],
-    },
-}
+    """The definition of the reading tool, with its own limit."""
+    definition: Any = deepcopy(_DEFINITIONS["read_offloaded"])
+    limit = definition["input_schema"]["properties"]["limit"]
+    limit["description"] = limit["description"].format(max_chars=max_chars)
+    limit["default"] = max_chars
+    tool: ToolParam = definition
+    return tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,31 +266,12 @@ LEAST_FILL = 0.2
 """Of the budget's trigger: a summary of less saves little."""
 FOCUS_CHARS = 2_000
 
-_COMPACT: ToolParam = {
-    "name": "compact_context",
-    "description": (
-        "Have the conversation so far replaced by a summary before your next turn, for example when"
-        " a part of the task is done and its details are no longer needed. The raw messages are"
-        " kept in files that the summary names."
-    ),
-    "input_schema": {
-        "type": "object",
-        "properties": {
-            "focus": {
-                "type": "string",
-                "description": "What the summary should keep, in a sentence or two.",
-            }
-        },
-        "required": ["focus"],
-    },
-}
-
 
 def compaction_tools(conversation: Conversation) -> list[Tool]:
     """The tool `compact_context` of *conversation*; none where its pipeline cannot compact."""
     if not conversation.can_compact:
         return []
-    return [Tool(_COMPACT, _Compaction(conversation).ask)]
+    return [Tool(_DEFINITIONS["compact_context"], _Compaction(conversation).ask)]
 
 
 @dataclass(slots=True)
