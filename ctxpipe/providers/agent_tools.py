@@ -7,9 +7,10 @@ take a path, a folder or a command line, and how they number the lines of a file
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from importlib.resources import files
+from typing import Any, NamedTuple, TypeAlias
 
 Keys: TypeAlias = str | Sequence[str]
 
@@ -17,88 +18,20 @@ ReadingTools: TypeAlias = Mapping[str, Keys]
 """Name of a tool → the input key that holds the path, or several keys where agents differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTool:
-    """A tool called *name*.
-
-    *read* are the keys of the path that it shows. An input that *has_text* holds whole texts, which
-    may go to a file when they are old. What *runs* takes a command line, and is known by its name
-    in lower case.
-    """
-
-    name: str
-    read: Keys = ()
-    has_text: bool = False
-    runs: bool = False
-
-
-_ANY_PATH = ("path", "filePath", "file_path")
-
-_WRITERS = [
-    "write_file",
-    "create_file",
-    "edit_file",
-    "Write",
-    "Edit",
-    "MultiEdit",
-    "NotebookEdit",
-    "write",
-    "edit",
-    "multiedit",
-    "apply_patch_call",
-    "create",
-    "apply_patch",
-    "patch",
-    "ExitPlanMode",
-]
-_SHELLS = [
-    "bash",
-    "container.exec",
-    "exec_command",
-    "execute",
-    "execute_bash",
-    "execute_command",
-    "local_shell",
-    "local_shell_call",
-    "run_command",
-    "run_in_terminal",
-    "run_shell_command",
-    "run_terminal_cmd",
-    "sh",
-    "shell",
-    "shell_call",
-    "shell_command",
-    "terminal",
-]
-
-AGENT_TOOLS = (
-    AgentTool("read_file", read=(*_ANY_PATH, "absolute_path", "target_file")),
-    AgentTool("Read", read="file_path"),
-    AgentTool("read", read=_ANY_PATH),
-    AgentTool("ReadFile", read="path"),
-    AgentTool("read_many_files", read="path"),
-    AgentTool("view", read=("path", "file_path")),
-    AgentTool("View", read=("file_path", "path")),
-    AgentTool("view_file", read=("path", "file_path", "AbsolutePath")),
-    AgentTool("open_file", read="path"),
-    AgentTool("NotebookRead", read="notebook_path"),
-    # Editors, which do both; `VIEW_COMMAND` says which of the two a call does.
-    AgentTool("str_replace_editor", read="path", has_text=True),
-    AgentTool("str_replace_based_edit_tool", read="path", has_text=True),
-    *(AgentTool(name, has_text=True) for name in _WRITERS),
-    *(AgentTool(name, runs=True) for name in _SHELLS),
+_TABLE: Mapping[str, Any] = tomllib.loads(
+    (files(__package__) / "agent_tools.toml").read_text("utf-8")
 )
 
 READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
 """The only reading tool that the requirements name."""
 
-COMMON_READING_TOOLS: ReadingTools = {tool.name: tool.read for tool in AGENT_TOOLS if tool.read}
+COMMON_READING_TOOLS: ReadingTools = _TABLE["reading"]
 """The reading tools of widespread agents and editors."""
 
-WRITING_TOOLS = frozenset(tool.name for tool in AGENT_TOOLS if tool.has_text)
+WRITING_TOOLS: frozenset[str] = frozenset(_TABLE["writing"])
 """Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
 
-SHELL_TOOLS = frozenset(tool.name for tool in AGENT_TOOLS if tool.runs)
+SHELL_TOOLS: frozenset[str] = frozenset(_TABLE["shells"])
 """Tools that take a command line, in lower case."""
 
 READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
@@ -119,19 +52,7 @@ COMMAND_KEYS = ("command", "cmd")
 LINES_KEY = "commands"
 """The key of a list of command lines, each of which runs on its own."""
 
-FOLDER_KEYS = (
-    "workdir",
-    "work_dir",
-    "working_dir",
-    "working_directory",
-    "workingDirectory",
-    "cwd",
-    "Cwd",
-    "cd",
-    "dir_path",
-    "directory",
-    "folder",
-)
+FOLDER_KEYS: Sequence[str] = _TABLE["folder_keys"]
 """The keys of the folder in which a command line runs."""
 
 PLACE_KEY = re.compile(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from ctxpipe.providers.agent_tools import (
-    AGENT_TOOLS,
     COMMAND_KEYS,
     COMMON_READING_TOOLS,
     EDITOR_COMMANDS,
@@ -29,17 +28,9 @@ LINE = "    return 1"
 FORMS = ["     7\t{}", "7→{}", "7\t{}", "7|{}", "7: {}"]
 
 
-def test_each_tool_is_in_the_table_once():
-    names = [tool.name for tool in AGENT_TOOLS]
-
-    assert len(names) == len(set(names))
-
-
 def test_a_tool_that_runs_command_lines_shows_and_changes_no_path():
-    for tool in AGENT_TOOLS:
-        if tool.runs:
-            assert (tool.read, tool.has_text) == ((), False)
-            assert tool.name == tool.name.lower()
+    assert SHELL_TOOLS.isdisjoint(COMMON_READING_TOOLS.keys() | WRITING_TOOLS)
+    assert all(name == name.lower() for name in SHELL_TOOLS)
 
 
 def test_only_one_reading_tool_is_known_without_asking_for_more():
@@ -56,7 +47,7 @@ def test_what_both_shows_and_changes_files_is_an_editor_with_commands():
 
 
 def test_tools_are_known_by_other_names_than_ours():
-    assert READ_BACK_TOOLS.isdisjoint(tool.name for tool in AGENT_TOOLS)
+    assert READ_BACK_TOOLS.isdisjoint(COMMON_READING_TOOLS.keys() | WRITING_TOOLS | SHELL_TOOLS)
 
 
 def test_every_known_key_of_a_command_line_is_also_a_possible_one():
