@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -305,22 +305,17 @@ async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage):
         await search(storage, {"path": "s/a.md", "pattern": "x" * 1001})
 
 
-async def test_a_pattern_that_would_run_for_ever_is_stopped(storage: LocalStorage, monkeypatch):
+@pytest.mark.parametrize(
+    "text", ["a" * 60 + "!", ("a" * 18 + "!\n") * 20_000], ids=["line", "lines"]
+)
+async def test_a_pattern_that_would_run_for_ever_is_stopped(
+    storage: LocalStorage, monkeypatch, text: str
+):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
-    await storage.write([("s/evil.md", "a" * 60 + "!")])
+    await storage.write([("s/evil.md", text)])
 
     with pytest.raises(ToolInputError, match=r"the search took longer than 0\.05 s"):
         await search(storage, {"path": "s/evil.md", "pattern": r"(a|aa)+$", "regex": True})
-
-
-async def test_many_lines_that_each_take_a_while_are_stopped_too(
-    storage: LocalStorage, monkeypatch
-):
-    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
-    await storage.write([("s/long.md", ("a" * 18 + "!\n") * 20_000)])
-
-    with pytest.raises(ToolInputError, match="the search took longer"):
-        await search(storage, {"path": "s/long.md", "pattern": r"(a|aa)+$", "regex": True})
 
 
 HOSTILE_PATTERNS = [
@@ -496,15 +491,6 @@ async def test_names_given_as_one_text_are_refused(storage: LocalStorage):
         await answer(tool_use("t1", "bash"), tools(storage), others="bash")
 
 
-@pytest.mark.parametrize("given", [{}, {"path": "gone.md"}, None, ["s/a.md"], "s/a.md"])
-async def test_what_fails_is_answered_with_an_error(storage: LocalStorage, given: Any):
-    result = await answer({**tool_use("t1", "search_offloaded"), "input": given}, tools(storage))
-
-    assert result is not None
-    assert result["is_error"] is True
-    assert result["content"]
-
-
 async def test_a_tool_of_ones_own_is_a_tool_like_any_other():
     async def echo(arguments: Mapping[str, object]) -> str:
         return str(arguments["text"])
@@ -516,40 +502,31 @@ async def test_a_tool_of_ones_own_is_a_tool_like_any_other():
 
 
 @pytest.mark.parametrize(
-    "block",
+    "given",
     [
-        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "gone.md"}},
-        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": '{"path": "s/a.md"}'},
-        {"type": "tool_use", "id": "t1", "name": "read_offloaded"},
-        {
-            "type": "tool_use",
-            "id": "t1",
-            "name": "read_offloaded",
-            "input": {"path": "s/a.md", "offset": -(10**5000)},
-        },
-        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "x" * 10**6}},
-        {
-            "type": "tool_use",
-            "id": "t1",
-            "name": "read_offloaded",
-            "input": {"path": "s/a.md", "limit": [1] * 10**5},
-        },
-        ToolUseBlock(
-            type="tool_use", id="t1", name="read_offloaded", input={"path": "\0", "offset": 1}
-        ),
+        *({}, None, ["s/a.md"], '{"path": "s/a.md"}', {"path": "gone.md"}),
+        *({"path": "\0", "offset": 1}, {"path": "x" * 10**6}),
+        *({"path": "s/a.md", "offset": -(10**5000)}, {"path": "s/a.md", "limit": [1] * 10**5}),
     ],
 )
+@pytest.mark.parametrize("number", [0, 1], ids=["read", "search"])
 async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
-    storage: LocalStorage, block: Any
+    storage: LocalStorage, number: int, given: Any
 ):
-    result = await tools(storage)[0].result(block)
+    tool = tools(storage)[number]
+    call = {**tool_use("t1", tool.name), "input": given}
+    made = ToolUseBlock.model_construct(type="tool_use", id="t1", name=tool.name, input=given)
 
-    assert (result["type"], result["tool_use_id"], result["is_error"]) == (
-        "tool_result",
-        "t1",
-        True,
-    )
-    assert 0 < len(str(result["content"])) < 500
+    for result in (await tool.result(call), await tool.result(made), await answer(call, [tool])):
+        assert result is not None
+        assert (result["tool_use_id"], result["is_error"]) == ("t1", True)
+        assert 0 < len(str(result["content"])) < 500
+
+
+async def answered(handle: Callable[[Mapping[str, object]], Awaitable[str]]) -> Any:
+    """The result of a tool that does *handle*."""
+    tool = Tool({"name": "mine", "input_schema": {"type": "object"}}, handle)
+    return await tool.result(tool_use("t1", "mine"))
 
 
 @pytest.mark.parametrize(
@@ -566,14 +543,12 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(error:
     async def fail(_: Mapping[str, object]) -> str:
         raise error
 
-    result = await Tool({"name": "fail", "input_schema": {"type": "object"}}, fail).result(
-        tool_use("t1", "fail")
-    )
+    result = await answered(fail)
 
     assert result["is_error"] is True
     assert "/srv/secret" not in str(result["content"])
     records = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert records == [f"the tool fail failed: {type(error).__name__}"]
+    assert records == [f"the tool mine failed: {type(error).__name__}"]
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
@@ -581,39 +556,28 @@ async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: st
     async def refuse(_: Mapping[str, object]) -> str:
         raise ToolInputError(words)
 
-    result = await Tool({"name": "row", "input_schema": {"type": "object"}}, refuse).result(
-        tool_use("t1", "row")
-    )
+    result = await answered(refuse)
 
     assert result["is_error"] is True
     assert str(result["content"]).strip()
     assert str(result["content"]).isprintable()
 
 
-@pytest.mark.parametrize("said", [None, b"row", {"row": 1}, 5, ["row"]])
-async def test_an_answer_that_is_no_text_is_an_error_which_the_api_takes(said: Any):
+FAILED = tool_result("t1", "the tool failed (TypeError); try something else", is_error=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        *((said, FAILED) for said in (None, b"row", {"row": 1}, 5, ["row"])),
+        ("half of a pair: \ud83d", tool_result("t1", "half of a pair: \ufffd")),
+    ],
+)
+async def test_whatever_a_handler_answers_the_api_takes(said: Any, result: dict[str, Any]):
     async def say(_: Mapping[str, object]) -> str:
         return cast("str", said)
 
-    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(
-        tool_use("t1", "say")
-    )
-
-    assert (result["is_error"], result["content"]) == (
-        True,
-        "the tool failed (TypeError); try something else",
-    )
-
-
-async def test_an_answer_that_cannot_be_encoded_can_be_sent():
-    async def say(_: Mapping[str, object]) -> str:
-        return "half of a pair: \ud83d"
-
-    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(
-        tool_use("t1", "say")
-    )
-
-    assert result == tool_result("t1", "half of a pair: \ufffd")
+    assert await answered(say) == result
 
 
 async def test_a_cancelled_call_is_no_result():
@@ -622,9 +586,7 @@ async def test_a_cancelled_call_is_no_result():
         return ""
 
     with anyio.move_on_after(0.01) as scope:
-        await Tool({"name": "wait", "input_schema": {"type": "object"}}, wait).result(
-            tool_use("t1", "wait")
-        )
+        await answered(wait)
 
     assert scope.cancelled_caught
 

@@ -17,13 +17,11 @@ import pytest
 from api_rules import faults
 from cancellation import cancelled
 from histories import (
-    MARK,
     assistant,
     chat,
     conversation,
     histories,
     step,
-    text,
     tool_result,
     tool_use,
     user,
@@ -51,10 +49,8 @@ from ctxpipe import (
 )
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
-from ctxpipe.messages import Message, blocks, cache_marks
-from ctxpipe.messages.identity import digest, without_marks
+from ctxpipe.messages import Message, blocks
 from ctxpipe.session import Session
-from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
@@ -784,99 +780,7 @@ async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_wi
 # Any caller ---------------------------------------------------------------------------------------
 
 
-def marked(message: Message, *, in_place: bool) -> Message:
-    """*message* with a mark at its last block."""
-    content = message["content"]
-    held: list[Any] = [text(content)] if isinstance(content, str) else list(content)
-    if in_place and not isinstance(content, str):
-        cast("dict[str, Any]", held[-1]).update(MARK)
-        return message
-    return cast("Message", {**message, "content": [*held[:-1], {**held[-1], **MARK}]})
-
-
-def with_marks_moved(history: list[Message], number: int, *, in_place: bool) -> list[Message]:
-    """*history* marked at its end and at one other place, and nowhere else.
-
-    A caller does it so for each request.
-    """
-    if in_place:
-        for message in history:
-            for block in blocks(message):
-                cast("dict[str, Any]", block).pop("cache_control", None)
-    else:
-        history = [without_marks(message) for message in history]
-    for index in {len(history) - 1, number % len(history)}:
-        history[index] = marked(history[index], in_place=in_place)
-    return history
-
-
 def edited(history: list[Message], number: int) -> list[Message]:
     """*history*, whose first request was exchanged in place."""
     cast("dict[str, Any]", history[0])["content"] = f"go, edited {number}"
     return history
-
-
-def cut(history: list[Message], number: int) -> list[Message]:
-    """The beginning of *history*, which ends with no call."""
-    stop = number % (len(history) + 1)
-    while stop and any(
-        cast("Any", block)["type"] == "tool_use" for block in blocks(history[stop - 1])
-    ):
-        stop -= 1
-    return history[:stop] or [user("anew")]
-
-
-ACT: dict[str, Callable[[list[Message], int], list[Message]]] = {
-    "grow": lambda history, number: [
-        *history,
-        *step(f"g{number}", result=f"{number} words " * (number % 60)),
-    ],
-    "long": lambda history, number: [*history, *step(f"l{number}", result=f"{number} " + LONG)],
-    "cut": cut,
-    "branch": lambda history, number: [*cut(history, number), user(f"another way {number}")],
-    "rebuild": lambda history, _: json.loads(json.dumps(history)),
-    "mark": lambda history, number: with_marks_moved(history, number, in_place=False),
-    "mark in place": lambda history, number: with_marks_moved(history, number, in_place=True),
-    "edit": edited,
-}
-ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["grow", "grow", *ACT]), st.integers(0, 999)), min_size=1, max_size=14
-)
-
-
-@pytest.mark.parametrize("adopts", [False, True], ids=["full history", "adopting"])
-# each writes some files, and starts some sessions
-@settings(max_examples=settings().max_examples // 5)
-@given(ACTIONS)
-async def test_whatever_a_caller_does_the_context_is_sound_and_another_process_would_send_the_same(
-    adopts: bool, actions: list[tuple[str, int]]
-):
-    with tempfile.TemporaryDirectory() as root:
-        storage = LocalStorage(root, clock=float)
-        session = small(root).session("s", journal=storage, verify=True)
-        history = [user("go")]
-        for number, (action, choice) in enumerate(actions):
-            history = ACT[action](history, choice + 1000 * number)
-            before = copy.deepcopy(history)
-
-            result = await session.run(history)
-
-            assert history == before
-            assert not faults(result.messages)
-            check_marks(session, history, result.messages)
-            again = small(root).session("s", journal=storage, verify=True)
-            resumed = await again.run(copy.deepcopy(history))
-            assert bytes_of(resumed.messages) == bytes_of(result.messages)
-            if not adopts:
-                back = await again.history()
-                assert list(map(digest, back)) == list(map(digest, history))
-            history = list(result.messages) if adopts else history
-
-
-def check_marks(session: Session, history: list[Message], context: list[Message]) -> None:
-    """The marks of *context* are those of *history*, where there is still a message for them."""
-    assert sum(sum(1 for _ in cache_marks(message)) for message in context) <= 4
-    for index, message in enumerate(history):
-        place = conversation_of(session)._memory.timeline._position(index)
-        if place is not None:
-            assert list(cache_marks(context[place])) == list(cache_marks(message))
