@@ -15,6 +15,7 @@ from ..placeholders.placeholders import any_reference
 from ..session import Session
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger
+from ..wire.values import result_block, use_block
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
 from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
@@ -164,7 +165,9 @@ class _Run:
         """The call whose reply is message *at* of the transcript."""
         reply = self.transcript.messages[at]
         self._append_until(at)
-        self._expire_cache(call)
+        every = self.settings.rest_every
+        if every and call and call % every == 0 and not self.transcript.seconds:
+            self.bench.clock.now += self.settings.cache.ttl_seconds + 1
         moments = [await self._run_pipeline(call)]
         use, missing = self._use(reply)
         if self.settings.refetch and sum(missing.values()) >= REFETCH_WEIGHT:
@@ -197,22 +200,13 @@ class _Run:
             self.past.learn(message)
         self.bench.files.learn(new)
         clock = self.bench.clock
-        for place in range(start, at + 1):
-            clock.now = max(clock.now, self.transcript.seconds.get(place, clock.now))
+        times = [self.transcript.seconds.get(place, 0.0) for place in range(start, at + 1)]
+        clock.now = max([clock.now, *times])
 
     @property
     def _seconds(self) -> float | None:
-        if self.transcript.seconds or self.settings.rest_every:
-            return self.bench.clock.now
-        return None
-
-    def _expire_cache(self, call: int) -> None:
-        """Before every *rest_every*-th call, pause longer than the cache lives."""
-        every = self.settings.rest_every
-        if not every or not call or self.transcript.seconds:
-            return
-        if call % every == 0:
-            self.bench.clock.now += self.settings.cache.ttl_seconds + 1
+        has_times = self.transcript.seconds or self.settings.rest_every
+        return self.bench.clock.now if has_times else None
 
     async def _run_pipeline(self, call: int) -> Moment:
         """Run the pipeline; a summary that it had written is a request too."""
@@ -305,8 +299,8 @@ class _Run:
             call_id = f"refetch-{self.fetched}"
             pointer = pointers.get(source.call_id) or self.steps.get(source.call_id)
             name, arguments = self._call(source, pointer)
-            calls.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
-            results.append({"type": "tool_result", "tool_use_id": call_id, "content": source.text})
+            calls.append(use_block(call_id, name, arguments))
+            results.append(result_block(call_id, source.text))
         ask = {"role": "assistant", "content": calls}
         answer = {"role": "user", "content": results}
         return cast("Message", ask), cast("Message", answer)
@@ -319,9 +313,9 @@ class _Run:
         """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}
-        message = self.transcript.messages[max(0, source.message - 1)]
         if source.role == "user" and source.call_id:
-            for call in tool_calls([message]):
+            before = self.transcript.messages[max(0, source.message - 1)]
+            for call in tool_calls([before]):
                 if call.id == source.call_id:
                     return call.name, call.input
         return "read_history", {"message": source.message}
@@ -345,12 +339,10 @@ def _has_image(message: Message) -> bool:
 
 def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """The id of each call whose result or input was offloaded, and the location of that."""
-    for call in tool_calls(context):
-        for text in strings(call.input):
-            where = any_reference(text)
-            if where is not None:
-                yield call.id, where
-    for result in tool_results(context):
-        where = any_reference(result.content)
+    contents: list[tuple[str, object]] = []
+    contents += [(call.id, text) for call in tool_calls(context) for text in strings(call.input)]
+    contents += [(result.tool_use_id, result.content) for result in tool_results(context)]
+    for call_id, content in contents:
+        where = any_reference(content)
         if where is not None:
-            yield result.tool_use_id, where
+            yield call_id, where

@@ -49,8 +49,8 @@ class _Walk:
 
     def seal(self, block: JsonObject) -> str:
         """The signature of the thinking block *block* at this place."""
-        parts = [self.digest.hexdigest(), self.previous or NONE, _own_digest(block)]
-        return base64.b64encode(".".join(parts).encode()).decode()
+        sealed = f"{self.digest.hexdigest()}.{self.previous or NONE}.{_own_digest(block)}"
+        return base64.b64encode(sealed.encode()).decode()
 
     def fault(self, block: JsonObject, model: Model) -> Literal["signature", "prefix"] | None:
         """What is wrong with the thinking block *block* at this place."""
@@ -62,8 +62,7 @@ class _Walk:
         if own != _own_digest(block):
             return "signature"
         # Thinking may be removed from the start of a conversation, not from its middle.
-        is_linked = self.previous in ("", previous)
-        is_bound = prefix == self.digest.hexdigest() and is_linked
+        is_bound = prefix == self.digest.hexdigest() and self.previous in ("", previous)
         return None if is_bound or model.thinking != "bound" else "prefix"
 
 
