@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from .._json import JsonObject
 from ..messages import field, kind
 from ..wire import ResponsesCodec
-from .foreign import Items
+from .items import Items
 from .openai_responses import valid_item
 from .records import Record, Recording
 

@@ -11,7 +11,7 @@ from .._json import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ChatCodec
-from .foreign import TEXT_OR_LIST, Items, request_of, valid_object
+from .items import TEXT_OR_LIST, Items, request_of, valid_object
 from .records import Record, Recording
 
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")

@@ -11,7 +11,7 @@ from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ResponsesCodec
 from ..wire.openai_responses import ANSWERED, OUTPUT
-from .foreign import TEXT_OR_LIST, Items, request_of, valid_object
+from .items import TEXT_OR_LIST, Items, request_of, valid_object
 from .records import Record, Recording
 
 ITEMS = ANSWERED | {name + OUTPUT for name in ANSWERED} | {"item_reference", "reasoning"}

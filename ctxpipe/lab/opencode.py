@@ -17,7 +17,7 @@ from ..wire.values import (
     thinking_block,
     use_block,
 )
-from .foreign import valid_object
+from .items import valid_object
 from .records import Entry, Record, Recording, second_conversation, seconds
 
 Block = JsonDict

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypedDict
 from .._json import JsonObject
 from ..messages import Message
 from . import turns
-from .turns import Messages, Problems, blocks_of, each_block
+from .turns import CLIENT_ID, SERVER_ID, Messages, Problems, blocks_of, each_block
 
 
 class RequestBody(TypedDict, total=False):
@@ -190,7 +190,6 @@ def _block_shape(where: str, block: Any) -> Problems:
         return
     kind = block["type"]
     yield from _field_types(f"{where}.{kind}", block)
-    yield from _id_patterns(f"{where}.{kind}", block)
     yield from _name_length(where, block)
     # Observed: `caller: null`, as a dump of the reply's blocks has it, is refused.
     if kind in turns.CALLS and not isinstance(block.get("caller", {}), dict):
@@ -206,15 +205,13 @@ def _field_types(where: str, block: JsonObject) -> Problems:
     for name, expected in FIELDS.get(block["type"], {}).items():
         if name not in block:
             yield f"{where}.{name}: Field required"
-        elif not isinstance(block[name], expected):
-            yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
-
-
-def _id_patterns(where: str, block: JsonObject) -> Problems:
-    for name, pattern in turns.ID_PATTERNS.get(block["type"], {}).items():
-        value = block.get(name)
-        if isinstance(value, str) and not re.fullmatch(pattern, value):
-            yield f"{where}.{name}: String should match pattern '^{pattern}$'"
+        elif isinstance(expected, type):
+            if not isinstance(block[name], expected):
+                yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
+        elif not isinstance(block[name], str):
+            yield f"{where}.{name}: Input should be a valid string"
+        elif not expected.fullmatch(block[name]):
+            yield f"{where}.{name}: String should match pattern '^{expected.pattern}$'"
 
 
 def _name_length(where: str, block: JsonObject) -> Problems:
@@ -236,16 +233,17 @@ def _result_shape(where: str, block: JsonObject) -> Problems:
 
 MAX_NAME = 200
 # Documented: the required fields of each block, as the API's reference lists them.
-FIELDS: Mapping[str, Mapping[str, type]] = {
+FIELDS: Mapping[str, Mapping[str, type | re.Pattern[str]]] = {
     "text": {"text": str},
     "image": {"source": dict},
     "document": {"source": dict},
     "search_result": {"source": str, "title": str, "content": list},
-    "tool_use": {"id": str, "name": str, "input": dict},
-    "tool_result": {"tool_use_id": str},
-    "server_tool_use": {"id": str, "name": str, "input": dict},
-    "mcp_tool_use": {"id": str, "name": str, "server_name": str, "input": dict},
-    **{kind: {"tool_use_id": str} for kind in turns.SERVER_RESULTS},
+    "tool_use": {"id": CLIENT_ID, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": CLIENT_ID},
+    "server_tool_use": {"id": SERVER_ID, "name": str, "input": dict},
+    "mcp_tool_use": {"id": CLIENT_ID, "name": str, "server_name": str, "input": dict},
+    **{kind: {"tool_use_id": SERVER_ID} for kind in turns.SERVER_RESULTS},
+    "mcp_tool_result": {"tool_use_id": CLIENT_ID},
     "thinking": {"thinking": str, "signature": str},
     "redacted_thinking": {"data": str},
     "container_upload": {"file_id": str},

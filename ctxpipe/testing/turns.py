@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
@@ -37,16 +37,8 @@ SERVER_RESULTS = frozenset(
 CALLS = SERVER_USES | {"tool_use"}
 
 # Documented in the reference; the error was observed for tool_use and server_tool_use.
-CLIENT_ID = "[a-zA-Z0-9_-]+"
-SERVER_ID = "srvtoolu_[a-zA-Z0-9_]+"
-ID_PATTERNS: Mapping[str, Mapping[str, str]] = {
-    "tool_use": {"id": CLIENT_ID},
-    "tool_result": {"tool_use_id": CLIENT_ID},
-    "mcp_tool_use": {"id": CLIENT_ID},
-    "server_tool_use": {"id": SERVER_ID},
-    **{kind: {"tool_use_id": SERVER_ID} for kind in SERVER_RESULTS},
-    "mcp_tool_result": {"tool_use_id": CLIENT_ID},
-}
+CLIENT_ID = re.compile("[a-zA-Z0-9_-]+")
+SERVER_ID = re.compile("srvtoolu_[a-zA-Z0-9_]+")
 
 
 def blocks_of(holder: JsonObject) -> Sequence[Any]:
@@ -192,7 +184,7 @@ def server_calls(messages: Messages) -> Problems:
 
 def _needs_call(result: JsonObject) -> bool:
     is_known = result["type"] in SERVER_RESULTS
-    return is_known or re.fullmatch(SERVER_ID, str(result.get("tool_use_id"))) is not None
+    return is_known or SERVER_ID.fullmatch(str(result.get("tool_use_id"))) is not None
 
 
 def _no_result(index: int, use: JsonObject) -> str:
