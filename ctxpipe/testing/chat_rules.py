@@ -15,8 +15,9 @@ from .turns import Problems
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 MAX_CALL_ID = 40
-MAX_TOOL_NAME = 64
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+ARGUMENTS = {"function": "arguments", "custom": "input"}
+"""The field in which a call of each type has its arguments."""
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Documented: the parts that the content of each role may hold.
 PARTS: Mapping[str, frozenset[str]] = {
     "system": frozenset({"text"}),
@@ -62,8 +63,8 @@ def _message(where: str, message: Any) -> Problems:
         yield role_problem(role, ROLES)
         return
     yield from _content(where, role, message)
-    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-        yield f"Missing required parameter: '{where}.tool_call_id'."
+    if role == "tool":
+        yield from missing_texts(where, message, "tool_call_id")
     if role == "assistant" and "tool_calls" in message:
         yield from _calls(f"{where}.tool_calls", message["tool_calls"])
 
@@ -94,21 +95,15 @@ def _calls(where: str, calls: Any) -> Problems:
 
 
 def _call(where: str, call: JsonObject) -> Problems:
-    name = call.get("id")
-    if not isinstance(name, str):
-        yield f"Missing required parameter: '{where}.id'."
-    elif len(name) > MAX_CALL_ID:
-        yield too_long(f"{where}.id", name, MAX_CALL_ID)
+    yield from missing_texts(where, call, "id")
+    yield from too_long(f"{where}.id", call.get("id"), MAX_CALL_ID)
     kind = call.get("type")
-    if kind not in ("function", "custom"):
+    if kind not in ARGUMENTS:
         yield f"Invalid value: '{kind}'. Supported values are: 'function' and 'custom'."
         return
     called: JsonObject = call.get(kind) or {}
-    for field in ("name", {"function": "arguments", "custom": "input"}[kind]):
-        if not isinstance(called.get(field), str):
-            yield f"Missing required parameter: '{where}.{kind}.{field}'."
-    tool = called.get("name", "")
-    if not _TOOL_NAME.fullmatch(tool) or len(tool) > MAX_TOOL_NAME:
+    yield from missing_texts(f"{where}.{kind}", called, "name", ARGUMENTS[kind])
+    if not _TOOL_NAME.fullmatch(called.get("name", "")):
         yield (
             f"Invalid '{where}.{kind}.name': string does not match pattern. Expected a string "
             "that matches the pattern '^[a-zA-Z0-9_-]+$'."
@@ -117,41 +112,31 @@ def _call(where: str, call: JsonObject) -> Problems:
 
 def _pairs(messages: Sequence[JsonObject]) -> Problems:
     """Observed: each call is answered once, before anything else is said."""
-    waiting: list[str] = []
-    called: set[str] = set()
-    for index, message in enumerate(messages):
+    answered: dict[str, bool] = {}  # by the id of each call of the last message that has called
+    for index, message in enumerate([*messages, {"role": "the end"}]):
         if message["role"] == "tool":
-            yield from _result(index, message["tool_call_id"], waiting, called)
+            call = message["tool_call_id"]
+            if not answered:
+                yield (
+                    "Invalid parameter: messages with role 'tool' must be a response to a "
+                    f"preceeding message with 'tool_calls'. (messages[{index}])"
+                )
+            elif call not in answered:
+                yield (
+                    f"Invalid parameter: 'tool_call_id' of '{call}' not found in 'tool_calls' of "
+                    "previous message."
+                )
+            else:
+                answered[call] = True
             continue
+        waiting = [call for call, is_answered in answered.items() if not is_answered]
         if waiting:
-            yield _calls_without_results(waiting)
-        waiting = [call["id"] for call in message.get("tool_calls") or []]
-        called = set(waiting)
-    if waiting:
-        yield _calls_without_results(waiting)
-
-
-def _result(index: int, call: str, waiting: list[str], called: set[str]) -> Problems:
-    if not called:
-        yield (
-            "Invalid parameter: messages with role 'tool' must be a response to a preceeding "
-            f"message with 'tool_calls'. (messages[{index}])"
-        )
-    elif call not in called:
-        yield (
-            f"Invalid parameter: 'tool_call_id' of '{call}' not found in 'tool_calls' of "
-            "previous message."
-        )
-    elif call in waiting:
-        waiting.remove(call)
-
-
-def _calls_without_results(waiting: Sequence[str]) -> str:
-    return (
-        "An assistant message with 'tool_calls' must be followed by tool messages responding to "
-        "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
-        f"{', '.join(waiting)}"
-    )
+            yield (
+                "An assistant message with 'tool_calls' must be followed by tool messages "
+                "responding to each 'tool_call_id'. The following tool_call_ids did not have "
+                f"response messages: {', '.join(waiting)}"
+            )
+        answered = {call["id"]: False for call in message.get("tool_calls") or ()}
 
 
 def _short(where: str) -> str:
@@ -182,12 +167,20 @@ def role_problem(role: object, roles: Sequence[str]) -> str:
     return f"Invalid value: '{role}'. Supported values are: {supported}, and {roles[-1]!r}."
 
 
-def too_long(where: str, text: str, most: int) -> str:
+def missing_texts(where: str, holder: JsonObject, *names: str) -> Problems:
+    """The error for each of the fields *names* in which *holder* has no text."""
+    for name in names:
+        if not isinstance(holder.get(name), str):
+            yield f"Missing required parameter: '{where}.{name}'."
+
+
+def too_long(where: str, text: object, most: int) -> Problems:
     """The error for a *text* of more than *most* characters."""
-    return (
-        f"Invalid '{where}': string too long. Expected a string with maximum length {most}, but "
-        f"got a string with length {len(text)} instead."
-    )
+    if isinstance(text, str) and len(text) > most:
+        yield (
+            f"Invalid '{where}': string too long. Expected a string with maximum length {most}, "
+            f"but got a string with length {len(text)} instead."
+        )
 
 
 def wrong_type(where: str, expected: str, value: object) -> str:

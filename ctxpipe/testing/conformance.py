@@ -58,15 +58,13 @@ def storage_conformance(
     if Archive in protocols:
         checks += RECORD_CHECKS
     if JournalStorage in protocols:
-        checks += JOURNAL_CHECKS
-        checks += SESSION_CHECKS
+        checks += (*JOURNAL_CHECKS, *SESSION_CHECKS)
     for extra in extras:
         checks += EXTRAS[extra]
     if redacting is not None:
         checks += REDACTION_CHECKS
-    if failing is not None:
-        for protocol in protocols:
-            checks += FAILURE_CHECKS[protocol]
+    for protocol in protocols if failing else ():
+        checks += FAILURE_CHECKS[protocol]
     place = partial(StoragePlace, factory, redacting, failing)
     return [StorageCheck(check.__name__.replace("_", " "), check, place) for check in checks]
 

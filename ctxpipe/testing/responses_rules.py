@@ -143,8 +143,7 @@ def _id(where: str, kind: str, name: object) -> Problems:
     if not isinstance(name, str):
         yield wrong_type(f"{where}.id", "a string", name)
         return
-    if len(name) > MAX_ID:
-        yield too_long(f"{where}.id", name, MAX_ID)
+    yield from too_long(f"{where}.id", name, MAX_ID)
     prefix = PREFIXES.get(kind, "")
     if not name.startswith(prefix):
         yield f"Invalid '{where}.id': '{name}'. Expected an ID that begins with '{prefix}'."
