@@ -20,14 +20,13 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .presets import Storage
 from .providers.prices import Prices
-from .settings import Setting
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Evidence, Restore
 from .stages.gates import RatioGate, RentOrBuyGate
@@ -156,16 +155,13 @@ class Config:
     def _build(self, kind: type[Any], given: object, place: str, lent: Mapping[str, object]) -> Any:
         """*kind* made of the table *given*, and of what the caller has lent."""
         table = self._table(given, place)
-        known = {each.name: each for each in fields(kind) if each.init}
+        known = [each.name for each in fields(kind) if each.init]
         free = [name for name in known if name not in _LENT]
-        for name, value in table.items():
+        for name in table:
             if name not in free:
                 raise self._error(
                     f"{place}: {name} is unknown here; the settings are {', '.join(free)}"
                 )
-            expected = _type_needed(value, _default(known[name]))
-            if expected:
-                raise self._error(f"{place}: {name} is {value!r}; give {expected}")
         own = {name: value for name, value in lent.items() if name in known}
         try:
             return kind(**own, **table)
@@ -191,22 +187,3 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     config.stages(MemoryStorage(), work_dir=".")
     config.budget()
     return config
-
-
-def _type_needed(given: object, default: object) -> str:
-    """What must be given in place of *given*, "" when it is valid.
-
-    For most settings the stage itself decides that.
-    """
-    if isinstance(default, bool):
-        return "" if isinstance(given, bool) else "true or false"
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if isinstance(default, int | float) and not is_number:
-        return "a number"
-    return ""
-
-
-def _default(setting: Field[Any]) -> object:
-    if isinstance(setting.default_factory, Setting):
-        return setting.default_factory()
-    return setting.default

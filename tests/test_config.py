@@ -147,7 +147,7 @@ def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path):
         ),
         (
             "[[stage]]\nuse = 'SmartTruncate'\nshell = 'yes'\n",
-            ": stage 1: shell is 'yes'; give true or false",
+            ": stage 1: shell is 'yes'; give True or False",
         ),
         (
             "[[stage]]\nuse = 'Compact'\nrestore = { max_files = true }\n",
@@ -159,7 +159,7 @@ def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path):
         ),
         (
             "[[stage]]\nuse = 'Compact'\nevidence = { tokens = 'many' }\n",
-            ": stage 1: evidence: tokens is 'many'; give a number",
+            ": stage 1: evidence: tokens is 'many'; give a whole number, 0 or more",
         ),
         (
             f"[[stage]]\nuse = 'Compact'\nevidence = {{ tokens = {'9' * 5000} }}\n",

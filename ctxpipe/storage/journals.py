@@ -112,15 +112,8 @@ class JournalFile:
         """The file, locked, which still has its name."""
         with self._root.folder(self._folder, create=True) as folder:
             while True:
-                if not exists(folder, self._name):
-                    self._root.list_file(self._folder, folder, self._name)
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-                file = open_to_append(self._name, flags, folder=folder)
+                file = _open_locked(self._root, self._folder, self._name, folder)
                 try:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        raise Locked(self.where) from None
                     if self._is_current(folder, file):
                         yield file
                         return
@@ -160,14 +153,7 @@ class SessionLock:
             translate_errors("cannot lock", where),
             self._root.folder(self._folder, create=True) as folder,
         ):
-            if not exists(folder, self.NAME):
-                self._root.list_file(self._folder, folder, self.NAME)
-            file = open_to_append(self.NAME, os.O_RDWR | os.O_CREAT, folder=folder)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(file)
-                return False
+            file = _open_locked(self._root, self._folder, self.NAME, folder)
             with self._guard:
                 if self._is_released:
                     os.close(file)
@@ -182,6 +168,21 @@ class SessionLock:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
+
+
+def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) -> int:
+    """The file *name* in an open *folder*, made if there is none, and locked. Raises Locked."""
+    if not exists(folder, name):
+        root.list_file(folder_name, folder, name)
+    file = open_to_append(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise Locked(root.path_of(folder_name, name)) from None
+        raise
+    return file
 
 
 def _read_lines(file: int, start: int, seen: Position) -> tuple[list[bytes], Position]:

@@ -206,24 +206,22 @@ class TokenCounter:
     ) -> bool:
         """Whether *what* has more than *limit* tokens.
 
-        Bounds are tried first; then text is encoded until the answer is certain.
+        Bounds are tried first; then text after text is encoded until the answer is certain.
         """
         if isinstance(what, str):
             content: Iterable[Part] = (what,)
         else:
             content = self._parts(what, system, tools)
-        known, unknown = self._split(content)
-        bounds = list(map(self._encoder.at_most, unknown))
-        at_most = known + sum(bounds)
-        if known + sum(map(self._encoder.at_least, unknown)) > limit:
+        tokens, unknown = self._split(content)
+        if tokens + sum(map(self._encoder.at_most, unknown)) <= limit:
+            return False
+        if tokens + sum(map(self._encoder.at_least, unknown)) > limit:
             return True
-        for text, bound in zip(unknown, bounds, strict=True):
-            if known > limit or at_most <= limit:
+        for text in unknown:
+            if tokens > limit:
                 break
-            tokens = self._up_to(text, limit - known)
-            known += tokens
-            at_most += tokens - bound
-        return known > limit
+            tokens += self._learn(text)
+        return tokens > limit
 
     # Within ---------------------------------------------------------------------------------------
 
@@ -257,21 +255,6 @@ class TokenCounter:
         for piece in pieces(text):
             hasher.update(piece.encode(errors="surrogatepass"))
         return f"\0{hasher.hexdigest()}"
-
-    def _up_to(self, text: str, limit: int) -> int:
-        """The tokens of *text*, or some number above *limit* if it has more."""
-        tokens = self._known.get(text)
-        if tokens is not None:
-            return tokens
-        if self._encoder.in_one_step(text):
-            return self._learn(text)  # all of it is encoded, and not for nothing
-        tokens = 0
-        for step in self._encoder.steps(text):
-            tokens += step
-            if tokens > limit:
-                return tokens
-        self._keep(text, tokens)
-        return tokens
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""

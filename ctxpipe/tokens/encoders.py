@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._threads.pieces import pieces
@@ -62,21 +62,9 @@ class Tiktoken:
         return sum(len(piece.encode(errors="surrogatepass")) for piece in pieces(text))
 
     def count(self, text: str) -> int:
-        if len(text) <= cuts.SEGMENT_CHARS:
-            return self._count(text)
-        return sum(self.steps(text))
-
-    def steps(self, text: str) -> Iterator[int]:
-        """The tokens of *text*, part by part: their sum is the count."""
         if not self._shipped:  # its pattern is unknown, and so are its exact cuts
-            yield self._count(text)
-            return
-        for segment in cuts.segments(text):
-            yield self._count(segment)
-
-    def in_one_step(self, text: str) -> bool:
-        """Whether *text* is counted as a whole or not at all."""
-        return not self._shipped or len(text) <= cuts.SEGMENT_CHARS
+            return self._count(text)
+        return sum(map(self._count, cuts.segments(text)))
 
     def _count(self, text: str) -> int:
         if not self._shipped or len(text) < _ENGINE_LIMIT:
@@ -125,12 +113,6 @@ class Function:
 
     def at_most(self, text: str) -> float:  # noqa: ARG002
         return math.inf
-
-    def steps(self, text: str) -> Iterator[int]:
-        yield self.count(text)
-
-    def in_one_step(self, text: str) -> bool:  # noqa: ARG002
-        return True
 
     def count(self, text: str) -> int:
         self.encoded_chars += len(text)

@@ -14,7 +14,6 @@ import math
 import re
 import struct
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeAlias
@@ -31,12 +30,8 @@ PDF_PAGE_TOKENS = 2_100
 DOCUMENT_TOKENS = 5 * PDF_PAGE_TOKENS
 """Assumed for a document whose pages cannot be counted: it is elsewhere, or in another format."""
 
-# What tells pages: the type of an object, the count of a page tree, and where dictionaries end.
-_FACTS = re.compile(
-    rb"(?P<start><<)|(?P<end>>>)|/Type\s*/Page(?P<tree>s?)(?![A-Za-z])"
-    rb"|/Count\s+(?P<count>\d{1,6})(?![\d.]|\s+\d+\s+R)"
-)
-_MOST_NESTED = 100
+_PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
+_COUNT = re.compile(rb"/Count\s+(\d{1,6})(?![\d.]|\s+\d+\s+R)")  # of a page tree, or an outline
 _OBJECT_STREAM = re.compile(rb"/Type\s*/ObjStm(?![A-Za-z])")
 _STREAM = re.compile(rb"stream\r?\n")
 _DICTIONARY_BYTES = 1_000  # of an object stream
@@ -86,39 +81,16 @@ def document_part(source: object) -> str | int:
 def page_count(pdf: bytes) -> int:
     """The pages of *pdf*, also those in compressed object streams; 0 where none can be seen.
 
-    A file that was changed has some pages twice, and those that were removed: where the root of its
-    page tree names fewer, it is right.
+    A file that was changed has some pages twice, and those that were removed: where the counts in
+    it are lower, they are right.
     """
     if b"%PDF-" not in pdf[:_PDF_HEADER_BYTES]:
         return 0
     pages = total = 0
     for part in (pdf, *_object_streams(pdf)):
-        found, most = _count_pages(part)
-        pages += found
-        total = max(total, most)
+        pages += len(_PAGE.findall(part))
+        total = max([total, *map(int, _COUNT.findall(part))])
     return min(pages, total) or max(pages, total)
-
-
-def _count_pages(part: bytes) -> tuple[int, int]:
-    """The pages in *part* of a PDF, and the most that a page tree in it names."""
-    pages = most = 0
-    dictionaries: deque[tuple[bool, int]] = deque(maxlen=_MOST_NESTED)
-    is_tree, count = False, 0
-    for found in _FACTS.finditer(part):
-        match found.lastgroup:
-            case "start":
-                dictionaries.append((is_tree, count))
-                is_tree, count = False, 0
-            case "end":
-                if is_tree:
-                    most = max(most, count)
-                is_tree, count = dictionaries.pop() if dictionaries else (False, 0)
-            case "count":
-                count = int(found["count"])
-            case _:
-                is_tree = bool(found["tree"])
-                pages += not is_tree
-    return pages, most
 
 
 def _object_streams(pdf: bytes) -> Iterator[bytes]:
