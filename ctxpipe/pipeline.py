@@ -10,11 +10,12 @@ from typing import Any, Literal, Self
 
 from ._callables import answers_at_once, takes_one
 from ._logs import logger
-from ._threads.threads import in_thread_if
 from .conversation import walk
+from .conversation.align import align_with_last
+from .conversation.commit import keep
 from .conversation.conversation import CACHE_SECONDS, Conversation
 from .conversation.stages import stage_name
-from .conversation.state import PipelineSettings, Request, State, Thinking, Veto, is_long
+from .conversation.state import PipelineSettings, Request, State, Thinking, Veto
 from .errors import SettingsError
 from .messages import Message, field
 from .providers.prices import PRICES, Prices
@@ -180,11 +181,10 @@ class ContextPipeline:
         """
         with self._claim(session_id) as state:
             given = Request(system, tools, request or {}, force)
-            has_many = is_long(messages, len(state.given))
-            step = await in_thread_if(has_many, state.begin, messages)
+            step = await align_with_last(state, messages)
             with Generation(session_id).running():
                 result = await walk.run(step, session_id, state, given)
-            state.end(step, result.messages)
+            keep(state, step, result.messages)
             return result
 
     async def plan(

@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from .._threads.threads import in_thread_if
-from ..edits.thinking import mark_stale
 from ..errors import (
     CtxpipeError,
     SessionDeleted,
@@ -24,7 +22,7 @@ from ..errors import (
     safe_text,
     storage_errors,
 )
-from ..messages import Message, ensure_messages, field, is_bulky
+from ..messages import Message, ensure_messages, field
 from ..messages.identity import says_the_same
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
@@ -36,6 +34,8 @@ from ..storage.waiting import lock_deadline
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
+from .align import align
+from .commit import commit
 from .gate import Exchanges, Gate, stages_are_asking
 from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
@@ -88,7 +88,6 @@ class Conversation:
         self.turns: int = 0
         self.on_change: Callable[[str, Conversation], object] | None = None
         self._settings = settings
-        self._verify = verify
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._lease_seconds = lease_seconds
@@ -133,7 +132,7 @@ class Conversation:
         fork = Conversation(
             self._settings,
             self.session_id,
-            verify=self._verify,
+            verify=self._memory.timeline.verify,
             cache_seconds=self._cache_seconds,
             clock=self._clock,
         )
@@ -329,45 +328,15 @@ class Conversation:
         memory = self._memory
         thorough = False
         while True:
-            step = await self._align(history, thorough=thorough)
+            step = await align(memory, history, thorough=thorough)
             with stages_are_asking():
                 result = await walk.run(step, self.session_id, self._state, asked, stages)
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
-            elif await self._commit(step):
+            elif await commit(memory, step):
+                await self._ensure_not_deleted(step)
                 return await self._finish(step, asked, result)
             await memory.catch_up(history)
-
-    async def _align(self, history: list[Message], *, thorough: bool) -> Step:
-        """The step from what is known to *history*."""
-        memory = self._memory
-        known = 0
-        if not self._verify and not thorough:
-            known = len(memory.timeline.history)
-        is_bulk = is_bulky(history, max(0, known - 1))
-        begin = partial(memory.timeline.begin, history, thorough=thorough)
-        step = await in_thread_if(is_bulk, begin)
-        if not step.agreement.is_cut and step.same == step.kept:
-            step.agreement.is_bulk = is_bulk
-        if not memory.is_adopted and not step.adopted:
-            step.agreement.raw = step.agreement.history
-        if memory.unreported is not None:
-            # The caller may have sent what was there before the change of another process.
-            mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
-        return step
-
-    async def _commit(self, step: Step) -> bool:
-        """Write *step* to the journal; False when others have written one first."""
-        memory = self._memory
-        if self._verify:
-            is_bulk = is_bulky(step.agreement.history)
-            await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
-        if not await memory.write(step):
-            return False
-        if step.is_idle:
-            await memory.ensure_not_deleted()
-        await self._ensure_not_deleted(step)
-        return True
 
     async def _finish(self, step: Step, asked: Request, result: Result) -> Result:
         """Remember *step*; the *result* for the caller."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ..edits.diff import apply_edits
 from ..edits.thinking import Stale
 from ..errors import SettingsError
-from ..messages import Columns, Message, common_prefix, ensure_messages, is_bulky
-from ..messages.identity import parse_from
+from ..messages import Columns, Message
 from ..providers.prices import Prices, context_window
 from ..providers.refusals import LEAST_SHARE, Refusal
 from ..settings import FLAG, MAPPING, excerpt
@@ -114,39 +110,6 @@ class State:
         self.columns.replace(edits)
         self._rewind(edits[-1].start if edits else len(before))
 
-    def begin(self, messages: list[Message]) -> Step:
-        """The step of a caller who goes on with the list returned last. Raises InvalidHistory."""
-        ensure_messages(messages, sys.maxsize)  # only that it is a list
-        # Agents add results to the last message in place.
-        same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
-        ensure_messages(messages, same)
-        plain = parse_from(messages, same)
-        was_plain = all(map(is_, self.context[:same], self.given))
-        if was_plain and all(map(is_, plain, messages[same:])):
-            context = messages
-        else:
-            context = [*self.context[:same], *plain]
-        return Step(
-            known=0,
-            adopted=False,
-            messages=[],
-            stale={place: block for place, block in self.stale.items() if place < same},
-            given=messages,
-            context=context,
-            kept=same,
-            same=same,
-        )
-
-    def end(self, step: Step, sent: list[Message]) -> None:
-        """Remember what has become of *step*."""
-        self.given = list(sent)  # the caller may append to his
-        if step.given is step.context:
-            self.context = self.given
-        else:
-            self.context = apply_edits(step.context, step.edits)
-        self.stale = step.stale
-        self.agreed = len(sent)
-
 
 def model_of(state: State, options: Mapping[str, object]) -> str | None:
     """The model that a request with *options* goes to.
@@ -155,16 +118,6 @@ def model_of(state: State, options: Mapping[str, object]) -> str | None:
     """
     model = options.get("model")
     return model if isinstance(model, str) else state.ledger.model
-
-
-def is_long(messages: object, known: int = 0) -> bool:
-    """Whether comparing *messages* with *known* ones would hold up the event loop.
-
-    No, where it is no list.
-    """
-    if not isinstance(messages, list):
-        return False
-    return len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from ..edits.diff import Edit, apply_edits, diff, first_changed_block
 from ..edits.offload import Placeholders, first_batch_placeholder, note_placeholders, offload_again
 from ..edits.thinking import Stale, mark_stale, shift_stale
 from ..messages import Message, common_prefix, ensure_messages, is_equal
-from ..messages.identity import digest, parse, parse_from, says_the_same, with_marks, without_marks
+from ..messages.identity import digest, parse, says_the_same, with_marks, without_marks
 from ..stages.protocol import Stored
 
 RECENT = 64
@@ -159,16 +159,16 @@ class Timeline:
         "_ends",
         "_sizes",
         "_starts",
-        "_verify",
         "context",
         "history",
         "placeholders",
         "sent",
         "stale",
+        "verify",
     )
 
     def __init__(self, *, verify: bool = False, placeholders: Placeholders | None = None) -> None:
-        self._verify = verify
+        self.verify: bool = verify
         self.placeholders: Placeholders = {} if placeholders is None else placeholders
         self.history: list[Message] = []
         self.context: list[Message] = self.history
@@ -330,7 +330,7 @@ class Timeline:
                 ours = self.sent
             agreement.history = [*ours[: step.known], *step.messages]
             self._prepare(step)
-        if self._verify and agreement.digests is None:
+        if self.verify and agreement.digests is None:
             self.compute_digests(step)
         known = 0 if step.adopted else min(len(self._contents), step.known)
         _sizes(list(map(_content, agreement.history[known:])))  # raises before anything changes
@@ -395,7 +395,7 @@ class Timeline:
 
     def is_edited(self, step: Step) -> bool:
         """Whether any known message of *step* was given another content, or has grown."""
-        if self._verify or step.adopted:
+        if self.verify or step.adopted:
             return False
         return self._first_edited(step.agreement.history, 0, step.known) < step.known
 
@@ -403,7 +403,7 @@ class Timeline:
         self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""
-        if self._verify:
+        if self.verify:
             pairs = zip(self._digests[adopted], map(digest, now[:agreed]), strict=False)
             changes = (old != new for old, new in pairs)
             changed = (index for index, is_changed in enumerate(changes) if is_changed)
@@ -524,6 +524,11 @@ class Timeline:
         if self._ends[place] != index + 1:
             return None
         return place
+
+
+def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
+    """The messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
+    return [parse(messages[index], index) for index in range(start, len(messages))]
 
 
 def _sizes(contents: list[object]) -> array[int]:

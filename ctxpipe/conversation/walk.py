@@ -14,10 +14,11 @@ from ..messages import Message, is_bulky, is_equal
 from ..providers.prices import context_window
 from ..stages.protocol import Stage, Tracked, Turn
 from ..stages.reports import Result
+from .align import align_with_last
 from .finish import finish, messages_to_send
 from .repair import repair_context
 from .stages import ask_stages, find_tracer, set_token_attributes, span_of
-from .state import Overhead, PipelineSettings, Request, State, is_long, model_of
+from .state import Overhead, PipelineSettings, Request, State, model_of
 from .timeline import Step
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ async def plan(
 ) -> Result:
     """What `run` would do, with no write and no model call."""
     state = settings.new_state()
-    step = await in_thread_if(is_long(messages), state.begin, messages)
+    step = await align_with_last(state, messages)
     return await _shape(step, session_id, state, request, is_plan=True)
 
 

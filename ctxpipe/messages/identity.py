@@ -41,12 +41,6 @@ def parse(message: Message, index: int = 0) -> Message:
     return cast("Message", {**message, "content": plain})
 
 
-def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
-    """The messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
-    indices = range(start, len(messages))
-    return [parse(messages[index], index) for index in indices]
-
-
 def _are_plain(content: object) -> bool:
     if type(content) is not list:
         return False

@@ -39,13 +39,13 @@ from hypothesis import strategies as st
 from places import ROOT
 from pydantic import BaseModel
 
+from ctxpipe.conversation.timeline import parse_from
 from ctxpipe.errors import InvalidHistory
 from ctxpipe.messages import Message, blocks, compact_json, is_equal
 from ctxpipe.messages.identity import (
     digest,
     digest_of,
     parse,
-    parse_from,
     says_the_same,
     with_marks,
     without_marks,

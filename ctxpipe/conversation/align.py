@@ -1,0 +1,64 @@
+"""Align a history with what is known of it: the step that a turn begins with."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from operator import is_
+
+from .._threads.threads import in_thread_if
+from ..edits.thinking import mark_stale
+from ..messages import Message, common_prefix, ensure_messages, is_bulky
+from .memory import Memory
+from .state import State
+from .timeline import Step, parse_from
+
+_MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
+
+
+async def align(memory: Memory, history: list[Message], *, thorough: bool) -> Step:
+    """The step from what *memory* holds to *history*; if *thorough*, every message is compared."""
+    timeline = memory.timeline
+    known = 0 if thorough or timeline.verify else len(timeline.history)
+    is_bulk = is_bulky(history, max(0, known - 1))
+    step = await in_thread_if(is_bulk, partial(timeline.begin, history, thorough=thorough))
+    if not step.agreement.is_cut and step.same == step.kept:
+        step.agreement.is_bulk = is_bulk
+    if not memory.is_adopted and not step.adopted:
+        step.agreement.raw = step.agreement.history
+    if memory.unreported is not None:
+        # The caller may have sent what was there before the change of another process.
+        mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
+    return step
+
+
+async def align_with_last(state: State, messages: list[Message]) -> Step:
+    """The step of a caller who goes on with the list returned last. Raises InvalidHistory."""
+    known = len(state.given)
+    is_long = isinstance(messages, list) and (
+        len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
+    )
+    return await in_thread_if(is_long, _align_with_last, state, messages)
+
+
+def _align_with_last(state: State, messages: list[Message]) -> Step:
+    ensure_messages(messages, sys.maxsize)  # only that it is a list
+    # Agents add results to the last message in place.
+    same = max(0, min(common_prefix(state.given, messages), len(state.given) - 1))
+    ensure_messages(messages, same)
+    plain = parse_from(messages, same)
+    was_plain = all(map(is_, state.context[:same], state.given))
+    if was_plain and all(map(is_, plain, messages[same:])):
+        context = messages
+    else:
+        context = [*state.context[:same], *plain]
+    return Step(
+        known=0,
+        adopted=False,
+        messages=[],
+        stale={place: block for place, block in state.stale.items() if place < same},
+        given=messages,
+        context=context,
+        kept=same,
+        same=same,
+    )
