@@ -58,7 +58,7 @@ def sound(tmp_path: Path) -> Path:
 # Replaying ----------------------------------------------------------------------------------------
 
 
-def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Path):
+def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound):
     done = run("replay", sound, "--compare", "none,compact,coding")
     assert done.exit_code == 0
     assert "sound.jsonl (cost in input tokens)" in done.stdout
@@ -70,7 +70,7 @@ def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Pa
     assert "seen     the share of" in done.stdout
 
 
-def test_with_a_model_costs_are_in_dollars(sound: Path):
+def test_with_a_model_costs_are_in_dollars(sound):
     done = run("replay", sound, "--model", MODEL)
     assert f"cost in dollars, {MODEL}" in done.stdout
     assert re.search(r"^none +5 +\$\d+\.\d{2,} ", done.stdout, re.MULTILINE)
@@ -93,7 +93,7 @@ def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path):
     assert cost("--read", 0.5) > cost("--read", 0.1)
 
 
-def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_path):
+def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound, tmp_path):
     done = run("replay", sound, tmp_path / "none.jsonl", "--json", "--processes", 1)
     told = json.loads(done.stdout)
     assert told["unit"] == "input tokens"
@@ -120,9 +120,7 @@ def billed(tmp_path: Path) -> Path:
     return path
 
 
-def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(
-    sound: Path, billed: Path
-):
+def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(sound, billed):
     replayed = ("replay", billed, sound, "--processes", 1)
     printed = run(*replayed).stdout
     found = json.loads(run(*replayed, "--json").stdout)["read"]
@@ -136,7 +134,7 @@ def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(
     assert found[str(sound)]["calibration"] is None
 
 
-def test_bills_are_compared_with_no_management_or_not_at_all(billed: Path):
+def test_bills_are_compared_with_no_management_or_not_at_all(billed):
     assert "The bills of" not in run("replay", billed, "--compare", "coding").stdout
 
 
@@ -174,35 +172,31 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
     assert strict["cost"] > usual["cost"]
 
 
-def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_path):
-    config = tmp_path / "mine.toml"
+@pytest.mark.parametrize(("file", "name"), [("mine.toml", "mine"), ("none.toml", "none.toml")])
+def test_a_pipeline_of_ones_own_is_compared_with_no_management(
+    sound, tmp_path, file: str, name: str
+):
+    config = tmp_path / file
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
     rows = json.loads(run("replay", sound, "--config", config, "--json").stdout)["all"]
-    assert [row["policy"] for row in rows] == ["none", "mine"]
+    assert [row["policy"] for row in rows] == ["none", name]
     assert rows[1]["peak"] < rows[0]["peak"]
 
 
-def test_a_pipeline_of_ones_own_takes_the_place_of_no_policy(sound: Path, tmp_path):
-    config = tmp_path / "none.toml"
-    config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
-    told = json.loads(run("replay", sound, "--config", config, "--json").stdout)
-    assert [row["policy"] for row in told["all"]] == ["none", "none.toml"]
-
-
-def test_a_conversation_comes_through_standard_input(sound: Path):
+def test_a_conversation_comes_through_standard_input(sound):
     done = run("replay", "-", given=lines(HISTORY))
     assert done.exit_code == 0
     assert "none" in done.stdout
 
 
-def test_standard_input_may_stand_beside_files_in_several_processes(sound: Path):
+def test_standard_input_may_stand_beside_files_in_several_processes(sound):
     done = process("replay", "-", sound, "--processes", 2, "--json", input=lines(HISTORY))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["files"]
     assert told["-"] == told[str(sound)]
 
 
-def test_a_page_is_written_and_named(sound: Path, tmp_path):
+def test_a_page_is_written_and_named(sound, tmp_path):
     html = tmp_path / "report.html"
     done = run("replay", sound, "--html", html)
     assert done.exit_code == 0
@@ -210,18 +204,7 @@ def test_a_page_is_written_and_named(sound: Path, tmp_path):
     assert "sound.jsonl" in html.read_text("utf-8")
 
 
-def test_several_files_are_on_one_page(sound: Path, tmp_path):
-    other = tmp_path / "other.jsonl"
-    other.write_text(lines(HISTORY), "utf-8")
-    done = run("replay", sound, other, "--html", tmp_path / "r.html", "--processes", 1)
-    assert done.exit_code == 0
-    [page] = tmp_path.glob("*.html")
-    told = page.read_text("utf-8")
-    for name in ("2 conversations, 10 turns", "sound.jsonl", "other.jsonl"):
-        assert name in told
-
-
-def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound: Path, tmp_path):
+def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound, tmp_path):
     for page, told in [
         (tmp_path / "no" / "r.html", "there is no folder"),
         (tmp_path, "is a folder"),
@@ -233,7 +216,7 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound: Pat
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_page_that_cannot_be_written_in_the_end_is_told(sound: Path):
+def test_a_page_that_cannot_be_written_in_the_end_is_told(sound):
     done = run("replay", sound, "--html", "/dev/full")
     assert done.exit_code == 2
     assert "ctxpipe: --html: /dev/full cannot be written: No space left on device" in done.stderr
@@ -257,9 +240,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(
-    name: str, sound: Path, tmp_path
-):
+def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(name: str, sound, tmp_path):
     content, told = BAD[name]
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(content)
@@ -309,7 +290,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
     ],
 )
 def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(
-    sound: Path, arguments: tuple[str, ...], told: str
+    sound, arguments: tuple[str, ...], told: str
 ):
     done = run("replay", sound, *arguments)
     assert done.exit_code == 2
@@ -320,7 +301,7 @@ def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(
 # Looking, planning, cleaning ----------------------------------------------------------------------
 
 
-def test_inspect_tells_what_fills_the_context(sound: Path):
+def test_inspect_tells_what_fills_the_context(sound):
     told = json.loads(run("inspect", sound, "--json", "--most", 1).stdout)["files"][str(sound)]
     assert told["kinds"]["tool results"] == max(told["kinds"].values())
     assert told["tools"][0][:2] == ["bash", 4]
@@ -328,7 +309,7 @@ def test_inspect_tells_what_fills_the_context(sound: Path):
     assert "largest blocks" in run("inspect", sound).stdout
 
 
-def test_inspect_prints_no_table_of_tools_where_there_was_none(sound: Path, tmp_path):
+def test_inspect_prints_no_table_of_tools_where_there_was_none(sound, tmp_path):
     talk = tmp_path / "talk.jsonl"
     talk.write_text(lines(conversation(user("Hi."), assistant("Hello."))), "utf-8")
     assert "by tool" in run("inspect", sound).stdout
@@ -360,7 +341,7 @@ def three_bills(tmp_path: Path) -> Path:
     return path
 
 
-def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills: Path):
+def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills):
     told = run("inspect", three_bills, "--cache").stdout
     assert "3 requests, 16.7% of 18,000 tokens read from the cache" in told
     assert re.search(r"lifetime +1 +6,000 +\$0\.0345 +1,990 seconds passed", told)
@@ -371,7 +352,7 @@ def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills: Path
     assert found["tallies"][0]["misses"] == 1
 
 
-def test_inspect_says_when_the_cache_has_missed_nothing(three_bills: Path):
+def test_inspect_says_when_the_cache_has_missed_nothing(three_bills):
     two_turns = "\n".join(three_bills.read_text("utf-8").splitlines()[:4])
     three_bills.write_text(two_turns, "utf-8")
     told = run("inspect", three_bills, "--cache").stdout
@@ -379,16 +360,14 @@ def test_inspect_says_when_the_cache_has_missed_nothing(three_bills: Path):
     assert "2 requests, 33.3% of 9,000 tokens read from the cache; it missed nothing" in told
 
 
-def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(
-    three_bills: Path, sound: Path, tmp_path
-):
+def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(three_bills, sound, tmp_path):
     page = tmp_path / "page.html"
     for path, is_told in ((three_bills, True), (sound, False)):
         assert run("replay", path, "--html", page).exit_code == 0
         assert ('"cache":null' not in page.read_text("utf-8")) is is_told
 
 
-def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path):
+def test_plan_tells_what_each_stage_would_do(sound, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
     told = json.loads(run("inspect", sound, "--plan", config, "--json").stdout)["files"][str(sound)]
@@ -398,7 +377,7 @@ def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path):
     assert "skipped" in run("inspect", sound, "--plan", "coding").stdout
 
 
-def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path):
+def test_what_a_stage_would_do_is_told_in_words(sound, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text(
         '[[stage]]\nuse = "BatchOffload"\nmin_chars = 100\nkeep_recent = 0\n', "utf-8"
@@ -433,7 +412,7 @@ def recordings(tmp_path: Path) -> Path:
     ],
 )
 def test_every_command_reads_the_recordings_in_a_folder_and_says_what_it_skipped(
-    recordings: Path, command: tuple[str, ...]
+    recordings, command: tuple[str, ...]
 ):
     done = run(*command, recordings, "--json")
 
@@ -448,7 +427,7 @@ def test_every_command_reads_the_recordings_in_a_folder_and_says_what_it_skipped
         ]
 
 
-def test_inspect_shows_several_files_and_all_together(recordings: Path):
+def test_inspect_shows_several_files_and_all_together(recordings):
     told = json.loads(run("inspect", recordings, "--json").stdout)
     one, two = told["files"].values()
     assert told["all"]["tokens"] == one["tokens"] + two["tokens"]
@@ -460,7 +439,7 @@ def test_inspect_shows_several_files_and_all_together(recordings: Path):
     assert re.search(r"^(one|two)\.jsonl +2 +result of bash", total, re.MULTILINE)
 
 
-def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path):
+def test_inspect_goes_on_after_a_file_that_fails(sound, tmp_path):
     done = run("inspect", tmp_path / "none.jsonl", sound, "--json")
     assert done.exit_code == 1
     told = json.loads(done.stdout)
@@ -469,7 +448,7 @@ def test_inspect_goes_on_after_a_file_that_fails(sound: Path, tmp_path):
     assert "none.jsonl: No such file" in " ".join(done.stderr.split())
 
 
-def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path):
+def test_the_cache_misses_of_several_files_are_added(three_bills, tmp_path):
     again = tmp_path / "again.jsonl"
     again.write_bytes(three_bills.read_bytes())
     told = json.loads(run("inspect", three_bills, again, "--cache", "--json").stdout)
@@ -478,14 +457,14 @@ def test_the_cache_misses_of_several_files_are_added(three_bills: Path, tmp_path
     assert "all 2 conversations: 6 requests" in run("inspect", three_bills, again, "--cache").stdout
 
 
-def test_plan_adds_what_would_leave_several_files(recordings: Path, tmp_path):
+def test_plan_adds_what_would_leave_several_files(recordings, tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
     told = json.loads(run("inspect", recordings, "--plan", config, "--json").stdout)
     assert told["all"]["saved"] == sum(one["saved"] for one in told["files"].values()) > 0
 
 
-def test_a_plan_of_nothing_known_and_two_questions_at_once_are_refused(sound: Path):
+def test_a_plan_of_nothing_known_and_two_questions_at_once_are_refused(sound):
     unknown = run("inspect", sound, "--plan", "nonsense")
     assert (unknown.exit_code, "there is no policy 'nonsense'" in unknown.stderr) == (2, True)
     both = run("inspect", sound, "--plan", "coding", "--cache")
@@ -500,7 +479,7 @@ def test_the_version_is_printed():
 # In a process of its own --------------------------------------------------------------------------
 
 
-def test_in_a_pipe_there_are_no_colours_no_bar_and_no_cut(sound: Path):
+def test_in_a_pipe_there_are_no_colours_no_bar_and_no_cut(sound):
     done = process("replay", sound, env={**os.environ, "COLUMNS": "30"})
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
@@ -511,9 +490,7 @@ def test_in_a_pipe_there_are_no_colours_no_bar_and_no_cut(sound: Path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize("unwanted", [{}, {"NO_COLOR": "1"}])
-def test_in_a_terminal_colours_are_shown_unless_they_are_unwanted(
-    sound: Path, unwanted: dict[str, str]
-):
+def test_in_a_terminal_colours_are_shown_unless_they_are_unwanted(sound, unwanted: dict[str, str]):
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     environment.pop("NO_COLOR", None)
     printed = in_terminal(["replay", str(sound)], environment | unwanted)
@@ -570,7 +547,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_output_that_cannot_be_written_is_told_in_one_sentence(sound: Path, form: tuple[str, ...]):
+def test_output_that_cannot_be_written_is_told_in_one_sentence(sound, form: tuple[str, ...]):
     with Path("/dev/full").open("w") as full:
         command = [*prepared_python(), "-m", "ctxpipe", "inspect", str(sound), *form]
         done = subprocess.run(

@@ -162,28 +162,6 @@ def test_what_is_too_old_goes_and_nothing_else(tmp_path):
     assert (tmp_path / "new/t1.md").exists()
 
 
-@pytest.mark.parametrize(
-    "limits", [("--max-days", 1), ("--max-mb", 0), ("--max-mb", 0, "--records")]
-)
-def test_a_session_with_a_young_journal_stays_whole(tmp_path, limits: tuple[object, ...]):
-    sessions_below(tmp_path, "job")
-    age(tmp_path)
-    os.utime(tmp_path / "job/journal.jsonl")
-
-    assert "files deleted: 0" in run(tmp_path, *limits, "--yes").stdout
-    assert (tmp_path / "job/t1.md").exists()
-
-
-def test_a_session_with_an_old_journal_loses_its_texts_and_with_records_all(tmp_path):
-    sessions_below(tmp_path, "job")
-    age(tmp_path)
-
-    assert "files deleted: 1," in run(tmp_path, "--max-days", 30, "--yes").stdout
-    assert (tmp_path / "job/journal.jsonl").exists()
-    assert "files deleted: 1," in run(tmp_path, "--max-days", 30, "--records", "--yes").stdout
-    assert not (tmp_path / "job/journal.jsonl").exists()
-
-
 def test_a_dry_run_lists_what_would_go_and_deletes_nothing(tmp_path):
     sessions_below(tmp_path, "job")
     age(tmp_path)
@@ -328,21 +306,6 @@ def test_a_journal_that_is_not_where_the_command_looks_is_named_and_no_success(
     assert "the journal of 'cust1/a', which is not there either" in done.stdout
 
 
-def test_who_holds_a_session_that_the_command_deletes_drops_it(tmp_path):
-    async def hold() -> list[Any]:
-        storage = LocalStorage(tmp_path)
-        session = ContextPipeline([DirectOffload(storage)]).session("job", journal=storage)
-        await session.run(HISTORY[:3])
-        await anyio.to_thread.run_sync(run, tmp_path, "--session", "job", "--yes")
-        return [await session.history(), (await session.run(conversation(user("hi")))).notices]
-
-    history, notices = anyio.run(hold)
-
-    assert history == []
-    assert len(notices) == 1
-    assert b"data data" not in b"".join(contents(tmp_path).values())
-
-
 def test_a_session_is_deleted_without_limits_beside_it(tmp_path):
     sessions_below(tmp_path, "job")
 
@@ -353,20 +316,6 @@ def test_a_session_is_deleted_without_limits_beside_it(tmp_path):
 
 
 # What version 0.1 left ----------------------------------------------------------------------------
-
-
-def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path):
-    sessions_below(tmp_path, "docs")
-    (tmp_path / "docs/guide.md").write_text("mine", "utf-8")
-    age(tmp_path)
-
-    run(tmp_path, "--max-days", 1, "--max-mb", 0, "--records", "--yes")
-    run(tmp_path, "--session", "docs", "--yes")
-
-    assert {name for name in contents(tmp_path) if name.startswith("docs/")} == {
-        "docs/guide.md",
-        "docs/.ctxpipe-session",
-    }
 
 
 def test_a_folder_of_others_behind_a_link_is_not_cleaned(tmp_path):

@@ -90,9 +90,7 @@ def test_every_logger_of_the_package_is_one_of_those_that_are_filtered():
 
 @pytest.mark.parametrize("character", BREAKS.values(), ids=BREAKS)
 @pytest.mark.parametrize("name", LOGGERS)
-def test_whatever_a_call_of_a_logger_quotes_it_writes_one_line(
-    log: io.StringIO, name: str, character: str
-):
+def test_whatever_a_call_of_a_logger_quotes_it_writes_one_line(log, name: str, character: str):
     bad = f"bob{character}{FORGED}"
     for where, form, number in calls():
         log.seek(0)
@@ -109,9 +107,7 @@ def is_number(form: str, place: int) -> bool:
 
 
 @pytest.mark.parametrize("character", BREAKS.values(), ids=BREAKS)
-async def test_a_session_whose_id_holds_it_forges_no_line(
-    log: io.StringIO, tmp_path, character: str
-):
+async def test_a_session_whose_id_holds_it_forges_no_line(log, tmp_path, character: str):
     name = f"bob{character}{FORGED}"
     storage = LocalStorage(tmp_path)
     for text in ("one", "two"):  # another history: a notice
@@ -122,7 +118,7 @@ async def test_a_session_whose_id_holds_it_forges_no_line(
     assert "the journal tells of another history" in log.getvalue()
 
 
-def test_the_lines_of_a_traceback_are_indented(log: io.StringIO):
+def test_the_lines_of_a_traceback_are_indented(log):
     error = ValueError(f"of bob\n{FORGED}\x1b[2J")
 
     logging.getLogger("ctxpipe").debug("it failed with", exc_info=error)
@@ -131,13 +127,13 @@ def test_the_lines_of_a_traceback_are_indented(log: io.StringIO):
     assert f"  {FORGED}\\x1b[2J" in log.getvalue()
 
 
-def test_a_printable_record_is_left_as_it_is(log: io.StringIO):
+def test_a_printable_record_is_left_as_it_is(log):
     logging.getLogger("ctxpipe").warning("100 %s of „größe“ 漢 🙂 \\n", "%d")
 
     assert log.getvalue() == "WARNING ctxpipe: 100 %d of „größe“ 漢 🙂 \\n\n"
 
 
-def test_a_record_that_cannot_be_formatted_raises_nothing(log: io.StringIO, monkeypatch):
+def test_a_record_that_cannot_be_formatted_raises_nothing(log, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
 
     logging.getLogger("ctxpipe").warning("%d", "no number")

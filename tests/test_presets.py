@@ -14,7 +14,6 @@ from histories import assistant, conversation, step, tool_use, user
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Collapse,
     Compact,
@@ -33,7 +32,7 @@ from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.memory import MemoryStorage
-from ctxpipe.summarizers import ExtractiveSummarizer, Retry
+from ctxpipe.summarizers import ExtractiveSummarizer
 
 Preset: TypeAlias = Callable[..., list[Stage]]
 
@@ -176,30 +175,6 @@ async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path)
     assert result.reports[3].outcome is Outcome.CHANGED
     assert not check(result.messages)
     assert "And now?" in str(result.messages[-1]["content"])
-
-
-async def test_when_compaction_fails_the_context_is_truncated(tmp_path):
-    async def broken(_messages: object) -> str:
-        raise ConnectionError("no network")
-
-    *offloads, compact, truncate = presets.coding_agent(
-        LocalStorage(tmp_path),
-        work_dir=None,
-        summarize=broken,  # type: ignore[arg-type]
-    )
-    assert isinstance(compact, Compact)
-    at_once = Breaker(Retry(max_retries=0))
-    stages: list[Stage] = [*offloads, replace(compact, breaker=at_once), truncate]
-    talk = [
-        message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))
-    ]
-
-    result = await ContextPipeline(stages, budget=SMALL).run(
-        [*talk, user("And now?")], session_id="s"
-    )
-
-    assert [report.outcome for report in result.reports[3:]] == [Outcome.FAILED, Outcome.CHANGED]
-    assert not check(result.messages)
 
 
 def test_any_storage_with_texts_and_archives_will_do():

@@ -67,7 +67,7 @@ async def search(storage: LocalStorage, arguments: Mapping[str, object], **optio
 # Definitions --------------------------------------------------------------------------------------
 
 
-def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage):
+def test_the_definitions_are_plain_anthropic_tools(storage):
     for tool, required in zip(tools(storage), (["path"], ["path", "pattern"]), strict=True):
         schema = cast("Any", tool.definition["input_schema"])
         assert set(tool.definition) == {"name", "description", "input_schema"}
@@ -76,11 +76,11 @@ def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage):
         assert set(required) < set(schema["properties"])
 
 
-def test_the_stages_exempt_tools_of_exactly_these_names(storage: LocalStorage):
+def test_the_stages_exempt_tools_of_exactly_these_names(storage):
     assert {tool.name for tool in tools(storage)} == READ_BACK_TOOLS
 
 
-def test_the_definition_says_how_much_one_answer_holds(storage: LocalStorage):
+def test_the_definition_says_how_much_one_answer_holds(storage):
     schema = cast("Any", tools(storage, max_chars=500)[0].definition["input_schema"])
 
     assert schema["properties"]["limit"]["default"] == 500
@@ -89,11 +89,11 @@ def test_the_definition_says_how_much_one_answer_holds(storage: LocalStorage):
 # Reading ------------------------------------------------------------------------------------------
 
 
-async def test_a_short_text_comes_whole(storage: LocalStorage):
+async def test_a_short_text_comes_whole(storage):
     assert await read(storage, {"path": "./s/a.md"}) == TEXT
 
 
-async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage):
+async def test_a_long_text_comes_in_pages_that_make_it_up(storage):
     pages, offset = [], 0
     while True:
         page = await read(storage, {"path": "s/a.md", "offset": offset}, max_chars=700)
@@ -111,13 +111,13 @@ async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage)
     assert "".join(pages) == TEXT
 
 
-async def test_offset_and_limit_count_characters(storage: LocalStorage):
+async def test_offset_and_limit_count_characters(storage):
     page = await read(storage, {"path": "s/a.md", "offset": 10, "limit": 20})
 
     assert page.startswith(TEXT[10:30] + "\n[Characters 10 to 30 of")
 
 
-async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage):
+async def test_an_empty_file_says_that_it_is_empty(storage):
     assert await read(storage, {"path": "s/empty.md"}) == "[The file is empty.]"
 
 
@@ -142,7 +142,7 @@ async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage):
     ],
 )
 async def test_what_makes_no_sense_is_told_in_words_that_help(
-    storage: LocalStorage, arguments: dict[str, object], words: str
+    storage, arguments: dict[str, object], words: str
 ):
     with pytest.raises(ToolInputError, match=re.escape(words)):
         await read(storage, arguments)
@@ -165,7 +165,7 @@ async def test_what_makes_no_sense_is_told_in_words_that_help(
         "x" * 9999,
     ],
 )
-async def test_nothing_outside_of_the_storage_is_read(storage: LocalStorage, tmp_path, path: str):
+async def test_nothing_outside_of_the_storage_is_read(storage, tmp_path, path: str):
     (tmp_path / "outside.md").write_text("secret")
 
     for attempt in (read(storage, {"path": path}), search(storage, {"path": path, "pattern": "s"})):
@@ -173,14 +173,14 @@ async def test_nothing_outside_of_the_storage_is_read(storage: LocalStorage, tmp
             await attempt
 
 
-async def test_no_folder_of_this_machine_is_named(storage: LocalStorage, tmp_path):
+async def test_no_folder_of_this_machine_is_named(storage, tmp_path):
     with pytest.raises(ToolInputError) as failed:
         await read(storage, {"path": "s/gone.md"})
 
     assert str(tmp_path) not in str(failed.value)
 
 
-async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage):
+async def test_with_a_session_no_other_session_is_in_sight(storage):
     assert await read(storage, {"path": "s/a.md"}, session_id="s") == TEXT
     assert await read(storage, {"path": "t/b.md"}) == "of another session"
 
@@ -217,7 +217,7 @@ async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
     assert await read(storage, {"path": keys[0]}, session_id=victim) == "a secret"
 
 
-async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalStorage):
+async def test_a_search_gives_the_lines_with_number_and_offset(storage):
     found = (await search(storage, {"path": "s/a.md", "pattern": "FAILED"})).split("\n")
 
     assert len(found) == 10
@@ -228,7 +228,7 @@ async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalSto
         assert TEXT[int(told[2]) :].startswith(told[3])
 
 
-async def test_a_pattern_is_taken_literally(storage: LocalStorage):
+async def test_a_pattern_is_taken_literally(storage):
     await storage.write([("s/c.md", "a+b\naab\n[x]")])
 
     assert await search(storage, {"path": "s/c.md", "pattern": "a+b"}) == "line 1, offset 0: a+b"
@@ -238,7 +238,7 @@ async def test_a_pattern_is_taken_literally(storage: LocalStorage):
     )
 
 
-async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage):
+async def test_a_regular_expression_is_one_when_asked(storage):
     found = await search(
         storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3}
     )
@@ -247,14 +247,14 @@ async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage):
     assert seen == [f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)]
 
 
-async def test_more_matches_than_asked_for_are_mentioned(storage: LocalStorage):
+async def test_more_matches_than_asked_for_are_mentioned(storage):
     found = await search(storage, {"path": "s/a.md", "pattern": "FAILED", "limit": 2})
 
     assert len(found.split("\n")) == 3
     assert found.endswith("\n[Only the first 2 matches are shown.]")
 
 
-async def test_all_matches_of_a_file_of_one_line_are_found(storage: LocalStorage):
+async def test_all_matches_of_a_file_of_one_line_are_found(storage):
     line = "".join(f"{n:06d} {'needle' if n % 1000 in (5, 6) else 'straw'} " for n in range(5000))
     await storage.write([("s/one.md", line)])
 
@@ -268,7 +268,7 @@ async def test_all_matches_of_a_file_of_one_line_are_found(storage: LocalStorage
         assert len(shown) <= 400
 
 
-async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage):
+async def test_a_line_that_fits_is_shown_whole(storage):
     line = "x" * 390 + " needle"
     await storage.write([("s/one.md", line)])
 
@@ -278,14 +278,14 @@ async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage):
     )
 
 
-async def test_no_match_is_said(storage: LocalStorage):
+async def test_no_match_is_said(storage):
     assert (
         await search(storage, {"path": "s/a.md", "pattern": "nowhere"})
         == "[No line matches 'nowhere'.]"
     )
 
 
-async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage):
+async def test_an_answer_never_grows_beyond_its_size(storage):
     found = await search(
         storage, {"path": "s/a.md", "pattern": "line", "limit": 100}, max_chars=300
     )
@@ -295,12 +295,12 @@ async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage):
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<x", "(" * 1000])
-async def test_a_pattern_that_is_no_regular_expression_is_told(storage: LocalStorage, pattern: str):
+async def test_a_pattern_that_is_no_regular_expression_is_told(storage, pattern: str):
     with pytest.raises(ToolInputError, match="pattern is no regular expression"):
         await search(storage, {"path": "s/a.md", "pattern": pattern, "regex": True})
 
 
-async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage):
+async def test_a_pattern_too_long_to_be_meant_is_refused(storage):
     with pytest.raises(ToolInputError, match="pattern has 1001 characters"):
         await search(storage, {"path": "s/a.md", "pattern": "x" * 1001})
 
@@ -308,9 +308,7 @@ async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage):
 @pytest.mark.parametrize(
     "text", ["a" * 60 + "!", ("a" * 18 + "!\n") * 20_000], ids=["line", "lines"]
 )
-async def test_a_pattern_that_would_run_for_ever_is_stopped(
-    storage: LocalStorage, monkeypatch, text: str
-):
+async def test_a_pattern_that_would_run_for_ever_is_stopped(storage, monkeypatch, text: str):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     await storage.write([("s/evil.md", text)])
 
@@ -345,7 +343,7 @@ HOSTILE_PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
-async def test_no_pattern_of_the_model_raises(storage: LocalStorage, monkeypatch, pattern: str):
+async def test_no_pattern_of_the_model_raises(storage, monkeypatch, pattern: str):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2)
     await storage.write([("s/evil.md", "hello world\n" + "a" * 60 + "!\n" + "ab" * 40)])
     call = tool_use(
@@ -364,7 +362,7 @@ def compile_nothing(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS[:6])
 async def test_no_pattern_of_the_model_is_compiled_in_this_process(
-    storage: LocalStorage, monkeypatch, pattern: str
+    storage, monkeypatch, pattern: str
 ):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     monkeypatch.setattr("regex.compile", compile_nothing)
@@ -376,7 +374,7 @@ async def test_no_pattern_of_the_model_is_compiled_in_this_process(
     assert result["content"]
 
 
-async def test_a_pattern_that_takes_all_memory_is_stopped(storage: LocalStorage, monkeypatch):
+async def test_a_pattern_that_takes_all_memory_is_stopped(storage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 20.0)
     monkeypatch.setattr(module, "_SEARCH_MEMORY_BYTES", 128 * 2**20)
 
@@ -385,7 +383,7 @@ async def test_a_pattern_that_takes_all_memory_is_stopped(storage: LocalStorage,
 
 
 async def test_where_no_process_can_be_started_the_model_is_told_to_search_literally(
-    storage: LocalStorage, monkeypatch
+    storage, monkeypatch
 ):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
@@ -412,7 +410,7 @@ def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
         assert found == list(edits.regex_matches([pattern, str(limit), text]))
 
 
-async def test_a_text_above_the_size_that_is_searched_says_so(storage: LocalStorage, monkeypatch):
+async def test_a_text_above_the_size_that_is_searched_says_so(storage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_CHARS", 200)
 
     found = await search(storage, {"path": "s/a.md", "pattern": "line 1:"})
@@ -421,7 +419,7 @@ async def test_a_text_above_the_size_that_is_searched_says_so(storage: LocalStor
     assert found == f"line 1, offset 0: {TEXT.splitlines()[0]}\n{remark}"
 
 
-async def test_a_cancelled_search_does_not_wait_for_its_end(storage: LocalStorage, monkeypatch):
+async def test_a_cancelled_search_does_not_wait_for_its_end(storage, monkeypatch):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 1.0)
     await storage.write([("s/evil.md", "a" * 60 + "!")])
 
@@ -434,7 +432,7 @@ async def test_a_cancelled_search_does_not_wait_for_its_end(storage: LocalStorag
 # Answering ----------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage):
+async def test_a_call_is_answered_with_a_result_of_its_id(storage):
     for call in (
         tool_use("t1", "read_offloaded", {"path": "s/a.md"}),
         ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "s/a.md"}),
@@ -448,7 +446,7 @@ async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage)
 
 @pytest.mark.parametrize("name", ["read_offload", "READ_OFFLOADED", "", "a\ud800\n" * 500, None, 7])
 async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are(
-    storage: LocalStorage, name: Any
+    storage, name: Any
 ):
     call = {**tool_use("t1", "bash"), "name": name}
 
@@ -479,14 +477,12 @@ async def test_no_name_ends_the_loop_of_an_agent_without_tools():
     ],
     ids=lambda block: block["type"],
 )
-async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(
-    storage: LocalStorage, block: Any
-):
+async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(storage, block: Any):
     for others in (["bash"], ("edit", "bash"), {"bash": 1}, iter(["bash"])):
         assert await answer(block, tools(storage), others=others) is None
 
 
-async def test_names_given_as_one_text_are_refused(storage: LocalStorage):
+async def test_names_given_as_one_text_are_refused(storage):
     with pytest.raises(SettingsError, match="others is 'bash'; give a list of names"):
         await answer(tool_use("t1", "bash"), tools(storage), others="bash")
 
@@ -710,7 +706,7 @@ async def test_an_error_of_a_reader_of_ones_own_is_a_result():
 # The SDK's tool runner ----------------------------------------------------------------------------
 
 
-async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage):
+async def test_the_runner_of_the_sdk_takes_them(storage):
     script = testing.answer(
         testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),
         testing.tool_use(

@@ -173,13 +173,6 @@ def items_of(received: Received) -> list[Any]:
     return list(body[key])
 
 
-def shown(items: list[Any]) -> list[str]:
-    """The results in *items*."""
-    texts = [item.get("output") or item.get("content") for item in items]
-    pairs = zip(items, texts, strict=True)
-    return [t for item, t in pairs if item.get("role") == "tool" or "_output" in str(item)[:40]]
-
-
 def offloading(folder: Path, **options: Any) -> ContextPipeline:
     return ContextPipeline([DirectOffload(LocalStorage(folder), min_chars=500)], **options)
 
@@ -510,21 +503,6 @@ async def test_a_given_name_is_the_name(tmp_path):
         await by_user(client)
 
     assert (tmp_path / "of-job" / "c0.md").exists()
-
-
-async def test_two_requests_of_a_conversation_at_once_are_both_answered(tmp_path):
-    http_client = shaping(offloading(tmp_path), session_id="s")
-
-    async with (
-        talk(lambda _: "ok", http_client) as (server, client),
-        anyio.create_task_group() as group,
-    ):
-        for rounds in (1, 2, 3):
-            group.start_soon(partial(ask, client, "chat", history_of("chat", rounds)))
-
-    sent = sorted(len(items_of(request)) for request in server.requests)
-    assert sent == [3, 5, 7]
-    assert all("offloaded" in shown(items_of(request))[-1] for request in server.requests)
 
 
 # Settings -----------------------------------------------------------------------------------------

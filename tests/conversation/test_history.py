@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
+from anthropic.types import ThinkingBlock, ToolUseBlock
 from api_histories import few, valid_histories
 from histories import (
-    MARK,
     assistant,
     chat,
     conversation,
@@ -333,16 +332,6 @@ async def test_a_history_that_was_cut_comes_back_as_it_is_now(tmp_path):
     assert await session_of(storage).history() == RESULTS[:5]
 
 
-async def test_a_history_cut_to_nothing_comes_back_empty(tmp_path):
-    storage = LocalStorage(tmp_path)
-    session = session_of(storage)
-    await session.run(chat(3))
-
-    await session.run([])
-
-    assert await session.history() == []
-
-
 async def test_of_a_branch_the_newest_comes_back(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
@@ -353,19 +342,6 @@ async def test_of_a_branch_the_newest_comes_back(tmp_path):
 
     assert await session.history() == branch
     assert await session_of(storage).history() == branch
-
-
-async def test_a_history_whose_context_was_adopted_comes_back_raw(tmp_path):
-    storage = LocalStorage(tmp_path)
-    session = session_of(storage, summarize_half)
-    context = (await session.run(chat(13))).messages
-    assert len(context) < 13
-
-    result = await session.run([*context, assistant("on")])
-
-    assert not result.notices
-    assert await session.history() == [*chat(13), assistant("on")]
-    assert await session_of(storage).history() == [*chat(13), assistant("on")]
 
 
 async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path):
@@ -379,16 +355,6 @@ async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path):
         assert await session.history() == raw
     assert len(context) < len(raw)
     assert await session_of(storage).history() == raw
-
-
-async def test_offloaded_texts_of_an_adopted_context_come_back(tmp_path):
-    storage = LocalStorage(tmp_path)
-    session = session_of(storage, DirectOffload(storage))
-    context = (await session.run(RESULTS[:3])).messages
-
-    await session.run([*context, *step("t9", result=LONG)])
-
-    assert await session.history() == [*RESULTS[:3], *step("t9", result=LONG)]
 
 
 async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_path):
@@ -410,17 +376,6 @@ async def test_a_cut_right_after_an_adopted_summary_leaves_all_that_it_stands_fo
     await session.run(context[:2])
 
     assert await session.history() == chat(6)
-
-
-async def test_an_adopted_context_that_was_cut_and_goes_on_comes_back(tmp_path):
-    storage = LocalStorage(tmp_path)
-    session = session_of(storage, summarize_half)
-    context = (await session.run(chat(13))).messages
-    await session.run([*context, assistant("on"), user("and on")])
-
-    await session.run([*context, assistant("another way")])
-
-    assert await session.history() == [*chat(13), assistant("another way")]
 
 
 @few
@@ -564,25 +519,6 @@ async def test_a_history_of_any_blocks_comes_back_as_it_would_be_sent(history: l
         assert await session_of(storage).history() == as_sent(history)
 
 
-async def test_objects_inside_a_result_come_back_as_dicts(tmp_path):
-    storage = LocalStorage(tmp_path)
-    held: Any = [TextBlock(type="text", text=LONG)]
-    history = [user("go"), *step("t1", result=held)]
-    session = session_of(storage, DirectOffload(storage))
-
-    await session.run(history)
-
-    assert await session.history() == [user("go"), *step("t1", result=[text(LONG)])]
-
-
-async def test_from_the_journal_the_history_comes_back_without_cache_marks(tmp_path):
-    session = session_of(LocalStorage(tmp_path))
-
-    await session.run([user({**text("go"), **MARK})])
-
-    assert await session.history() == [user(text("go"))]
-
-
 async def test_a_content_edited_in_place_comes_back_as_it_is_now(tmp_path):
     session, history = session_of(LocalStorage(tmp_path), summarize_half), chat(13)
     await session.run(history)
@@ -594,31 +530,3 @@ async def test_a_content_edited_in_place_comes_back_as_it_is_now(tmp_path):
 
 
 # Lines of a journal -----------------------------------------------------------------------------
-
-
-async def test_a_new_process_is_given_the_longest_of_the_lines(tmp_path):
-    storage = LocalStorage(tmp_path)
-    one, other = session_of(storage), session_of(storage)
-    await one.run(chat(3))
-    await other.run(chat(3))
-    await one.run([*chat(3), assistant("one way")])
-    longer = [*chat(3), assistant("another way"), user("on")]
-
-    await other.run(longer)
-
-    assert await session_of(storage).history() == longer
-
-
-async def test_each_line_can_be_asked_for_by_its_name(tmp_path):
-    storage = LocalStorage(tmp_path)
-    one, other = session_of(storage), session_of(storage)
-    await one.run(chat(3))
-    await other.run(chat(3))
-    await one.run([*chat(3), assistant("one way")])
-    await other.run([*chat(3), assistant("another way"), user("on")])
-    session = session_of(storage)
-
-    [name] = await session.branches()
-
-    lines = [await session.history(branch=line) for line in ("", name)]
-    assert [line[3]["content"] for line in lines] == ["one way", "another way"]

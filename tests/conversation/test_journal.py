@@ -1065,7 +1065,7 @@ def full_disk() -> Iterator[list[bool]]:
 
 async def test_turns_that_could_not_be_written_are_in_the_next_entry(
     tmp_path,
-    full_disk: list[bool],
+    full_disk,
 ):
     storage, history = Unwritable(tmp_path), loop(30)
     session = new_session(storage)
@@ -1085,7 +1085,7 @@ async def test_turns_that_could_not_be_written_are_in_the_next_entry(
 
 async def test_an_entry_that_cannot_be_written_is_reported_in_every_turn(
     tmp_path,
-    full_disk: list[bool],
+    full_disk,
 ):
     full_disk.append(True)
     session, history = new_session(Unwritable(tmp_path)), chat(5)
@@ -1097,7 +1097,7 @@ async def test_an_entry_that_cannot_be_written_is_reported_in_every_turn(
 
 
 async def test_a_live_session_gives_its_history_though_the_journal_cannot_be_written(
-    tmp_path, full_disk: list[bool]
+    tmp_path, full_disk
 ):
     storage, history = Unwritable(tmp_path), loop(10)
     session = new_session(storage)

@@ -77,7 +77,7 @@ def is_prefix_kept(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
 
 
 def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_every_prefix(
-    tmp_path, alone: int
+    tmp_path, alone
 ):
     breaks = 0
     with workers(2, tmp_path / "shared") as made:
@@ -92,7 +92,7 @@ def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_ever
     assert (sum(asked), breaks) == (alone, 0)
 
 
-def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(tmp_path, alone: int):
+def test_processes_at_once_with_a_lease_pay_for_the_summaries_of_one(tmp_path, alone):
     asked, contexts = raced(MANY, tmp_path / "shared", "30")
 
     assert asked == alone

@@ -141,16 +141,6 @@ async def test_the_stage_keeps_both_halves_of_every_tool(history: list[Message],
     assert history == before
 
 
-@few
-@given(histories_of_turns, st.sampled_from([100, 600]), st.sampled_from(["average", "covering"]))
-async def test_the_function_keeps_both_halves_of_every_tool(
-    history: list[Message], limit: int, window: Any
-):
-    result = await smart_truncate(history, max_tokens=limit, window=window)
-
-    assert [str(problem) for problem in check(result.messages)] == []
-
-
 @given(histories_of_turns, st.sampled_from([0.1, 0.3, 0.5, 0.9, 1]))
 def test_a_cut_by_a_fraction_keeps_both_halves_of_every_tool(
     history: list[Message], fraction: float

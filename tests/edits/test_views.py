@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -211,7 +210,7 @@ def test_no_order_of_words_in_a_command_line_breaks_the_reader(line: str):
 
 
 @pytest.mark.shared
-def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path):
+def test_every_reading_call_of_the_transcripts_is_recognised(shared):
     """The index of the transcripts counts the calls of reading tools, found by other means."""
     for listed in json.loads((shared / "transcripts" / "INDEX.json").read_text()):
         lines = (shared / "transcripts" / f"{listed['id']}.jsonl").read_text().splitlines()[1:]

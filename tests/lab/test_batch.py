@@ -55,7 +55,7 @@ def two() -> Iterator[Workers]:
         yield hands
 
 
-def test_files_come_back_in_the_order_in_which_they_were_given(two: Workers, tmp_path):
+def test_files_come_back_in_the_order_in_which_they_were_given(two, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", steps) for n, steps in enumerate((1, 5, 3))]
     done = replay_files(paths, MAKERS, executor=two)
     assert [file.path for file in done] == paths
@@ -68,7 +68,7 @@ def test_several_processes_find_what_one_does(tmp_path):
         assert replay_files(paths, MAKERS, executor=hands) == replay_files(paths, MAKERS)
 
 
-def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path):
+def test_a_file_that_cannot_be_read_stops_no_other(two, tmp_path):
     paths = [str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
     for executor in (None, two):
         broken, sound = replay_files(paths, MAKERS, executor=executor)
@@ -76,9 +76,7 @@ def test_a_file_that_cannot_be_read_stops_no_other(two: Workers, tmp_path):
         assert not sound.error
 
 
-def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(
-    two: Workers, tmp_path
-):
+def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(two, tmp_path):
     missing = [str(tmp_path / f"none-{n}.jsonl") for n in range(5)]
     paths = [*missing, written(tmp_path, "a.jsonl")]
     done = replay_files(paths, MAKERS, executor=Workers(two.pool, 2, far=True))
@@ -97,7 +95,7 @@ def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path):
     assert all("a worker process died" in file.error for file in done)
 
 
-def test_progress_hears_of_each_file_once(two: Workers, tmp_path):
+def test_progress_hears_of_each_file_once(two, tmp_path):
     paths = [
         written(tmp_path, "a.jsonl"),
         written(tmp_path, "b.jsonl"),
@@ -113,7 +111,7 @@ def test_progress_hears_of_each_file_once(two: Workers, tmp_path):
 # Pages --------------------------------------------------------------------------------------------
 
 
-def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(two: Workers, tmp_path):
+def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(two, tmp_path):
     paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
     done = replay_files(paths, MAKERS, reporter=narrate, executor=two)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
@@ -135,7 +133,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Sending large graph:UserWarning")
-def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, tmp_path):
+def test_a_cluster_finds_what_one_process_does_of_long_files_too(address, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", 1 + 100 * (n == 4)) for n in range(5)]
     makers = policies(["none"])
     with cluster(address) as hands:
@@ -144,7 +142,7 @@ def test_a_cluster_finds_what_one_process_does_of_long_files_too(address: str, t
     assert done == replay_files(paths, makers)
 
 
-def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path):
+def test_a_broken_file_stops_no_other_on_a_cluster(address, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     paths = [str(empty), str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder: Path, capsys):
+def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder, capsys):
     assert demo.main([str(folder)]) == 0
 
     said = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder: Path, ca
         assert int(with_it.replace(",", "")) < int(without.replace(",", "")) / 2
 
 
-def test_its_requests_are_valid_and_its_history_is_whole(folder: Path, capsys):
+def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
     demo.main([str(folder)])
 
     said = capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_its_requests_are_valid_and_its_history_is_whole(folder: Path, capsys):
     assert "whole: True\n" in said
 
 
-def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder: Path, capsys):
+def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys):
     demo.main([str(folder)])
 
     said = capsys.readouterr().out

@@ -259,7 +259,7 @@ def mark(chrome: Chrome, number: int = 0) -> WebElement:
     return chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")[number]
 
 
-def test_a_report_without_turns_says_so(browser: Chrome, tmp_path):
+def test_a_report_without_turns_says_so(browser, tmp_path):
     report = Report("Nothing", [Run(row("none", 0.0))])
     write_page(tmp_path / "page.html", [report], figures_of(report))
     browser.get((tmp_path / "page.html").as_uri())
@@ -267,7 +267,7 @@ def test_a_report_without_turns_says_so(browser: Chrome, tmp_path):
     assert text_of(browser, "#lead") == "There was no turn."
 
 
-def test_only_kinds_that_occur_are_explained(show: Show):
+def test_only_kinds_that_occur_are_explained(show):
     run = Run(row("none", 6.0), [PageTurn({"user": 5.0, "summary": 0.0}, 6.0)])
     chrome = show(Report("", [run], ("",)))
 
@@ -275,7 +275,7 @@ def test_only_kinds_that_occur_are_explained(show: Show):
     assert [kind.get_attribute("data-kind") for kind in kinds] == ["user"]
 
 
-def test_several_conversations_are_on_one_page_with_their_sums(show: Show):
+def test_several_conversations_are_on_one_page_with_their_sums(show):
     runs = long_run("none", 3, 100.0, 4.0), long_run("ours", 3, 100.0, 3.0)
     reports = (Report(f"{name}.jsonl", runs, ("",) * 3) for name in "xy")
     chrome = show(*reports, unit="dollars")
@@ -290,7 +290,7 @@ def test_several_conversations_are_on_one_page_with_their_sums(show: Show):
     assert "the largest prompt, in tokens as billed" in text_of(chrome, "#policies dl")
 
 
-def test_both_charts_are_drawn_and_the_console_stays_empty(show: Show, replayed: Report):
+def test_both_charts_are_drawn_and_the_console_stays_empty(show, replayed):
     chrome = show(replayed)
 
     for name in ("tokens", "cost"):
@@ -301,7 +301,7 @@ def test_both_charts_are_drawn_and_the_console_stays_empty(show: Show, replayed:
     assert logged(chrome, "browser") == []
 
 
-def test_nothing_is_asked_of_any_network(show: Show, replayed: Report):
+def test_nothing_is_asked_of_any_network(show, replayed):
     chrome = show(replayed)
 
     events = [json.loads(entry["message"])["message"] for entry in logged(chrome, "performance")]
@@ -314,7 +314,7 @@ def test_nothing_is_asked_of_any_network(show: Show, replayed: Report):
     assert asked[0].startswith("file://")
 
 
-def test_text_of_a_transcript_stays_text(show: Show, replayed: Report):
+def test_text_of_a_transcript_stays_text(show, replayed):
     report = dataclasses.replace(replayed, title=HOSTILE)
     chrome = show(report)
     chrome.execute_script(
@@ -326,7 +326,7 @@ def test_text_of_a_transcript_stays_text(show: Show, replayed: Report):
     assert "<img src=x onerror=" in text_of(chrome, "#action pre.original")
 
 
-def test_hovering_shows_the_turn(show: Show, replayed: Report):
+def test_hovering_shows_the_turn(show, replayed):
     chrome = show(replayed)
     plot = chrome.find_element(By.CSS_SELECTOR, "#tokens svg")
 
@@ -337,9 +337,7 @@ def test_hovering_shows_the_turn(show: Show, replayed: Report):
     assert "DirectOffload: changed" in text_of(chrome, "#readout")
 
 
-def test_a_click_on_an_action_shows_the_placeholder_and_what_it_replaced(
-    show: Show, replayed: Report
-):
+def test_a_click_on_an_action_shows_the_placeholder_and_what_it_replaced(show, replayed):
     chrome = show(replayed)
 
     ActionChains(chrome).click(mark(chrome, 2)).perform()
@@ -351,7 +349,7 @@ def test_a_click_on_an_action_shows_the_placeholder_and_what_it_replaced(
     assert text_of(chrome, "#action pre.original").startswith("file 2\nx = 1\n")
 
 
-def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, replayed: Report):
+def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show, replayed):
     chrome = show(replayed)
 
     def focused() -> str:
@@ -379,7 +377,7 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, rep
     assert focused().startswith("DirectOffload: changed")
 
 
-def test_a_block_that_left_opens_what_replaced_it(show: Show, replayed: Report):
+def test_a_block_that_left_opens_what_replaced_it(show, replayed):
     chrome = show(replayed)
     where = next(block for block in replayed.runs[2].blocks if block.until == 5)
 
@@ -394,9 +392,7 @@ def test_a_block_that_left_opens_what_replaced_it(show: Show, replayed: Report):
     assert where.name in text_of(chrome, "#action-body h3")
 
 
-def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(
-    show: Show, replayed: Report
-):
+def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(show, replayed):
     chrome = show(replayed)
     before = int(float(chrome.find_element(By.CSS_SELECTOR, "#tokens path.area").rect["height"]))
 
@@ -410,7 +406,7 @@ def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(
     WebDriverWait(chrome, 10).until(height)
 
 
-def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
+def test_a_kind_can_be_shown_alone(show, replayed):
     chrome = show(replayed)
     button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=placeholders]")
     drawn_kinds = len(chrome.find_elements(By.CSS_SELECTOR, "#tokens path.area"))
@@ -430,7 +426,7 @@ def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
 @pytest.mark.parametrize(
     ("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 27)")]
 )
-def test_the_page_is_as_light_or_dark_as_its_reader_likes(show: Show, scheme: str, paper: str):
+def test_the_page_is_as_light_or_dark_as_its_reader_likes(show, scheme: str, paper: str):
     chrome = show(long_report(3))
 
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -451,7 +447,7 @@ return [...wide.map(box => box.ariaLabel), ...names.map(text => text.textContent
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_nothing_is_wider_than_the_screen(show: Show, replayed: Report, scheme: str):
+def test_on_a_phone_nothing_is_wider_than_the_screen(show, replayed, scheme: str):
     chrome = show(replayed, replayed)
     phone = {"width": 390, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -474,7 +470,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(show: Show, replayed: Repor
         chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_any_two_policies_stand_side_by_side(show: Show, replayed: Report):
+def test_any_two_policies_stand_side_by_side(show, replayed):
     chrome = show(replayed)
 
     def heads() -> list[str]:
@@ -493,7 +489,7 @@ def test_any_two_policies_stand_side_by_side(show: Show, replayed: Report):
     assert logged(chrome, "browser") == []
 
 
-def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Report):
+def test_each_conversation_has_an_address_on_the_page(show, replayed):
     short = dataclasses.replace(
         long_report(3), runs=(*long_report(3).runs, long_run("other", 3, 1.0, 1.0))
     )
@@ -506,7 +502,7 @@ def test_each_conversation_has_an_address_on_the_page(show: Show, replayed: Repo
     assert logged(chrome, "browser") == []
 
 
-def test_every_figure_stands_in_a_table(show: Show):
+def test_every_figure_stands_in_a_table(show):
     chrome = show(long_report(3), unit="dollars")
     chrome.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
 
@@ -520,7 +516,7 @@ def test_every_figure_stands_in_a_table(show: Show):
     assert "BatchOffload 3 times, 11,964 tokens saved." in text_of(chrome, "#actions")
 
 
-def test_500_turns_are_drawn(show: Show):
+def test_500_turns_are_drawn(show):
     chrome = show(long_report())
 
     print(f"500 turns: drawn {drawn(chrome)} ms after the page was opened")

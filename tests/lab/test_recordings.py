@@ -37,12 +37,12 @@ def names(folder: Path, files: Iterable[str]) -> list[str]:
     return [Path(file).relative_to(folder).as_posix() for file in files]
 
 
-def test_a_folder_is_searched_to_the_bottom_without_what_is_hidden(folder: Path):
+def test_a_folder_is_searched_to_the_bottom_without_what_is_hidden(folder):
     found = find_recordings([str(folder)])
     assert names(folder, found.files) == ["a.jsonl", "b.json", "deep/er/C.JSONL"]
 
 
-def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder: Path):
+def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder):
     found = find_recordings([str(folder)])
     assert names(folder, found.unreadable) == ["deep/package.json"]
     assert names(folder, found.others) == ["notes.md"]
@@ -62,7 +62,7 @@ def test_of_many_reasons_the_first_few_are_said(tmp_path):
     assert told[-1].strip() == "and 3 more"
 
 
-def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder: Path):
+def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder):
     one = str(folder / "b.json")
     found = find_recordings(["-", one, str(folder), "-"])
     assert found.files[:2] == ["-", one]
@@ -81,7 +81,7 @@ def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path):
         find_recordings([str(tmp_path)])
 
 
-def test_each_file_that_is_read_in_a_folder_is_shown_as_progress(folder: Path):
+def test_each_file_that_is_read_in_a_folder_is_shown_as_progress(folder):
     tracked: list[str] = []
 
     def track(paths: Sequence[str]) -> Iterable[str]:

@@ -425,7 +425,7 @@ def replayed(file: Path, make: PipelineMaker, settings: Settings | None = None) 
 
 @pytest.mark.shared
 def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_always_hits(
-    shared: Path,
+    shared,
 ):
     file = shared / "transcripts" / "kimicli-fetchurl.jsonl"
     found, resting = replayed(file, NONE), replayed(file, NONE, Settings(rest_every=33))
@@ -440,7 +440,7 @@ def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_
 
 
 @pytest.mark.shared
-def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared: Path):
+def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared):
     file = shared / "transcripts" / "kimicli-pr-checklist-sonnet46.jsonl"
     none, gated = replayed(file, NONE), replayed(file, Baseline("rent-or-buy"))
 

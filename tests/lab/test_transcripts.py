@@ -381,7 +381,7 @@ def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript():
 
 
 @pytest.mark.shared
-def test_every_shared_transcript_is_read_as_it_is(shared: Path):
+def test_every_shared_transcript_is_read_as_it_is(shared):
     index = {
         entry["id"]: entry
         for entry in json.loads((shared / "transcripts" / "INDEX.json").read_text())

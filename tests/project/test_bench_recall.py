@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
 import pytest
 from histories import assistant, conversation, step, user
@@ -173,7 +171,7 @@ def test_no_bound_is_above_its_room_and_with_all_the_room_nothing_is_missing(
 
 
 @pytest.mark.shared
-def test_on_a_real_session_policies_stand_in_their_order(shared: Path):
+def test_on_a_real_session_policies_stand_in_their_order(shared):
     transcript = read_transcript(shared / "transcripts" / "kimicli-gen-check.jsonl")
     found: dict[str, list[Scored]] = {"keep last": [], "offload oldest": [], "oracle": []}
     for cut in cuts(transcript, index=AtomIndex()):

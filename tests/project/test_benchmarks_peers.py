@@ -286,7 +286,7 @@ def test_a_peer_without_an_environment_says_so():
         Peer("nobody")
 
 
-def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(ours: Peer):
+def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(ours):
     with pytest.raises(PeerFailed, match="TypeError"):
         ours.open("default", window="wide")
 
@@ -295,7 +295,7 @@ def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(o
     assert ours.turn(chat(1))["messages"] == chat(1)
 
 
-def test_the_timed_rows_tell_each_repetition(ours: Peer):
+def test_the_timed_rows_tell_each_repetition(ours):
     rows = [quiet_row(20, [ours], 3), *active_rows([ours], 1, results=12, chars=900)]
 
     spreads = [cell for row in rows for cell in row.cells.values()]
@@ -304,7 +304,7 @@ def test_the_timed_rows_tell_each_repetition(ours: Peer):
 
 
 def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_out(
-    ours: Peer,
+    ours,
 ):
     for broken in (False, True):
         for shortened in (False, True):
@@ -312,7 +312,7 @@ def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_ou
 
 
 @pytest.mark.parametrize("shortened", [False, True])
-def test_our_requests_with_bound_thinking_are_accepted_at_once(ours: Peer, shortened: bool):
+def test_our_requests_with_bound_thinking_are_accepted_at_once(ours, shortened: bool):
     row = bound_row([ours], 2, shortened=shortened)
     rewritten, unbound, unsound, requests = map(int, row.remarks[OURS].split(" / "))
 
@@ -324,7 +324,7 @@ def test_our_requests_with_bound_thinking_are_accepted_at_once(ours: Peer, short
 
 @pytest.mark.parametrize(("code", "accepted"), [(DRIVER, 0.0), (DRIVER + AGAIN, 1.0)])
 def test_a_peer_that_breaks_the_bond_is_refused_unless_its_adapter_sends_the_request_again(
-    driven: Callable[[str], Peer], code: str, accepted: float
+    driven, code: str, accepted: float
 ):
     row = bound_row([driven(code)], 2, shortened=True)
     _, refused_for_thinking, refused_else, _ = row.remarks["forgetful"].split(" / ")
@@ -333,9 +333,7 @@ def test_a_peer_that_breaks_the_bond_is_refused_unless_its_adapter_sends_the_req
     assert (refused_for_thinking, refused_else) == ("2", "0")
 
 
-def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(
-    driven: Callable[[str], Peer], ours: Peer
-):
+def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(driven, ours):
     peers = [driven(DRIVER), ours]
 
     slow = quiet_row(20, peers, 1)
@@ -360,13 +358,13 @@ def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_
     )
 
 
-def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer):
+def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours):
     row = share_row([ours], asking=False, results=12, chars=4900, trigger=5000)
 
     assert row.cells[f"{OURS} (inline)"] == 1.0
 
 
-def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer):
+def test_a_peer_is_replayed_and_billed_like_a_policy(ours):
     transcript = session()
     none, whole = anyio.run(partial(cost, transcript, Policy(NONE)))
     bills, recall = anyio.run(partial(cost, transcript, PeerPipeline(ours, "free", {})))
@@ -378,7 +376,7 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer):
 
 
 def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
-    driven: Callable[[str], Peer],
+    driven,
 ):
     transcript = session()
     bare, _ = anyio.run(partial(cost, transcript, PeerPipeline(driven(DRIVER), "compact", {})))
@@ -389,7 +387,7 @@ def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
     assert marked == bare
 
 
-def test_our_files_and_archives_are_found_again(ours: Peer):
+def test_our_files_and_archives_are_found_again(ours):
     history: list[Message] = session().messages[:-1]
     ours.open("compact, extractive", trigger=2000)
     ours.turn(history)
@@ -403,14 +401,14 @@ def test_our_files_and_archives_are_found_again(ours: Peer):
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
-def test_our_sub_agents_keep_their_words_apart(ours: Peer):
+def test_our_sub_agents_keep_their_words_apart(ours):
     row = agents_row([ours])
 
     assert row.cells == {OURS: 1.0}
     assert row.remarks[OURS] == "1.000 / 0"
 
 
-def test_our_loops_of_chat_completions_are_valid(ours: Peer):
+def test_our_loops_of_chat_completions_are_valid(ours):
     row = chat_row([ours], 4, broken=True, shortened=True)
 
     assert row.cells == {OURS: 1.0}
@@ -432,9 +430,7 @@ def test_another_process_goes_on_with_our_session_and_pays_no_summary_twice(
 
 
 @pytest.mark.parametrize("make", [resume_row, processes_row, partial(chat_row, count=1)])
-def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(
-    driven: Callable[[str], Peer], make: Callable[..., Row]
-):
+def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(driven, make: Callable[..., Row]):
     options = {"broken": False, "shortened": False} if isinstance(make, partial) else {}
 
     cell = make([driven(DRIVER)], **options).cells["forgetful"]

@@ -46,7 +46,7 @@ int add(int a, int b) => a + b;
 """
 
 
-def test_a_language_is_one_table_in_a_file(copy: Path):
+def test_a_language_is_one_table_in_a_file(copy):
     [entry] = [block for block in BLOCKS if "[languages." in block]
     table = copy / "ctxpipe/folding/languages.toml"
     table.write_text(f"{table.read_text('utf-8')}\n{entry}", "utf-8")
@@ -62,7 +62,7 @@ print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
     )
 
 
-def test_a_reader_is_a_module_and_a_question(copy: Path):
+def test_a_reader_is_a_module_and_a_question(copy):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
     (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
     insert(copy / "ctxpipe/lab/records.py", '    "messages under a header",', '    "protocol",\n')

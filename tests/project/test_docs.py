@@ -169,7 +169,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command", dict.fromkeys(c for _, c in COMMANDS if c.startswith("ctxpipe "))
 )
-def test_a_command_of_ours_runs(command: str, recordings: Path, tmp_path):
+def test_a_command_of_ours_runs(command: str, recordings, tmp_path):
     program = tmp_path / "ctxpipe"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(prepared_python())} -m ctxpipe "$@"\n')
     program.chmod(0o755)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from html import unescape
-from pathlib import Path
 
 from places import ROOT
 
 import ctxpipe
 
 
-def test_the_site_holds_every_page(site: Path):
+def test_the_site_holds_every_page(site):
     pages = {
         page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")
     }
@@ -21,7 +20,7 @@ def test_the_site_holds_every_page(site: Path):
     assert {page.parent if page.name == "index" else page for page in pages} <= built
 
 
-def test_the_reference_holds_every_public_name(site: Path):
+def test_the_reference_holds_every_public_name(site):
     reference = "".join(page.read_text("utf-8") for page in (site / "api").rglob("*.html"))
     described = set(re.findall(r'id="ctxpipe\.(\w+)"', reference))
 
@@ -29,7 +28,7 @@ def test_the_reference_holds_every_public_name(site: Path):
     assert set(ctxpipe.__all__) - described == {"Message"}
 
 
-def test_a_signature_has_a_line_for_each_parameter(site: Path):
+def test_a_signature_has_a_line_for_each_parameter(site):
     page = (site / "api" / "pipeline" / "index.html").read_text("utf-8")
     start = page.index('id="ctxpipe.ContextPipeline"')
     shown = unescape(re.sub(r"<[^>]+>", "", page[start : start + 8_000]))
@@ -39,7 +38,7 @@ def test_a_signature_has_a_line_for_each_parameter(site: Path):
         assert re.search(rf"^    {name}: .*,$", shown, re.MULTILINE)
 
 
-def test_a_page_asks_no_other_machine_for_anything(site: Path):
+def test_a_page_asks_no_other_machine_for_anything(site):
     loaded = re.compile(r"<(?:link|script|img|iframe)\b[^>]*?(?:href|src)=\"?(https?://[^\s\">]+)")
     found = {
         url for page in site.rglob("*.html") for url in loaded.findall(page.read_text("utf-8"))

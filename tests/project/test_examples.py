@@ -75,7 +75,7 @@ async def use(folder: Path, name: str, **arguments: object) -> str:
 # Tools --------------------------------------------------------------------------------------------
 
 
-async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder: Path):
+async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder):
     assert (await use(folder, "list_dir")).splitlines() == [
         "__init__.py 17",
         f"long.py {(folder / 'long.py').stat().st_size}",
@@ -84,13 +84,13 @@ async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder
     assert await use(folder, "list_dir", path="inner") == "inner/short.py 30"
 
 
-async def test_read_file_gives_the_file_as_it_is(folder: Path):
+async def test_read_file_gives_the_file_as_it_is(folder):
     assert (
         await use(folder, "read_file", path="inner/short.py") == "def f():\r\n    return 'café'\r\n"
     )
 
 
-async def test_grep_gives_path_line_number_and_line(folder: Path):
+async def test_grep_gives_path_line_number_and_line(folder):
     assert await use(folder, "grep", pattern=r"x39\d =", path="long.py") == "\n".join(
         f"long.py:{n + 3}: x{n} = {n}" for n in range(390, 400)
     )
@@ -105,23 +105,23 @@ async def test_grep_gives_path_line_number_and_line(folder: Path):
     "path",
     ["..", "../outside.txt", "/etc/passwd", "inner/../../outside.txt", "link.txt", "a\0b", 7],
 )
-async def test_no_path_leads_out_of_the_folder(folder: Path, name: str, path: object):
+async def test_no_path_leads_out_of_the_folder(folder, name: str, path: object):
     with pytest.raises(ToolInputError):
         await use(folder, name, path=path, pattern="secret")
 
 
 @pytest.mark.parametrize("path", ["nothing.py", "inner"])
-async def test_what_cannot_be_read_is_an_error_for_the_model(folder: Path, path: str):
+async def test_what_cannot_be_read_is_an_error_for_the_model(folder, path: str):
     with pytest.raises(ToolInputError, match=path):
         await use(folder, "read_file", path=path)
 
 
-async def test_a_broken_pattern_is_an_error_for_the_model(folder: Path):
+async def test_a_broken_pattern_is_an_error_for_the_model(folder):
     with pytest.raises(ToolInputError, match="no regular expression"):
         await use(folder, "grep", pattern="(")
 
 
-async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(folder: Path, monkeypatch):
+async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(folder, monkeypatch):
     monkeypatch.setattr(example_tools, "SECONDS", 0.01)
     (folder / "as.txt").write_text(f"{'a' * 60}b", "utf-8")
 
@@ -129,7 +129,7 @@ async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(folder: P
         await use(folder, "grep", pattern="(?:a|aa|aaa)+c|(a+)+$")
 
 
-async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path):
+async def test_run_python_gives_what_is_printed_and_how_it_ended(folder):
     assert (
         await use(folder, "run_python", code="print(open('__init__.py').read())")
         == '"""A package."""\n\n'
@@ -157,14 +157,14 @@ async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path):
         "import ctypes; ctypes.CDLL(None)",
     ],
 )
-async def test_a_program_may_read_in_the_folder_and_nothing_else(folder: Path, code: str):
+async def test_a_program_may_read_in_the_folder_and_nothing_else(folder, code: str):
     before = sorted(folder.rglob("*"))
 
     assert "PermissionError" in await use(folder, "run_python", code=code)
     assert sorted(folder.rglob("*")) == before
 
 
-async def test_a_program_has_no_environment(folder: Path, monkeypatch):
+async def test_a_program_has_no_environment(folder, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
 
     assert "secret" not in await use(
@@ -172,7 +172,7 @@ async def test_a_program_has_no_environment(folder: Path, monkeypatch):
     )
 
 
-async def test_a_program_that_never_ends_is_stopped(folder: Path, monkeypatch):
+async def test_a_program_that_never_ends_is_stopped(folder, monkeypatch):
     monkeypatch.setattr(example_tools, "SECONDS", 0.3)
 
     with pytest.raises(ToolInputError, match=r"longer than 0\.3 s"):
@@ -199,7 +199,7 @@ async def turns_of(
     return turns
 
 
-async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Path):
+async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder):
     script: list[Reply] = [
         answer(
             "Hm.",
@@ -215,7 +215,7 @@ async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Pat
     assert (last.reply.content[0].text, last.answers) == ("Done.", [])  # type: ignore[union-attr]
 
 
-async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path):
+async def test_what_a_tool_cannot_do_the_model_is_told(folder):
     script: list[Reply] = [
         answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
         "Done.",
@@ -237,7 +237,7 @@ def last_words(turns: list[Turn]) -> str:
 
 
 async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_back(
-    folder: Path,
+    folder,
 ):
     turns = await turns_of(survey, folder)
     calls = [
@@ -254,7 +254,7 @@ async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_
     assert {"list_dir", "read_file", "run_python", "grep", "read_offloaded"} <= set(calls)
 
 
-async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(folder: Path):
+async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(folder):
     def meddle() -> None:
         for file in (folder.parent / "storage").rglob("*.md"):
             if "Much of the same" in (text := file.read_text()):
@@ -268,7 +268,7 @@ async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(fol
 
 
 async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read(
-    folder: Path,
+    folder,
 ):
     def forgetful(body: Any) -> Any:
         body = copy.deepcopy(body)
@@ -313,33 +313,33 @@ def row(demo: subprocess.CompletedProcess[str], name: str) -> list[int]:
 
 
 def test_the_demo_succeeds_and_no_request_is_refused(
-    demo: subprocess.CompletedProcess[str],
+    demo,
 ):
     assert (demo.returncode, demo.stderr) == (0, "")
     assert row(demo, "requests refused") == [0]
 
 
 def test_the_demo_makes_sixty_calls_or_more_some_in_parallel(
-    demo: subprocess.CompletedProcess[str],
+    demo,
 ):
     assert row(demo, "tool calls and results")[0] >= 60
     assert row(demo, "turns with parallel calls")[0] > 0
 
 
 def test_the_demo_sends_less_than_half_of_what_it_would_have_sent(
-    demo: subprocess.CompletedProcess[str],
+    demo,
 ):
     for name in ("tokens sent in all", "largest context, tokens"):
         with_ctxpipe, without = row(demo, name)
         assert 0 < with_ctxpipe < without / 2
 
 
-def test_the_demo_reads_offloaded_files_back(demo: subprocess.CompletedProcess[str]):
+def test_the_demo_reads_offloaded_files_back(demo):
     assert row(demo, "tool results read back")[0] > 0
     assert "was read back: it is what stands on the disk" in demo.stdout
 
 
-def test_the_demo_names_every_module_that_it_read(demo: subprocess.CompletedProcess[str]):
+def test_the_demo_names_every_module_that_it_read(demo):
     modules = [path.relative_to(SURVEYED).as_posix() for path in SURVEYED.rglob("*.py")]
 
     assert {
@@ -347,7 +347,7 @@ def test_the_demo_names_every_module_that_it_read(demo: subprocess.CompletedProc
     } == set(modules)
 
 
-def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str]):
+def test_the_demos_files_lie_where_it_says(demo):
     said = re.search(r"^The files lie in (.+)$", demo.stdout, re.MULTILINE)
     assert said
     files = list(Path(said[1]).rglob("*.md"))
@@ -357,7 +357,7 @@ def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str
 
 
 def test_the_demo_records_the_history_that_it_would_have_sent(
-    demo: subprocess.CompletedProcess[str],
+    demo,
 ):
     said = re.search(
         r"^Turn by turn: ctxpipe replay (.+) --html page.html$", demo.stdout, re.MULTILINE
@@ -370,14 +370,14 @@ def test_the_demo_records_the_history_that_it_would_have_sent(
     assert not recorded.repaired
 
 
-def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]):
+def test_in_a_pipe_the_demo_prints_plain_lines(demo):
     assert "\x1b" not in demo.stdout
     assert re.search(
         r"^turn  10: +\d+ calls, +[\d,]+ tokens instead of +[\d,]+ \(", demo.stdout, re.MULTILINE
     )
 
 
-def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path):
+def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder, tmp_path):
     arguments = ["--demo", "--folder", str(folder), "--storage", str(tmp_path / "s")]
     shown = "".join(on_a_terminal(arguments))
 
@@ -416,7 +416,7 @@ async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name: str, 
     assert message["content"].startswith(("there is no tool 'read_logs'", "the tool failed"))
 
 
-async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path):
+async def test_with_a_key_the_example_asks_the_api(folder, tmp_path):
     places = ("--folder", folder, "--storage", tmp_path / "s")
     async with MessagesServer([answer(tool_use("list_dir", {})), "It is a package."]) as server:
         done = await anyio.run_process(
@@ -432,7 +432,7 @@ async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path):
     assert first.body["messages"] == [{"role": "user", "content": "What is it?"}]
 
 
-async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path, tmp_path):
+async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder, tmp_path):
     async with MessagesServer([Failure(403, "permission_error", "your key may not")]) as server:
         done = await anyio.run_process(
             command("--folder", folder, "--storage", tmp_path / "s"),
@@ -446,7 +446,7 @@ async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path
     assert "your key may not" in done.stderr.decode()
 
 
-def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path):
+def test_too_many_turns_end_the_demo_with_an_error(folder, tmp_path):
     done = start(
         "--demo",
         "--folder",
@@ -507,7 +507,7 @@ def test_a_folder_that_is_not_there_is_an_error(example: str):
     assert "there is no folder nowhere" in done.stderr
 
 
-def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(folder: Path, tmp_path):
+def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(folder, tmp_path):
     (tmp_path / "file").touch()
     done = start(
         "--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={}

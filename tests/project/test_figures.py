@@ -100,7 +100,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_figures_that_were_not_measured_now_stay(results: Path):
+def test_figures_that_were_not_measured_now_stay(results):
     figures.write_figures("bench_x", {"short": {"value": 2.0, "unit": "µs"}}, results)
 
     known = read_figures(results)
@@ -108,7 +108,7 @@ def test_figures_that_were_not_measured_now_stay(results: Path):
     assert known["bench_y"] == {"one": {"value": 1.0, "unit": ""}}
 
 
-def test_a_printed_figure_is_a_number_with_its_unit(results: Path):
+def test_a_printed_figure_is_a_number_with_its_unit(results):
     figures.add_printed("a", "30,812.4 ms")
     figures.add_printed("b", "0.63% at worst")
 
@@ -118,7 +118,7 @@ def test_a_printed_figure_is_a_number_with_its_unit(results: Path):
     }
 
 
-def test_two_figures_of_one_name_are_an_error(results: Path):
+def test_two_figures_of_one_name_are_an_error(results):
     figures.add_figure("a", 1.0)
 
     with pytest.raises(ValueError, match="two figures called 'a'"):
@@ -144,21 +144,21 @@ def run_benchmark(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_what_was_measured_is_kept_whether_or_not_a_limit_was_missed(code: int, kept: list[object]):
+def test_what_was_measured_is_kept_whether_or_not_a_limit_was_missed(code: int, kept):
     with pytest.raises(SystemExit, match=str(code)):
         run_benchmark(code)
 
     assert kept == [("bench_x", {"a": {"value": 1.0, "unit": ""}})]
 
 
-def test_a_benchmark_that_breaks_keeps_nothing(kept: list[object]):
+def test_a_benchmark_that_breaks_keeps_nothing(kept):
     with pytest.raises(ZeroDivisionError), figures.recording("benchmarks/bench_x.py"):
         figures.add_figure("a", 1 / 0)
 
     assert kept == []
 
 
-def test_without_the_option_nothing_is_written(kept: list[object]):
+def test_without_the_option_nothing_is_written(kept):
     sys.argv.remove("--write")
     with pytest.raises(SystemExit):
         run_benchmark(0)

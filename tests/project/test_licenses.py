@@ -50,7 +50,7 @@ def test_every_extra_that_is_installed_brings_only_what_is_allowed():
     ],
     ids=str,
 )
-def test_a_permissive_licence_is_allowed(script: dict[str, Any], tmp_path, facts: Any):
+def test_a_permissive_licence_is_allowed(script, tmp_path, facts: Any):
     assert script["package"](installed(tmp_path, *facts)).problem == ""
 
 
@@ -64,17 +64,17 @@ def test_a_permissive_licence_is_allowed(script: dict[str, Any], tmp_path, facts
     ids=["unknown", "copyleft", "both"],
 )
 def test_another_is_refused_with_the_name_of_its_package(
-    script: dict[str, Any], tmp_path, facts: Any, problem: str
+    script, tmp_path, facts: Any, problem: str
 ):
     assert script["package"](installed(tmp_path, *facts)).problem.startswith(problem)
 
 
-def test_copyleft_is_allowed_by_the_package_only(script: dict[str, Any]):
+def test_copyleft_is_allowed_by_the_package_only(script):
     made = script["Package"]
 
     assert made("psycopg", "LGPL-3.0-only", 1).problem == ""
     assert made("other", "LGPL-3.0-only", 1).problem
 
 
-def test_the_size_of_a_package_is_that_of_its_files(script: dict[str, Any], tmp_path):
+def test_the_size_of_a_package_is_that_of_its_files(script, tmp_path):
     assert script["package"](installed(tmp_path)).size == 200

@@ -7,12 +7,11 @@ are those of the part that answers it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 from agents import MODEL, SUMMARIES, Agent, Tool, api, asked, call, playing, reading
 from api_rules import faults
 from histories import (
@@ -38,11 +37,8 @@ from ctxpipe import (
     LocalStorage,
     Preview,
     Restore,
-    Result,
     SmartTruncate,
-    Stage,
 )
-from ctxpipe.functions import load_archive
 from ctxpipe.messages import (
     Message,
     blocks,
@@ -51,7 +47,6 @@ from ctxpipe.messages import (
     split_system,
     texts,
 )
-from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
@@ -59,13 +54,7 @@ from ctxpipe.summarizers import (
     Summarizer,
 )
 from ctxpipe.testing import (
-    Cut,
-    Reply,
     answer,
-    overloaded,
-    rate_limited,
-    refusal,
-    server_error,
 )
 from ctxpipe.testing import thinking as thought
 from ctxpipe.testing import tool_use as tool_call
@@ -74,10 +63,6 @@ from ctxpipe.testing import tool_use as tool_call
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 # about 50 kB
 LINES = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
-
-
-async def no_time(_seconds: float) -> None:
-    """A wait between two attempts that takes none."""
 
 
 def four(root: Path, summarize: Summarizer | None = None, *, window: int = 4000) -> ContextPipeline:
@@ -97,27 +82,12 @@ def four(root: Path, summarize: Summarizer | None = None, *, window: int = 4000)
     return ContextPipeline(stages, budget=Budget(window))
 
 
-def work(turns: int) -> list[Message]:
-    """A task of *turns* steps whose results have sixty words."""
-    return conversation(
-        user("Do the task."),
-        *(
-            step(f"t{n}", given={"command": f"make {n}"}, result=f"w{n} " * 60, say=f"s{n}")
-            for n in range(turns)
-        ),
-    )
-
-
 def dumped(messages: Sequence[Message]) -> list[str]:
     return [json.dumps(message, default=lambda block: block.to_dict()) for message in messages]
 
 
 def texts_of(messages: Sequence[Message]) -> list[str]:
     return [words for message in messages for words in texts(message)]
-
-
-def outcomes(result: Result) -> dict[str, Outcome]:
-    return {report.stage: report.outcome for report in result.reports}
 
 
 def answerable(history: list[Message]) -> list[Message]:
@@ -173,21 +143,6 @@ async def test_a_history_cut_at_any_index_is_mended(tmp_path):
         assert server.calls == len(history)
 
 
-FAILURES: Mapping[str, Reply] = {
-    "429": rate_limited(),
-    "500": server_error(),
-    "529": overloaded(),
-    "timeout": answer("late", seconds=30),
-    "connection": Cut(),
-    "empty": answer(),
-    "blank": answer(" \n"),
-    "only thinking": answer(thought("hm")),
-    "a tool call": answer(tool_call("bash", {})),
-    "max_tokens": answer("half a summ", stop_reason="max_tokens"),
-    "refusal": refusal("No."),
-}
-
-
 async def test_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_path):
     history = conversation(user("go"), step("toolu_1", result=LINES))
     contexts = []
@@ -200,44 +155,6 @@ async def test_a_placeholder_depends_on_nothing_but_id_and_settings(tmp_path):
             dumped((await ContextPipeline([stage]).run(history, session_id="s")).messages)
         )
     assert contexts[0] == contexts[1] == contexts[2]
-
-
-@pytest.mark.parametrize("failure", FAILURES)
-async def test_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_lost(
-    tmp_path, failure: str
-):
-    history = work(60)
-    async with api(playing(["ok"], summary=FAILURES[failure])) as (server, client):
-        storage, retry = (
-            LocalStorage(tmp_path),
-            Retry(
-                max_retries=1,
-                attempt_seconds=0.3 if failure == "timeout" else 30,
-                sleep=no_time,
-            ),
-        )
-        summarize = AnthropicSummarizer(client, model=SUMMARIES)
-        stages: list[Stage] = [
-            Compact(
-                summarize, storage, restore=Restore(work_dir=tmp_path), breaker=Breaker(retry=retry)
-            ),
-            SmartTruncate(storage),
-        ]
-        pipeline = ContextPipeline(stages, budget=Budget(4000))
-        alone = await ContextPipeline(stages[:1], budget=Budget(4000)).run(
-            history, session_id="alone"
-        )
-        session = pipeline.session("s")
-        result = await session.run(history)
-        await session.create(
-            client, model=MODEL, max_tokens=10, messages=[*history, assistant("so"), user("on")]
-        )
-
-    assert alone.messages is history
-    assert outcomes(result) == {"Compact": Outcome.FAILED, "SmartTruncate": Outcome.CHANGED}
-    assert len(asked(server)) == 1
-    found = [await load_archive(path) for path in (tmp_path / "alone").glob("compact-*")]
-    assert found == [history]
 
 
 async def test_a_model_that_bills_more_than_is_counted_never_sees_its_window_nearly_full(

@@ -59,7 +59,7 @@ async def test_nor_does_the_event_loop():
 # The wheel ----------------------------------------------------------------------------------------
 
 
-def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path):
+def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         facts = {
@@ -85,7 +85,7 @@ def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path):
 # What stands beside it ----------------------------------------------------------------------------
 
 
-def test_what_it_needs_fits_together(installed: Path):
+def test_what_it_needs_fits_together(installed):
     assert "No broken requirements" in pip("--python", str(installed), "check")
 
 
@@ -99,7 +99,7 @@ for found in distributions():
 """
 
 
-def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path):
+def test_what_it_brings_is_under_a_permissive_licence(installed, tmp_path):
     lines = told([str(installed), "-c", LICENCES], tmp_path).splitlines()
 
     assert len(lines) > 10
@@ -113,7 +113,7 @@ newest_only = pytest.mark.parametrize("installed", ["newest"], indirect=True)
 
 
 @newest_only
-def test_the_page_of_settings_has_the_reason_for_each_package(installed: Path):
+def test_the_page_of_settings_has_the_reason_for_each_package(installed):
     page = (ROOT / "docs" / "settings.md").read_text("utf-8")
     found = WEIGHT["packages"](str(installed))
     megabytes = sum(one["bytes"] for one in found.values()) / 1e6
@@ -125,7 +125,7 @@ def test_the_page_of_settings_has_the_reason_for_each_package(installed: Path):
 
 
 @newest_only
-def test_each_package_is_needed_by_another(installed: Path):
+def test_each_package_is_needed_by_another(installed):
     found = WEIGHT["packages"](str(installed))
     unneeded = [name for name in found if not WEIGHT["needed_by"](name, found)]
 
@@ -179,7 +179,7 @@ asyncio.run(main())
 """
 
 
-def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path):
+def test_counting_and_every_stage_work_with_no_network(installed, tmp_path):
     said = told(
         [str(installed), "-W", "error", "-W", "default::DeprecationWarning", "-c", WORK], tmp_path
     ).splitlines()
@@ -189,7 +189,7 @@ def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path
     assert str(installed.parents[1]) in said[4], "another copy of the package was tested"
 
 
-def test_the_demo_runs_without_any_extra(installed: Path, tmp_path):
+def test_the_demo_runs_without_any_extra(installed, tmp_path):
     said = told([str(installed.with_name("ctxpipe")), "demo"], tmp_path)
 
     assert "refuse: 0\n" in said
@@ -197,7 +197,7 @@ def test_the_demo_runs_without_any_extra(installed: Path, tmp_path):
     assert "[Tool result offloaded to file: " in said
 
 
-async def test_the_first_program_of_the_readme_runs_with_a_key(installed: Path, tmp_path):
+async def test_the_first_program_of_the_readme_runs_with_a_key(installed, tmp_path):
     async with MessagesServer(lambda _request: "Hello.") as server:
         environment = {
             "ANTHROPIC_BASE_URL": server.url,

@@ -177,7 +177,7 @@ except VocabularyError as error: print(error)
 """
 
 
-def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path):
+def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed):
     (installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin").unlink()
 
     said = python(ASK, installed, cwd=installed)
@@ -187,7 +187,7 @@ def test_a_missing_rank_file_is_one_error_that_names_it_and_the_remedy(installed
     assert "pip install --force-reinstall" in said
 
 
-def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed: Path):
+def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed):
     file = installed / "ctxpipe" / "tokens" / "vocab" / "cl100k_base.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 

@@ -128,7 +128,7 @@ async def small_budget(history: list[Message]) -> Budget:
 
 @pytest.mark.parametrize("file", sample(12, 3), ids=lambda file: file.stem)
 async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adopts_the_context(
-    shared: Path, tmp_path, file: Path
+    shared, tmp_path, file: Path
 ):
     history, told = recorded(file), Bytes()
     budget = await small_budget(history)

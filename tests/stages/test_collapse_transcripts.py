@@ -82,9 +82,7 @@ def thoughts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", sample(15), ids=lambda file: file.stem)
-async def test_every_context_is_accepted_and_begins_as_the_one_before(
-    shared: Path, tmp_path, file: Path
-):
+async def test_every_context_is_accepted_and_begins_as_the_one_before(shared, tmp_path, file: Path):
     history = recorded(file)
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline(lean(storage), budget=BUDGET, counter=COUNTER, on_error="raise")
@@ -106,7 +104,7 @@ async def test_every_context_is_accepted_and_begins_as_the_one_before(
 
 
 @pytest.mark.parametrize("file", sample(15, 4), ids=lambda file: file.stem)
-async def test_nothing_that_leaves_is_lost(shared: Path, tmp_path, file: Path):
+async def test_nothing_that_leaves_is_lost(shared, tmp_path, file: Path):
     history = recorded(file)
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline(
@@ -129,7 +127,7 @@ async def test_nothing_that_leaves_is_lost(shared: Path, tmp_path, file: Path):
 
 
 @pytest.mark.parametrize("file", sample(15, 8), ids=lambda file: file.stem)
-async def test_another_process_sends_the_same_bytes(shared: Path, tmp_path, file: Path):
+async def test_another_process_sends_the_same_bytes(shared, tmp_path, file: Path):
     history = recorded(file)
     root = tmp_path / "root"
     sent = []

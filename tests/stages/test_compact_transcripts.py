@@ -150,9 +150,7 @@ def longest(folder: Path, number: int) -> list[Path]:
     return sorted(folder.glob("*.jsonl"), key=lambda path: -path.stat().st_size)[:number]
 
 
-async def test_five_compactions_in_a_row_over_the_longest_transcripts(
-    shared: Path, tmp_path, capsys
-):
+async def test_five_compactions_in_a_row_over_the_longest_transcripts(shared, tmp_path, capsys):
     budget = Budget(window=100_000, trigger=60_000)
     table, sums = [], [0, 0, 0]
     for path in longest(shared / "transcripts", 12 if NIGHTLY else 3):

@@ -60,9 +60,7 @@ async def read_back(storage: LocalStorage, command: str, shown: Any) -> list[Any
     [LINES, NUMBERED, f"<file>\n{LINES}\n</file>", [text(LINES)], [text(LINES), PICTURE]],
     ids=range(5),
 )
-async def test_it_becomes_head_and_tail_after_the_same_pointer(
-    storage: LocalStorage, root: Path, shown: Any
-):
+async def test_it_becomes_head_and_tail_after_the_same_pointer(storage, root, shown: Any):
     stage = TrimReadBacks(storage, max_chars=20_000)
     history = await read_back(storage, "cat {}", shown)
     before = copy.deepcopy(history)
@@ -82,7 +80,7 @@ async def test_it_becomes_head_and_tail_after_the_same_pointer(
 
 
 async def test_what_was_shortened_stays_as_it_is_beside_every_other_stage(
-    storage: LocalStorage,
+    storage,
 ):
     stage = TrimReadBacks(storage, max_chars=20_000)
     result = await run(stage, await read_back(storage, "cat {}", LINES))
@@ -95,7 +93,7 @@ async def test_what_was_shortened_stays_as_it_is_beside_every_other_stage(
 
 
 async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_shown_in_part(
-    storage: LocalStorage, root: Path
+    storage, root
 ):
     stage = TrimReadBacks(storage, max_chars=20_000)
     made = LINES.upper()
@@ -111,7 +109,7 @@ async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_sho
 
 
 async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(  # noqa: E501
-    storage: LocalStorage, root: Path
+    storage, root
 ):
     commands = (f"grep -r x {root}/s", f"cat {root}/s/gone.md", "cat s/gone.md")
     for number, command in enumerate(commands):
@@ -121,9 +119,7 @@ async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_ther
     assert sorted(held[0] for held in files_below(root).values()) == ["0", "1", "2"]
 
 
-async def test_where_a_storage_cannot_be_read_it_is_kept_in_a_file(
-    storage: LocalStorage, root: Path
-):
+async def test_where_a_storage_cannot_be_read_it_is_kept_in_a_file(storage, root):
     stage = TrimReadBacks(WriteOnly(storage))
 
     result = await run(stage, new(LINES, given={"command": f"cat {root}/s/x.md"}))
@@ -132,16 +128,14 @@ async def test_where_a_storage_cannot_be_read_it_is_kept_in_a_file(
     assert "Preview, 100000 of" in contents(result.messages)[0]
 
 
-async def test_our_own_tools_keep_their_answers_even_where_these_are_in_no_file(
-    storage: LocalStorage, root: Path
-):
+async def test_our_own_tools_keep_their_answers_even_where_these_are_in_no_file(storage, root):
     history = new(LINES, name="search_offloaded", given={"path": f"{root}/s/x.md", "pattern": "x"})
 
     assert (await run(TrimReadBacks(storage), history)).messages is history
 
 
 async def test_what_is_no_longer_than_the_limit_and_what_the_model_has_seen_stay(
-    storage: LocalStorage,
+    storage,
 ):
     history = await read_back(storage, "cat {}", LINES)
     seen = [*history, assistant("I see."), user("Go on.")]
@@ -152,19 +146,19 @@ async def test_what_is_no_longer_than_the_limit_and_what_the_model_has_seen_stay
 
 
 async def test_direct_offload_alone_leaves_what_was_read_back_as_it_is(
-    storage: LocalStorage,
+    storage,
 ):
     history = await read_back(storage, "cat {}", LINES)
 
     assert (await run(DirectOffload(storage), history)).messages is history
 
 
-def test_the_presets_shorten_what_was_read_back(storage: LocalStorage):
+def test_the_presets_shorten_what_was_read_back(storage):
     for stages in (presets.coding_agent(storage, work_dir=None), presets.chat(storage)):
         assert stages[:2] == [stages[0], TrimReadBacks(storage)]
 
 
-async def test_a_plan_says_the_same_and_writes_nothing(storage: LocalStorage, root: Path):
+async def test_a_plan_says_the_same_and_writes_nothing(storage, root):
     history = await read_back(storage, "tr a-z A-Z < {}", LINES.upper())
     pipeline = ContextPipeline([TrimReadBacks(storage, max_chars=20_000)])
 
@@ -179,7 +173,7 @@ async def test_a_plan_says_the_same_and_writes_nothing(storage: LocalStorage, ro
 # When a file cannot be written --------------------------------------------------------------------
 
 
-async def test_what_cannot_be_written_stays_inline_and_is_reported(root: Path):
+async def test_what_cannot_be_written_stays_inline_and_is_reported(root):
     history = await read_back(LocalStorage(root), "tr a-z A-Z < {}", LINES.upper())
 
     result = await run(TrimReadBacks(failing(root, "b.md"), max_chars=20_000), history)
@@ -191,7 +185,7 @@ async def test_what_cannot_be_written_stays_inline_and_is_reported(root: Path):
 
 
 async def test_what_is_in_a_file_already_is_cut_although_another_cannot_be_written(
-    root: Path,
+    root,
 ):
     history = await read_back(LocalStorage(root), "cat {}", LINES)
     call = tool_use("c", "bash", {"command": "tr a-z A-Z < ./s/a.md"})
@@ -213,9 +207,7 @@ async def test_what_is_in_a_file_already_is_cut_although_another_cannot_be_writt
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(
-    storage: LocalStorage, limit: int
-):
+async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(storage, limit: int):
     history = await read_back(storage, "head {}", LINES[:9_000])
 
     result = await run(TrimReadBacks(storage, max_chars=limit), history)

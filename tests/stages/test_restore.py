@@ -30,19 +30,19 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-async def test_without_a_folder_files_are_read_below_the_current_one(project: Path, monkeypatch):
+async def test_without_a_folder_files_are_read_below_the_current_one(project, monkeypatch):
     monkeypatch.chdir(project)
 
     assert [file.path for file in (await restore_files(reads("a"))).files] == ["a"]
 
 
-async def test_five_files_are_restored_by_default(project: Path):
+async def test_five_files_are_restored_by_default(project):
     found = await restore_files(reads(*"abcdefg"), work_dir=project)
 
     assert [file.path for file in found.files] == ["g", "f", "e", "d", "c"]
 
 
-async def test_the_limits_come_from_the_environment(project: Path, monkeypatch):
+async def test_the_limits_come_from_the_environment(project, monkeypatch):
     monkeypatch.setenv("MAX_RESTORE_FILES", "2")
     monkeypatch.setenv("MAX_RESTORE_TOKENS_PER_FILE", "40")
     monkeypatch.setenv("MAX_RESTORE_TOKENS_TOTAL", "50")
@@ -55,7 +55,7 @@ async def test_the_limits_come_from_the_environment(project: Path, monkeypatch):
     assert [f.path for f in (await restore_files(reads("b", "a"), work_dir=project)).files] == ["b"]
 
 
-async def test_a_file_over_its_limit_is_skipped_with_a_warning_and_handed_on(project: Path):
+async def test_a_file_over_its_limit_is_skipped_with_a_warning_and_handed_on(project):
     (project / "b").write_text("word " * 100)
 
     found = await restore_files(reads("a", "b"), work_dir=project, max_restore_tokens_per_file=50)
@@ -65,7 +65,7 @@ async def test_a_file_over_its_limit_is_skipped_with_a_warning_and_handed_on(pro
     assert found.warnings == ("'b' is not restored: its 101 tokens exceed 50",)
 
 
-async def test_two_names_of_one_file_are_one_file_and_one_place(project: Path):
+async def test_two_names_of_one_file_are_one_file_and_one_place(project):
     (project / "alias").symlink_to("b")
 
     found = await restore_files(
@@ -75,7 +75,7 @@ async def test_two_names_of_one_file_are_one_file_and_one_place(project: Path):
     assert [file.path for file in found.files] == ["alias", "a"]
 
 
-async def test_files_that_changed_or_went_since_they_were_shown_are_marked(project: Path):
+async def test_files_that_changed_or_went_since_they_were_shown_are_marked(project):
     history = conversation(
         view("1", "a", "content a"), view("2", "b", "other"), view("3", "gone", "was here")
     )
@@ -86,9 +86,7 @@ async def test_files_that_changed_or_went_since_they_were_shown_are_marked(proje
     assert found.deleted == ("gone",)
 
 
-async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(
-    project: Path, caplog
-):
+async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(project, caplog):
     os.mkfifo(project / "pipe")
     (project / "folder").mkdir()
     (project / "link").symlink_to("../outside")
@@ -150,7 +148,7 @@ async def test_the_reader_is_asked_for_no_more_than_its_tokens_could_take():
     assert found.warnings == ("not restored: not there",)
 
 
-async def test_other_reading_tools_are_a_setting(project: Path):
+async def test_other_reading_tools_are_a_setting(project):
     history = conversation(
         step("1", "Read", {"file_path": "a"}),
         step("3", "sh", {"cmd": "cat c"}),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +30,6 @@ from histories import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import sample
 
 from ctxpipe import (
     BatchOffload,
@@ -49,12 +46,10 @@ from ctxpipe import (
     TokenCounter,
     Turn,
     check,
-    repair,
 )
 from ctxpipe.edits.truncate import last_turn
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message, blocks, split_system, tool_calls, tool_results
-from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.stages.archive import load_archive
 from ctxpipe.stages.reports import Outcome, Truncated
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
@@ -592,35 +587,3 @@ async def test_a_huge_request_that_nothing_can_shrink_is_reported_and_not_tried_
 
 
 # Real transcripts ---------------------------------------------------------------------------------
-
-
-@pytest.mark.shared
-@pytest.mark.usefixtures("shared")
-async def test_real_transcripts_cut_to_half_a_quarter_and_a_tenth_stay_valid():
-    counter = TokenCounter()
-    await counter.warm()
-    reached = dict.fromkeys((2, 4, 10), 0)
-    files = sample(6)
-    for file, share in itertools.product(files, reached):
-        history = repair([json.loads(line) for line in file.read_text().splitlines()[1:]])
-        tokens = count_tokens(history, counter=counter)
-
-        result = await smart_truncate(
-            history,
-            max_tokens=tokens // share,
-            window="covering",
-            reading_tools=COMMON_READING_TOOLS,
-            shell=True,
-            counter=counter,
-        )
-
-        assert check(result.messages) == [], file.name
-        assert result.detail.tokens_after == count_tokens(result.messages, counter=counter)
-        assert result.detail.still_over == (result.detail.tokens_after > tokens // share)
-        assert bool(result.detail.holds) == result.detail.still_over
-        texts = said(history)
-        assert [words for words in said(result.messages) if words in texts] == said(result.messages)
-        reached[share] += not result.detail.still_over
-
-    assert reached[2] >= 0.75 * len(files)
-    assert reached[4] >= 0.35 * len(files)

@@ -165,11 +165,11 @@ POSTGRES = storage_conformance(
 
 
 @pytest.mark.parametrize("check", POSTGRES, ids=str)
-async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url: str):
+async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url):
     await check()
 
 
-async def test_the_table_is_made_once_whoever_comes_first(postgres_url: str):
+async def test_the_table_is_made_once_whoever_comes_first(postgres_url):
     journals = [PostgresJournal(postgres_url, table="ctxpipe_new") for _ in range(8)]
     async with anyio.create_task_group() as group:
         for journal in journals:
@@ -180,7 +180,7 @@ async def test_the_table_is_made_once_whoever_comes_first(postgres_url: str):
         await journal.aclose()
 
 
-async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url: str):
+async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url):
     import psycopg
 
     with psycopg.connect(postgres_url) as connection:
@@ -192,7 +192,7 @@ async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url: str):
             await journal.append("s", 0, "entry")
 
 
-async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url: str):
+async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url):
     async with PostgresJournal(postgres_url, table="ages") as journal:
         await journal.append("s", 0, "entry")
 
@@ -212,7 +212,7 @@ async def test_those_in_sqlite_are_deleted_by_age(tmp_path):
         assert await journal.entries("s") == []
 
 
-async def test_a_lease_that_nobody_renews_ends_in_postgres(postgres_url: str, monkeypatch):
+async def test_a_lease_that_nobody_renews_ends_in_postgres(postgres_url, monkeypatch):
     async with PostgresJournal(postgres_url, table="leases") as journal:
         await a_lease_is_left_behind(journal, monkeypatch)
 
@@ -272,11 +272,11 @@ REDIS = storage_conformance(
 
 
 @pytest.mark.parametrize("check", REDIS, ids=str)
-async def test_redis_keeps_the_contract(check: StorageCheck, redis_url: str):
+async def test_redis_keeps_the_contract(check: StorageCheck, redis_url):
     await check()
 
 
-async def test_a_journal_with_an_age_expires_that_long_after_its_last_entry(redis_url: str):
+async def test_a_journal_with_an_age_expires_that_long_after_its_last_entry(redis_url):
     async with RedisJournal(redis_url, prefix="ages", max_age=0.5) as journal:
         await journal.append("s", 0, "entry")
         assert await journal.entries("s") == ["entry"]
@@ -340,7 +340,7 @@ async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the
 
 @pytest.mark.parametrize("packets", range(1, 14))
 async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_anothers(
-    postgres_url: str, packets: int
+    postgres_url, packets: int
 ):
     async with (
         CuttingProxy(SERVERS[Postgres].port, packets, once=True) as proxy,
@@ -352,7 +352,7 @@ async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_ano
 
 @pytest.mark.parametrize("packets", range(1, 6))
 async def test_an_append_to_redis_whose_answer_gets_lost_is_not_taken_for_anothers(
-    redis_url: str, packets: int
+    redis_url, packets: int
 ):
     async with (
         CuttingProxy(SERVERS[RedisServer].port, packets, once=True) as proxy,
@@ -446,7 +446,7 @@ except ValueError as error:
     assert f"pip install 'ctxpipe[{kind}]'" in new_python(script)
 
 
-async def test_a_password_is_in_no_text(postgres_url: str):
+async def test_a_password_is_in_no_text(postgres_url):
     url = "postgresql://ctxpipe:hunter2@127.0.0.1:1/postgres"
     journal = PostgresJournal(url, patience=0)
     with pytest.raises(StorageError) as failed:

@@ -11,9 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,7 +20,6 @@ from deleted_session import SESSION, WORDS, storages, talk
 from histories import conversation, step, user
 from places import ROOT
 from processes import prepared_python
-from services import Postgres, RedisServer
 
 from ctxpipe import (
     Compact,
@@ -36,11 +33,8 @@ from ctxpipe import (
     SmartTruncate,
     SQLiteJournal,
     StorageError,
-    Turn,
 )
-from ctxpipe.conversation.memory import DELETED
 from ctxpipe.placeholders.names import session_folder
-from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import Generation, delete_sessions, waiting
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
@@ -136,7 +130,7 @@ def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path,
     assert files_with(WORDS, tmp_path) == []
 
 
-def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(tmp_path, postgres: Postgres):
+def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(tmp_path, postgres):
     import psycopg
 
     for all_of_them in hold_and_delete("postgres", f"{tmp_path}|{postgres.url}"):
@@ -151,7 +145,7 @@ def test_nothing_of_a_deleted_session_is_in_postgres_after_a_vacuum(tmp_path, po
     assert files_with(WORDS, tmp_path) == []
 
 
-def test_nothing_of_a_deleted_session_is_in_redis_after_a_rewrite(tmp_path, redis: RedisServer):
+def test_nothing_of_a_deleted_session_is_in_redis_after_a_rewrite(tmp_path, redis):
     import redis as driver
 
     client = driver.Redis.from_url(redis.url)
@@ -227,43 +221,6 @@ async def test_a_forgotten_session_is_read_from_its_journal():
     assert await sessions.get("s").history() == talk()
 
 
-def all_that_is_in(storage: MemoryStorage) -> str:
-    return str([getattr(storage, field.name) for field in fields(storage)])
-
-
-async def test_four_sessions_that_hold_a_deleted_one_in_memory_bring_nothing_back():
-    storage, sent = MemoryStorage(), list[Any]()
-
-    async def create(**request: Any) -> Any:
-        sent.append(list(request["messages"]))
-        return {"role": "assistant", "content": f"an answer about {request['messages'][0]}"}
-
-    client: Any = SimpleNamespace(messages=SimpleNamespace(create=create))
-    stages: list[Any] = [DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)]
-    owner, *others = [
-        ContextPipeline(stages).session(SESSION, journal=storage) for _ in range(HOLDERS)
-    ]
-    owner.append(user(WORDS))
-    await owner.create(client, model="m", max_tokens=10)
-    for session in others:
-        await session.run(talk(), force=True)
-    assert WORDS in all_that_is_in(storage)
-
-    await storage.delete(SESSION)
-    assert "anna" not in all_that_is_in(storage)
-    sent.clear()
-    for session in others:
-        result = await session.run(conversation(user("hello again")), force=True)
-        assert result.messages == conversation(user("hello again"))
-        assert WORDS not in str(await session.history())
-    owner.append(user("it is me"))
-    with pytest.raises(SessionDeleted):
-        await owner.create(client, model="m", max_tokens=10)
-
-    assert sent == []
-    assert WORDS not in all_that_is_in(storage)
-
-
 @pytest.mark.parametrize("kind", ["local", "memory"])
 async def test_a_session_without_a_journal_drops_what_was_deleted(tmp_path, kind: str):
     storage: Any = LocalStorage(tmp_path) if kind == "local" else MemoryStorage()
@@ -289,22 +246,6 @@ async def test_compacting_by_hand_brings_no_deleted_history_back():
 
     assert await storage.entries("s") == []
     assert await storage.records("s") == []
-
-
-async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
-    storage = MemoryStorage()
-
-    async def delete(turn: Turn) -> None:
-        if len(turn.messages) > len(talk()):
-            await storage.delete("s")
-
-    session = ContextPipeline([delete]).session("s", journal=storage)
-    await session.run(talk())
-    with pytest.raises(SessionDeleted):
-        await session.run([*talk(), user("go on")])
-
-    assert list(conversation_of(session).known) == []
-    assert (await session.run(conversation(user("hello again")))).notices == (DELETED,)
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])

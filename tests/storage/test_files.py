@@ -52,7 +52,7 @@ async def refusal(root: Path, path: str, max_bytes: int = LIMIT) -> StorageError
     "path", ["src/a.py", "./src/a.py", "src/../src/a.py", "src//a.py", "../project/src/a.py"]
 )
 async def test_every_spelling_of_a_file_inside_gives_its_text_and_its_one_real_path(
-    project: Path, path: str
+    project, path: str
 ):
     real = str((project / "src" / "a.py").resolve())
 
@@ -62,7 +62,7 @@ async def test_every_spelling_of_a_file_inside_gives_its_text_and_its_one_real_p
     )
 
 
-async def test_a_link_that_stays_inside_is_followed_to_the_real_path(project: Path):
+async def test_a_link_that_stays_inside_is_followed_to_the_real_path(project):
     (project / "link.py").symlink_to("src/a.py")
     (project / "folder").symlink_to("src")
 
@@ -71,7 +71,7 @@ async def test_a_link_that_stays_inside_is_followed_to_the_real_path(project: Pa
         assert found == FileText(str((project / "src" / "a.py").resolve()), "print('a')\n")
 
 
-async def test_a_root_that_is_a_link_itself_is_fine(project: Path, tmp_path):
+async def test_a_root_that_is_a_link_itself_is_fine(project, tmp_path):
     (tmp_path / "alias").symlink_to(project)
 
     assert (await LocalFiles(tmp_path / "alias").read("src/a.py", LIMIT)).text == "print('a')\n"
@@ -101,12 +101,12 @@ async def test_a_root_that_is_a_link_itself_is_fine(project: Path, tmp_path):
         "src/../..",
     ],
 )
-async def test_no_path_leads_out(project: Path, path: str):
+async def test_no_path_leads_out(project, path: str):
     assert (await refusal(project, path)).errno == errno.EACCES
 
 
 @pytest.mark.parametrize("prefix", ["-evil/x.txt", "-evil", "/../outside.txt"])
-async def test_a_folder_that_begins_alike_is_another_folder(project: Path, prefix: str):
+async def test_a_folder_that_begins_alike_is_another_folder(project, prefix: str):
     await refusal(project, str(project) + prefix)
 
 
@@ -134,7 +134,7 @@ async def test_a_folder_that_begins_alike_is_another_folder(project: Path, prefi
     ],
     ids=lambda path: repr(path)[:20],
 )
-async def test_odd_paths_are_refused_and_not_a_crash(project: Path, path: str):
+async def test_odd_paths_are_refused_and_not_a_crash(project, path: str):
     await refusal(project, path)
 
 
@@ -207,15 +207,13 @@ def _sparse(place: Path) -> None:
         "one byte too long",
     ],
 )
-async def test_whatever_is_no_text_file_inside_is_refused(
-    project: Path, make: Callable[[Path], None]
-):
+async def test_whatever_is_no_text_file_inside_is_refused(project, make: Callable[[Path], None]):
     make(project / "thing")
 
     await refusal(project, "thing")
 
 
-async def test_a_folder_that_leads_out_is_not_entered(project: Path):
+async def test_a_folder_that_leads_out_is_not_entered(project):
     (project / "up").symlink_to("..")
 
     for path in ("up/outside.txt", "up/project-evil/x.txt", "src/../up/outside.txt"):
@@ -227,7 +225,7 @@ async def test_a_device_below_the_root_is_refused_before_it_is_opened():
         await refusal(Path("/dev"), path)
 
 
-async def test_a_pipe_is_not_even_opened(project: Path):
+async def test_a_pipe_is_not_even_opened(project):
     os.mkfifo(project / "pipe")
     passed = False
 
@@ -253,7 +251,7 @@ async def test_a_file_without_a_size_is_read_up_to_the_limit():
     await refusal(Path("/proc/self"), "status", max_bytes=10)
 
 
-async def test_a_file_of_exactly_the_limit_is_read(project: Path):
+async def test_a_file_of_exactly_the_limit_is_read(project):
     (project / "full.txt").write_text("x" * LIMIT)
 
     assert len((await LocalFiles(project).read("full.txt", LIMIT)).text) == LIMIT
@@ -283,7 +281,7 @@ async def test_a_file_that_may_not_be_read_is_refused():
 
 
 async def test_a_file_that_comes_and_goes_is_read_or_refused_but_never_anything_else(
-    project: Path,
+    project,
 ):
     place, done = project / "flicker", False
 
@@ -317,7 +315,7 @@ async def test_no_made_up_path_leads_out(path: str):
             assert (await LocalFiles(Path(folder) / "in").read(path, LIMIT)).text == "inside"
 
 
-async def test_no_descriptor_is_left_open(project: Path):
+async def test_no_descriptor_is_left_open(project):
     os.mkfifo(project / "pipe")
     before = len(os.listdir("/proc/self/fd"))
 
@@ -328,7 +326,7 @@ async def test_no_descriptor_is_left_open(project: Path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_text_comes_as_its_bytes_say(project: Path):
+async def test_text_comes_as_its_bytes_say(project):
     (project / "odd.txt").write_bytes("\ufeffa\r\nb\rü🙂\n".encode())
 
     assert (await LocalFiles(project).read("odd.txt", LIMIT)).text == "\ufeffa\r\nb\rü🙂\n"
@@ -337,7 +335,7 @@ async def test_text_comes_as_its_bytes_say(project: Path):
 # Secrets ------------------------------------------------------------------------------------------
 
 
-async def test_a_denied_file_is_refused_under_every_name(project: Path):
+async def test_a_denied_file_is_refused_under_every_name(project):
     (project / ".env").write_text("TOKEN=1")
     (project / "harmless.txt").symlink_to(".env")
     files = LocalFiles(project, deny=is_secret)
@@ -351,7 +349,7 @@ async def test_a_denied_file_is_refused_under_every_name(project: Path):
 # Settings -----------------------------------------------------------------------------------------
 
 
-async def test_a_later_change_of_the_folder_does_not_move_the_root(project: Path, tmp_path):
+async def test_a_later_change_of_the_folder_does_not_move_the_root(project, tmp_path):
     with contextlib.chdir(project):
         files = LocalFiles("src")
 
@@ -359,7 +357,7 @@ async def test_a_later_change_of_the_folder_does_not_move_the_root(project: Path
     assert isinstance(files, FileReader)
 
 
-def test_a_file_that_was_read_keeps_its_mode(project: Path):
+def test_a_file_that_was_read_keeps_its_mode(project):
     before = stat.S_IMODE((project / "src" / "a.py").stat().st_mode)
 
     anyio.run(LocalFiles(project).read, "src/a.py", LIMIT)

@@ -107,7 +107,7 @@ SWAPS = [_to_link, _to_relative_link, _to_chain_of_links, _to_other_folder, _par
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_a_root_with_another_folder_in_its_place_is_refused(
-    tmp_path, outside: Path, swap: Callable[[Path, Path], None], act: Act
+    tmp_path, outside, swap: Callable[[Path, Path], None], act: Act
 ):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
@@ -125,7 +125,7 @@ async def test_a_root_with_another_folder_in_its_place_is_refused(
 
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_the_models_tools_and_a_session_share_the_pin(
-    tmp_path, outside: Path, swap: Callable[[Path, Path], None]
+    tmp_path, outside, swap: Callable[[Path, Path], None]
 ):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
@@ -144,7 +144,7 @@ async def test_the_models_tools_and_a_session_share_the_pin(
     assert contents(outside) == before
 
 
-async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path, outside: Path):
+async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path, outside):
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
     await storage.write([("s/t1.md", "ours")])
@@ -170,7 +170,7 @@ async def test_a_root_that_leads_nowhere_is_not_made(tmp_path):
 
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
-    tmp_path, outside: Path, act: Act
+    tmp_path, outside, act: Act
 ):
     (tmp_path / "root").symlink_to(outside)
     before = contents(outside)
@@ -194,7 +194,7 @@ async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(
         assert Path(path).read_text() == words
 
 
-async def test_the_function_writes_where_it_is_told_and_marks_nothing(tmp_path, outside: Path):
+async def test_the_function_writes_where_it_is_told_and_marks_nothing(tmp_path, outside):
     (tmp_path / "out").symlink_to(outside)
     history = conversation(user("go"), step("t1", "x", result="data " * 600))
 
@@ -207,7 +207,7 @@ async def test_the_function_writes_where_it_is_told_and_marks_nothing(tmp_path, 
 
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_files_of_the_project_are_read_from_the_same_folder_only(
-    tmp_path, outside: Path, swap: Callable[[Path, Path], None]
+    tmp_path, outside, swap: Callable[[Path, Path], None]
 ):
     root = tmp_path / "workspace" / "root"
     root.mkdir(parents=True)
@@ -417,7 +417,7 @@ def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "folding"
 
 
-async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path):
+async def test_the_disk_of_these_tests_ignores_case(folding_disk):
     storage = LocalStorage(folding_disk)
     await storage.write([("s/A.md", "x")])
 
@@ -429,7 +429,7 @@ async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path):
     "names", [("toolu_A", "toolu_a"), ("a", "A"), ("call_Xy", "call_xY", "CALL_XY")]
 )
 async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
-    folding_disk: Path, taken: str, names: tuple[str, ...]
+    folding_disk, taken: str, names: tuple[str, ...]
 ):
     storage = LocalStorage(folding_disk, on_conflict=cast("Literal['hash']", taken))
     locations = {}
@@ -443,7 +443,7 @@ async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
 
 
 async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and_again(
-    folding_disk: Path,
+    folding_disk,
 ):
     storage = LocalStorage(folding_disk, on_conflict="overwrite")
     paths = [
@@ -457,7 +457,7 @@ async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and
 
 
 async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(
-    folding_disk: Path,
+    folding_disk,
 ):
     storage = LocalStorage(folding_disk)
     for name in ("Alice", "alice"):

@@ -54,7 +54,7 @@ async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> li
 
 
 async def test_a_session_without_a_journal_has_no_entries(
-    storage: LocalStorage,
+    storage,
     tmp_path,
 ):
     assert await storage.entries("s") == []
@@ -85,7 +85,7 @@ def check_numbers(path: Path, count: int) -> None:
     assert all(line.count(b"x") == number * 37 % 400 for number, line in enumerate(lines))
 
 
-def test_eight_threads_write_every_number_once(tmp_path, path: Path):
+def test_eight_threads_write_every_number_once(tmp_path, path):
     with ThreadPoolExecutor(8) as workers:
         written = list(workers.map(lambda name: append_all(tmp_path, name, 400), "abcdefgh"))
 
@@ -111,7 +111,7 @@ def test_eight_threads_of_one_storage_write_every_number_once(tmp_path):
     assert anyio.run(storage.entries, "s") == list(map(str, range(100)))
 
 
-def test_four_processes_write_every_number_once(tmp_path, path: Path):
+def test_four_processes_write_every_number_once(tmp_path, path):
     with multiprocessing.get_context("spawn").Pool(4) as workers:
         written = workers.starmap(append_all, [(tmp_path, name, 400) for name in "abcd"])
 
@@ -142,9 +142,7 @@ def test_readers_beside_a_writer_see_whole_entries_only(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b"half", b"half an entry with \xff\x00", b"x" * 3_000_000])
-async def test_a_torn_tail_is_no_entry_and_the_next_append_removes_it(
-    storage: LocalStorage, path: Path, torn: bytes
-):
+async def test_a_torn_tail_is_no_entry_and_the_next_append_removes_it(storage, path, torn: bytes):
     entries = await filled(storage, 3)
     path.write_bytes(path.read_bytes() + torn)
 
@@ -155,7 +153,7 @@ async def test_a_torn_tail_is_no_entry_and_the_next_append_removes_it(
     assert path.read_text() == "entry 0\nentry 1\nentry 2\nthe next\n"
 
 
-async def test_a_torn_first_entry_is_none(storage: LocalStorage, path: Path):
+async def test_a_torn_first_entry_is_none(storage, path):
     path.parent.mkdir()
     path.write_bytes(b"half an en")
 
@@ -166,8 +164,8 @@ async def test_a_torn_first_entry_is_none(storage: LocalStorage, path: Path):
 
 @pytest.mark.parametrize("cut", range(1, 17))
 async def test_cut_at_any_byte_the_whole_entries_are_left(
-    storage: LocalStorage,
-    path: Path,
+    storage,
+    path,
     cut: int,
 ):
     await filled(storage, 2)
@@ -221,7 +219,7 @@ def append_for_ever(root: Path) -> None:
 
 def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
     tmp_path,
-    path: Path,
+    path,
 ):
     for delay in (0.01, 0.05, 0.1):
         size = path.stat().st_size if path.exists() else 0
@@ -306,8 +304,8 @@ async def test_journals_and_locks_are_private(tmp_path, umask: int):
 
 
 async def test_a_journal_that_others_could_read_is_made_private(
-    storage: LocalStorage,
-    path: Path,
+    storage,
+    path,
 ):
     await filled(storage, 1)
     path.chmod(0o644)
@@ -337,7 +335,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(tmp_path, path: Path, monkeypatch):
+def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(tmp_path, path, monkeypatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.3)
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ExitStack() as ending:
@@ -354,7 +352,7 @@ def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(tmp_path, path:
     assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
 
 
-def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path, path: Path):
+def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path, path):
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process:
         threading.Timer(0.3, process.kill).start()
@@ -384,7 +382,7 @@ async def test_while_one_session_is_locked_the_loop_and_others_go_on(tmp_path, m
 
 
 def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_the_new_one(
-    tmp_path, path: Path
+    tmp_path, path
 ):
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ThreadPoolExecutor(1) as worker:
@@ -401,7 +399,7 @@ def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_t
 
 
 async def test_what_was_set_aside_goes_with_the_session(
-    storage: LocalStorage,
+    storage,
     tmp_path,
 ):
     await filled(storage, 1)
@@ -417,9 +415,7 @@ async def test_what_was_set_aside_goes_with_the_session(
     assert not (tmp_path / "s").exists()
 
 
-async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
-    storage: LocalStorage, tmp_path
-):
+async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(storage, tmp_path):
     other = LocalStorage(tmp_path)
     for length in (3, 5, 2, 9):
         for number in range(length):
@@ -497,7 +493,7 @@ special = pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 
 @special
 async def test_nothing_is_appended_to_what_is_no_file_of_its_own(
-    storage: LocalStorage, path: Path, make: Callable[[Path], object]
+    storage, path, make: Callable[[Path], object]
 ):
     path.parent.mkdir()
     make(path)
@@ -511,9 +507,7 @@ async def test_nothing_is_appended_to_what_is_no_file_of_its_own(
 
 
 @pytest.mark.parametrize("make", list(SPECIAL.values())[:-1], ids=list(SPECIAL)[:-1])
-async def test_nothing_is_read_from_what_is_no_file(
-    storage: LocalStorage, path: Path, make: Callable[[Path], object]
-):
+async def test_nothing_is_read_from_what_is_no_file(storage, path, make: Callable[[Path], object]):
     path.parent.mkdir()
     make(path)
 
@@ -523,7 +517,7 @@ async def test_nothing_is_read_from_what_is_no_file(
 
 @special
 async def test_no_lease_is_taken_on_what_is_no_file_of_its_own(
-    storage: LocalStorage, path: Path, make: Callable[[Path], object]
+    storage, path, make: Callable[[Path], object]
 ):
     path.parent.mkdir()
     make(path.with_name(SessionLock.NAME))
@@ -533,7 +527,7 @@ async def test_no_lease_is_taken_on_what_is_no_file_of_its_own(
             pass
 
 
-async def test_no_descriptor_is_left_open(storage: LocalStorage, path: Path):
+async def test_no_descriptor_is_left_open(storage, path):
     await filled(storage, 2)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for number in range(2, 30):
@@ -589,7 +583,7 @@ def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path):
 
 
 async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
-    storage: LocalStorage,
+    storage,
     tmp_path,
 ):
     async with storage.lease("s", 0):
@@ -599,7 +593,7 @@ async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
 
 
 async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
-    storage: LocalStorage,
+    storage,
     tmp_path,
 ):
     async def fail() -> None:
@@ -616,7 +610,7 @@ async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
     assert await is_free(tmp_path)
 
 
-async def test_a_lease_does_not_hinder_a_write(storage: LocalStorage, tmp_path):
+async def test_a_lease_does_not_hinder_a_write(storage, tmp_path):
     async with storage.lease("s", 0):
         assert await LocalStorage(tmp_path).append("s", 0, "x")
         assert await LocalStorage(tmp_path).entries("s") == ["x"]

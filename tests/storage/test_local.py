@@ -73,7 +73,7 @@ def any_umask() -> Iterator[None]:
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_making_one_touches_no_disk(root: Path):
+def test_making_one_touches_no_disk(root):
     LocalStorage(root).location("s/a.md")
 
     assert not root.exists()
@@ -91,7 +91,7 @@ async def test_a_later_change_of_the_folder_does_not_move_it(tmp_path, monkeypat
 # Writing ------------------------------------------------------------------------------------------
 
 
-async def test_a_batch_lies_where_it_was_said_to_lie_in_order(storage: LocalStorage, root: Path):
+async def test_a_batch_lies_where_it_was_said_to_lie_in_order(storage, root):
     written = await storage.write([("s/b.md", "two"), ("s/a.md", "one"), ("t/a.md", "three")])
 
     assert written == [str(root / "s/b.md"), str(root / "s/a.md"), str(root / "t/a.md")]
@@ -100,7 +100,7 @@ async def test_a_batch_lies_where_it_was_said_to_lie_in_order(storage: LocalStor
     assert files_below(root) == ["s/a.md", "s/b.md", "t/a.md"]
 
 
-async def test_files_and_folders_are_private_whatever_the_umask(tmp_path, any_umask: None):
+async def test_files_and_folders_are_private_whatever_the_umask(tmp_path, any_umask):
     for umask in (0, 0o022, 0o277, 0o777):
         root = tmp_path / f"{umask:o}" / "deeper"
         os.umask(umask)
@@ -114,7 +114,7 @@ async def test_files_and_folders_are_private_whatever_the_umask(tmp_path, any_um
         assert [mode(path) for path in (root.parent, root, root / "s")] == [0o700] * 3
 
 
-async def test_a_folder_that_was_there_before_keeps_its_mode(root: Path):
+async def test_a_folder_that_was_there_before_keeps_its_mode(root):
     root.mkdir(mode=0o755)
 
     await LocalStorage(root).write([("s/a.md", "x")])
@@ -122,7 +122,7 @@ async def test_a_folder_that_was_there_before_keeps_its_mode(root: Path):
     assert (mode(root), mode(root / "s")) == (0o755, 0o700)
 
 
-async def test_the_same_text_again_is_not_written_again(storage: LocalStorage):
+async def test_the_same_text_again_is_not_written_again(storage):
     [path] = await storage.write([("s/a.md", "x" * 1000)])
     before = os.stat(path)
 
@@ -130,7 +130,7 @@ async def test_the_same_text_again_is_not_written_again(storage: LocalStorage):
     assert (os.stat(path).st_ino, os.stat(path).st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
 
 
-async def test_another_text_goes_to_a_name_with_its_hash(storage: LocalStorage, root: Path):
+async def test_another_text_goes_to_a_name_with_its_hash(storage, root):
     texts = ["one", "two", "three", "two", "one"]
 
     written = [path for words in texts for path in await storage.write([("s/a.md", words)])]
@@ -144,9 +144,7 @@ async def test_another_text_goes_to_a_name_with_its_hash(storage: LocalStorage, 
     assert [Path(path).read_text() for path in written] == texts
 
 
-async def test_where_even_the_name_with_the_hash_is_taken_a_number_helps(
-    storage: LocalStorage, root: Path
-):
+async def test_where_even_the_name_with_the_hash_is_taken_a_number_helps(storage, root):
     await storage.write(
         [("s/a.md", "one"), (f"s/a-{content_hash('two')}.md", "an id that looks like it")]
     )
@@ -154,7 +152,7 @@ async def test_where_even_the_name_with_the_hash_is_taken_a_number_helps(
     assert await storage.write([("s/a.md", "two")]) == [str(root / "s/a-1.md")]
 
 
-async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root: Path):
+async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root):
     storage = LocalStorage(root, on_conflict="number")
 
     written = await storage.write(
@@ -164,7 +162,7 @@ async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root: Pat
     assert [Path(path).name for path in written] == ["a.md", "a-1.md", "a-1-1.md", "a-2.md"]
 
 
-async def test_with_numbers_a_later_batch_finds_the_same_bytes_again(root: Path):
+async def test_with_numbers_a_later_batch_finds_the_same_bytes_again(root):
     storage = LocalStorage(root, on_conflict="number")
     first = await storage.write([("a.md", "one"), ("a.md", "two")])
 
@@ -172,7 +170,7 @@ async def test_with_numbers_a_later_batch_finds_the_same_bytes_again(root: Path)
     assert await storage.write([("a.md", "three")]) == [str(root / "a-2.md")]
 
 
-async def test_overwriting_keeps_the_name_and_replaces_the_text(root: Path):
+async def test_overwriting_keeps_the_name_and_replaces_the_text(root):
     storage = LocalStorage(root, on_conflict="overwrite")
 
     first = await storage.write([("s/a.md", "long" * 100)])
@@ -182,7 +180,7 @@ async def test_overwriting_keeps_the_name_and_replaces_the_text(root: Path):
     assert Path(first[0]).read_text() == "short"
 
 
-async def test_what_goes_to_disk_is_redacted(root: Path):
+async def test_what_goes_to_disk_is_redacted(root):
     storage = LocalStorage(root, redact=lambda text: text.replace("secret", "******"))
 
     [written] = await storage.write([("s/a.md", "a secret")])
@@ -193,7 +191,7 @@ async def test_what_goes_to_disk_is_redacted(root: Path):
     assert await storage.write([("s/a.md", "a secret")]) == [written]
 
 
-async def test_a_synced_storage_writes_the_same(root: Path):
+async def test_a_synced_storage_writes_the_same(root):
     for on_conflict in ("hash", "number", "overwrite"):
         storage = LocalStorage(
             root / on_conflict, fsync=True, on_conflict=cast("Literal['hash']", on_conflict)
@@ -229,9 +227,7 @@ async def test_a_file_once_named_never_changes_its_bytes(
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "/etc/x", "../x", "s/../../x", "s/..", "a\0b"])
-async def test_a_key_that_leads_out_of_the_root_is_refused(
-    storage: LocalStorage, tmp_path, key: str
-):
+async def test_a_key_that_leads_out_of_the_root_is_refused(storage, tmp_path, key: str):
     with pytest.raises(StorageError, match="does not name a text of the storage"):
         storage.location(key)
     with pytest.raises(StorageError):
@@ -239,9 +235,7 @@ async def test_a_key_that_leads_out_of_the_root_is_refused(
     assert files_below(tmp_path) == []
 
 
-async def test_a_link_in_place_of_a_file_is_never_followed(
-    storage: LocalStorage, root: Path, tmp_path
-):
+async def test_a_link_in_place_of_a_file_is_never_followed(storage, root, tmp_path):
     outside = tmp_path / "outside.md"
     outside.write_text("x")
     (root / "s").mkdir(parents=True)
@@ -263,7 +257,7 @@ async def test_a_link_in_place_of_a_file_is_never_followed(
     assert outside.read_text() == "x"
 
 
-async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path, tmp_path):
+async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root, tmp_path):
     outside = tmp_path / "outside.md"
     outside.write_text("precious")
     (root / "s").mkdir(parents=True)
@@ -278,9 +272,7 @@ async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path,
     )
 
 
-async def test_a_link_in_place_of_a_session_folder_is_never_followed(
-    storage: LocalStorage, root: Path, tmp_path
-):
+async def test_a_link_in_place_of_a_session_folder_is_never_followed(storage, root, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a.md").write_text("x")
@@ -303,9 +295,7 @@ async def test_a_link_in_place_of_a_session_folder_is_never_followed(
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(
-    storage: LocalStorage, root: Path, kind: str
-):
+async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(storage, root, kind: str):
     (root / "s").mkdir(parents=True)
     (root / "s/a.md").mkdir() if kind == "folder" else os.mkfifo(root / "s/a.md")
     with pytest.raises(StorageError, match="no regular file"):
@@ -334,7 +324,7 @@ async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path):
     assert failed.value.errno == errno.ENOTDIR
 
 
-async def test_a_vanished_root_is_made_anew(storage: LocalStorage, root: Path):
+async def test_a_vanished_root_is_made_anew(storage, root):
     [path] = await storage.write([("s/a.md", "x")])
     shutil.rmtree(root)
 
@@ -397,7 +387,7 @@ anyio.run(main)
     ]
 
 
-async def test_a_record_whose_making_fails_is_not_there(storage: LocalStorage, root: Path):
+async def test_a_record_whose_making_fails_is_not_there(storage, root):
     def chunks() -> Iterator[str]:
         yield "["
         raise ZeroDivisionError
@@ -411,7 +401,7 @@ async def test_a_record_whose_making_fails_is_not_there(storage: LocalStorage, r
 # Other processes ----------------------------------------------------------------------------------
 
 
-def test_a_killed_writer_leaves_no_half_file_and_its_draft_is_swept(root: Path):
+def test_a_killed_writer_leaves_no_half_file_and_its_draft_is_swept(root):
     script = """
 import anyio, sys, time
 from ctxpipe import LocalStorage
@@ -434,7 +424,7 @@ anyio.run(LocalStorage(sys.argv[1]).save, "s", "compact", chunks())
     assert files_below(root) == ["s/a.md", "s/b.md"]
 
 
-def test_processes_that_write_the_same_key_at_once_never_mix_their_texts(root: Path):
+def test_processes_that_write_the_same_key_at_once_never_mix_their_texts(root):
     script = """
 import anyio, json, sys
 from ctxpipe import LocalStorage
@@ -460,7 +450,7 @@ sys.exit(sum(process.wait() for process in running))
     assert len(found) == 200 * 4  # each of three texts once for every number, and one for all three
 
 
-async def test_a_file_that_appears_while_we_write_is_kept(root: Path):
+async def test_a_file_that_appears_while_we_write_is_kept(root):
     def meanwhile(text: str) -> str:
         (root / "s").mkdir(parents=True, exist_ok=True)
         (root / "s/a.md").write_text("theirs")
@@ -476,7 +466,7 @@ async def test_a_file_that_appears_while_we_write_is_kept(root: Path):
 )
 @pytest.mark.parametrize("links", [True, False])
 async def test_when_another_process_is_faster_its_file_stays(
-    root: Path, monkeypatch, theirs: str, ours_at: str, links: bool
+    root, monkeypatch, theirs: str, ours_at: str, links: bool
 ):
     link = os.link
 
@@ -494,7 +484,7 @@ async def test_when_another_process_is_faster_its_file_stays(
     assert set(files_below(root)) == {"s/a.md", f"s/{ours_at}"}
 
 
-async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(root: Path, monkeypatch):
+async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(root, monkeypatch):
     await LocalStorage(root).write([("s/b.md", "x")])
 
     def fail(*_: object, **__: object) -> None:
@@ -507,7 +497,7 @@ async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(root: Pa
     assert files_below(root) == ["s/b.md"]
 
 
-async def test_without_hard_links_it_still_works(root: Path, monkeypatch):
+async def test_without_hard_links_it_still_works(root, monkeypatch):
     def no_links(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")  # as a FAT file system answers
 
@@ -522,7 +512,7 @@ async def test_without_hard_links_it_still_works(root: Path, monkeypatch):
     assert files_below(root) == [f"s/a-{content_hash('two')}.md", "s/a.md"]
 
 
-def test_a_thousand_sessions_at_once_need_few_descriptors(root: Path):
+def test_a_thousand_sessions_at_once_need_few_descriptors(root):
     script = """
 import anyio, resource, sys
 from functools import partial
@@ -560,9 +550,7 @@ async def test_a_page_is_a_slice(words: str, offset: int, limit: int | None):
 
 
 @pytest.mark.parametrize("how", ["task", "scope"])
-async def test_reading_can_be_cancelled_at_any_await(
-    storage: LocalStorage, how: Literal["task", "scope"]
-):
+async def test_reading_can_be_cancelled_at_any_await(storage, how: Literal["task", "scope"]):
     await storage.write([("s/a.md", "text")])
     read = [await cancelled(storage.read("s/a.md"), at, how) for at in range(1, 30)]
 
@@ -572,14 +560,12 @@ async def test_reading_can_be_cancelled_at_any_await(
 
 
 @pytest.mark.parametrize("limits", [{"offset": -1}, {"limit": -1}])
-async def test_a_page_of_a_nonsensical_size_is_refused_by_name(
-    storage: LocalStorage, limits: dict[str, int]
-):
+async def test_a_page_of_a_nonsensical_size_is_refused_by_name(storage, limits: dict[str, int]):
     with pytest.raises(SettingsError, match=f"{next(iter(limits))} is -1; give a whole number"):
         await storage.read("s/a.md", **limits)
 
 
-async def test_every_form_of_a_path_that_we_print_is_understood(root: Path, tmp_path, monkeypatch):
+async def test_every_form_of_a_path_that_we_print_is_understood(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     real = tmp_path / "real"
     real.mkdir()
@@ -615,7 +601,7 @@ async def test_every_form_of_a_path_that_we_print_is_understood(root: Path, tmp_
         "x" * 5000,
     ],
 )
-async def test_nothing_is_read_outside_of_the_root(storage: LocalStorage, tmp_path, location: str):
+async def test_nothing_is_read_outside_of_the_root(storage, tmp_path, location: str):
     (tmp_path / "outside.md").write_text("secret")
     await storage.write([("s/a.md", "x")])
 
@@ -625,9 +611,7 @@ async def test_nothing_is_read_outside_of_the_root(storage: LocalStorage, tmp_pa
         await anyio.to_thread.run_sync(storage.key, location)
 
 
-async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(
-    storage: LocalStorage, root: Path
-):
+async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(storage, root):
     with pytest.raises(StorageError):
         await storage.read("s/a.md")
 
@@ -637,7 +621,7 @@ async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(
 # Records ------------------------------------------------------------------------------------------
 
 
-async def test_records_are_numbered_by_session_and_stem(root: Path):
+async def test_records_are_numbered_by_session_and_stem(root):
     storage = LocalStorage(
         root, clock=lambda: datetime(2026, 11, 20, 17, 24, tzinfo=UTC).timestamp()
     )
@@ -662,9 +646,7 @@ async def test_records_are_numbered_by_session_and_stem(root: Path):
     ]
 
 
-async def test_records_are_listed_by_session_oldest_first_without_the_texts(
-    storage: LocalStorage, root: Path
-):
+async def test_records_are_listed_by_session_oldest_first_without_the_texts(storage, root):
     await storage.write([("s/a.md", "x")])
     saved = [await storage.save("s", "z", ["1"]), await storage.save("s", "a", ["2"])]
     await storage.append("s", 0, "x")
@@ -677,7 +659,7 @@ async def test_records_are_listed_by_session_oldest_first_without_the_texts(
     assert await storage.records("nobody") == []
 
 
-async def test_hostile_names_of_sessions_and_records_stay_inside(storage: LocalStorage, root: Path):
+async def test_hostile_names_of_sessions_and_records_stay_inside(storage, root):
     for hostile in ("../../x", "/etc", "", "a/b"):
         saved = await storage.save(hostile, hostile, ["{}"])
         assert Path(saved).parent == root / session_folder(hostile)
@@ -700,7 +682,7 @@ def dated(root: Path) -> LocalStorage:
     return LocalStorage(root, clock=lambda: 1_000_000.0)
 
 
-async def test_without_limits_nothing_is_cleaned_up(dated: LocalStorage, root: Path):
+async def test_without_limits_nothing_is_cleaned_up(dated, root):
     assert await dated.cleanup() == await dated.cleanup(max_bytes=0)
     assert not root.exists()
 
@@ -709,7 +691,7 @@ async def test_without_limits_nothing_is_cleaned_up(dated: LocalStorage, root: P
     assert (await dated.cleanup()).files == ()
 
 
-async def test_what_is_too_old_goes(dated: LocalStorage, root: Path):
+async def test_what_is_too_old_goes(dated, root):
     [old, _, _] = await aged(dated, {"s/old.md": 101, "s/due.md": 100, "t/new.md": 1})
 
     cleaned = await dated.cleanup(max_age=100)
@@ -718,7 +700,7 @@ async def test_what_is_too_old_goes(dated: LocalStorage, root: Path):
     assert files_below(root) == ["s/due.md", "t/new.md"]
 
 
-async def test_the_oldest_go_until_the_rest_fits(dated: LocalStorage, root: Path):
+async def test_the_oldest_go_until_the_rest_fits(dated, root):
     [second, first, _, _] = await aged(
         dated, {"s/b.md": 30, "s/a.md": 40, "t/c.md": 20, "s/d.md": 10}
     )
@@ -729,7 +711,7 @@ async def test_the_oldest_go_until_the_rest_fits(dated: LocalStorage, root: Path
     assert files_below(root) == ["s/d.md", "t/c.md"]
 
 
-async def test_a_folder_goes_when_it_has_been_empty_for_an_hour(dated: LocalStorage, root: Path):
+async def test_a_folder_goes_when_it_has_been_empty_for_an_hour(dated, root):
     await aged(dated, {"s/a.md": 10, "t/b.md": 10, "u/c.md": 1})
 
     await dated.cleanup(max_age=5)
@@ -793,7 +775,7 @@ LIVE = "s/tool-result-live.md"
     ],
 )
 async def test_a_file_that_a_living_history_names_is_never_deleted(
-    dated: LocalStorage, root: Path, history: list[Message]
+    dated, root, history: list[Message]
 ):
     await aged(dated, {LIVE: 10**5, "s/dead.md": 10**5})
 
@@ -802,7 +784,7 @@ async def test_a_file_that_a_living_history_names_is_never_deleted(
     assert files_below(root) == [LIVE]
 
 
-async def test_records_go_only_when_asked(dated: LocalStorage, root: Path):
+async def test_records_go_only_when_asked(dated, root):
     await aged(dated, {"s/a.md": 100})
     record = await dated.save("s", "compact", ["{}"])
     await dated.append("s", 0, "{}")
@@ -814,7 +796,7 @@ async def test_records_go_only_when_asked(dated: LocalStorage, root: Path):
     assert files_below(root) == []
 
 
-async def test_drafts_go_only_when_nobody_can_be_writing_them(dated: LocalStorage, root: Path):
+async def test_drafts_go_only_when_nobody_can_be_writing_them(dated, root):
     await dated.write([("s/a.md", "x")])
     for name, age in (("1", 3601), ("2", 3599)):
         (root / f"s/.ctxpipe-tmp-{name}-0-0").write_text("half")
@@ -825,7 +807,7 @@ async def test_drafts_go_only_when_nobody_can_be_writing_them(dated: LocalStorag
     assert files_below(root) == ["s/.ctxpipe-tmp-2-0-0", "s/a.md"]
 
 
-async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path):
+async def test_files_that_are_not_ours_stay(dated, root):
     await aged(dated, {"tool-result-a.md": 100, "s/b.md": 100})
     theirs = ["README.md", ".gitattributes", "data.csv", "s/.keep", "s/figures.csv"]
     for name in theirs:
@@ -838,7 +820,7 @@ async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path):
     assert files_below(root) == sorted([*theirs, "s/link.md"])
 
 
-async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root: Path):
+async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root):
     storages = [LocalStorage(root) for _ in range(4)]
 
     async def work(storage: LocalStorage, session: str) -> None:
@@ -854,7 +836,7 @@ async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root: Pa
 
 
 @pytest.mark.parametrize("live", [[user("hi")], ["a text"], [None], [{"messages": []}]])
-async def test_live_is_a_list_of_histories(storage: LocalStorage, live: Any):
+async def test_live_is_a_list_of_histories(storage, live: Any):
     with pytest.raises(InvalidHistory, match="a history is a list of messages"):
         await storage.cleanup(max_age=1, live=live)
 
@@ -866,12 +848,12 @@ async def test_live_is_a_list_of_histories(storage: LocalStorage, live: Any):
         *(("max_bytes", size) for size in (-1, "2GB", 1.5)),
     ],
 )
-async def test_an_invalid_limit_is_refused_by_name(storage: LocalStorage, name: str, value: Any):
+async def test_an_invalid_limit_is_refused_by_name(storage, name: str, value: Any):
     with pytest.raises(SettingsError, match=f"{name} is "):
         await storage.cleanup(**{name: value})
 
 
 @pytest.mark.parametrize("session_id", [None, 5, "", object()])
-async def test_a_session_is_deleted_by_its_name_only(storage: LocalStorage, session_id: Any):
+async def test_a_session_is_deleted_by_its_name_only(storage, session_id: Any):
     with pytest.raises(SettingsError, match="session_id is "):
         await storage.delete(session_id)

@@ -167,7 +167,7 @@ S3_CHECKS = storage_conformance(
 
 
 @pytest.mark.parametrize("check", S3_CHECKS, ids=str)
-async def test_s3_keeps_the_contract(check: StorageCheck, bucket: S3):
+async def test_s3_keeps_the_contract(check: StorageCheck, bucket):
     await check()
 
 

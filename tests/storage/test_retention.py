@@ -87,7 +87,7 @@ async def close(journal: Any) -> None:
 
 @pytest.mark.parametrize("history", [FIRST, SECOND], ids=["it writes nothing", "it writes"])
 async def test_the_nightly_clean_up_keeps_what_a_session_needs_that_had_a_turn_today(
-    place: Place, history: list[Any]
+    place, history: list[Any]
 ):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
@@ -102,7 +102,7 @@ async def test_the_nightly_clean_up_keeps_what_a_session_needs_that_had_a_turn_t
 
 
 async def test_without_a_sign_of_life_texts_go_and_the_history_names_the_message(
-    place: Place,
+    place,
 ):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
@@ -119,7 +119,7 @@ async def test_without_a_sign_of_life_texts_go_and_the_history_names_the_message
     await close(journal)
 
 
-async def test_max_bytes_takes_no_text_of_a_session_in_use(place: Place):
+async def test_max_bytes_takes_no_text_of_a_session_in_use(place):
     texts, journal = place.open()
     await session_in(texts, journal).run(FIRST)
     await texts.write([("nobody/a.md", "x" * 10_000)])

@@ -88,7 +88,7 @@ async def converse(name: str, turns: int, choose: Callable[[int], Worker]) -> li
     return history
 
 
-async def test_any_worker_answers_any_turn(where: tuple[list[str], S3 | None]):
+async def test_any_worker_answers_any_turn(where):
     async with workers_of(where) as (workers, server):
         history = await converse("any", 6, lambda turn: workers[turn % 2])
 
@@ -102,7 +102,7 @@ async def test_any_worker_answers_any_turn(where: tuple[list[str], S3 | None]):
 
 
 async def test_a_worker_that_dies_in_a_turn_costs_that_turn_its_latency(
-    where: tuple[list[str], S3 | None],
+    where,
 ):
     async with workers_of(where) as (workers, server):
         history = await converse("dies", 3, lambda _: workers[0])
@@ -125,7 +125,7 @@ async def test_a_worker_that_dies_in_a_turn_costs_that_turn_its_latency(
 
 
 async def test_a_reply_that_was_recorded_is_not_asked_for_again(
-    where: tuple[list[str], S3 | None],
+    where,
 ):
     async with workers_of(where) as (workers, server):
         history = await converse("again", 2, lambda _: workers[0])

@@ -209,7 +209,7 @@ class Lock:
         return "done"
 
 
-async def test_calls_outside_a_session_have_a_deadline_each(clock: Clock):
+async def test_calls_outside_a_session_have_a_deadline_each(clock):
     lock = Lock()
 
     for number in range(2):
@@ -223,7 +223,7 @@ async def test_calls_outside_a_session_have_a_deadline_each(clock: Clock):
 
 
 @pytest.mark.parametrize("waited", ["in vain", "until it got the lock"])
-async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited: str, clock: Clock):
+async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited: str, clock):
     first, second = Lock(), Lock()
 
     with waiting.lock_deadline():
@@ -245,7 +245,7 @@ async def release(lock: Lock, seconds: float) -> None:
     lock.is_held = False
 
 
-async def test_a_short_wait_is_possible_after_the_deadline(clock: Clock, monkeypatch):
+async def test_a_short_wait_is_possible_after_the_deadline(clock, monkeypatch):
     monkeypatch.setattr(waiting, "LEAST_SECONDS", SECONDS)
     lock = Lock()
 
@@ -284,7 +284,7 @@ async def appended(session: Session) -> None:
     ids=["run", "compact", "flush"],
 )
 async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
-    work: Callable[[Session], Awaitable[object]], clock: Clock
+    work: Callable[[Session], Awaitable[object]], clock
 ):
     reading, writing = Lock(), Lock()
     compact = Compact(ExtractiveSummarizer(), require_archive=False)
@@ -301,7 +301,7 @@ async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
 
 
 async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own(
-    clock: Clock,
+    clock,
 ):
     reading, writing = Lock(), Lock()
     reading.is_held = False

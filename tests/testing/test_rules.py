@@ -121,7 +121,7 @@ ORDER: dict[str, Any] = ordered("be brief")
 
 UNCHECKED = Model(thinking="unchecked")
 
-RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] = {
+RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str]] = {
     "a call needs its result in the next message": (
         [USER, call("a"), USER],
         [USER, call("a"), result("a"), USER],
@@ -130,7 +130,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "a. Each `tool_use` block must have a corresponding `tool_result` block in the next "
             "message."
         ),
-        UNCHECKED,
     ),
     "all calls of a batch need their results": (
         [USER, call("a", "b", "c"), result("b")],
@@ -139,13 +138,11 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: "
             "a, c."
         ),
-        UNCHECKED,
     ),
     "the last message may not call": (
         [USER, call("a")],
         [USER, call("a"), result("a")],
         "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a.",
-        Model(prefill=True),
     ),
     "a result needs its call in the message before": (
         [USER, said("assistant", "hm"), result("a")],
@@ -155,7 +152,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "`tool_result` block must have a corresponding `tool_use` block in the previous "
             "message."
         ),
-        UNCHECKED,
     ),
     "a result is not answered twice": (
         [USER, call("a"), result("a", "a")],
@@ -164,50 +160,42 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.2: each tool_use must have a single result. Found multiple `tool_result` "
             "blocks with id: a"
         ),
-        UNCHECKED,
     ),
     "results come before text": (
         [USER, call("a"), with_text_before(result("a"))],
         [USER, call("a"), with_text_after(result("a"))],
         "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a.",
-        UNCHECKED,
     ),
     "only the assistant calls": (
         [{**call("a"), "role": "user"}, result("a")],
         [USER, call("a"), result("a")],
         "messages.0: `tool_use` blocks can only be in `assistant` messages",
-        UNCHECKED,
     ),
     "only the user answers calls": (
         [USER, call("a"), {**result("a"), "role": "assistant"}, USER],
         [USER, call("a"), result("a"), USER],
         "messages.2: `tool_result` blocks can only be in `user` messages",
-        UNCHECKED,
     ),
     "ids are unique within a message": (
         [USER, call("a", "a"), result("a")],
         [USER, call("a"), result("a"), call("a"), result("a")],
         "messages.1.content.1: `tool_use` ids must be unique",
-        UNCHECKED,
     ),
     "ids have plain characters": (
         [USER, call("../a"), result("../a")],
         [USER, call("toolu_A-1"), result("toolu_A-1")],
         "messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'",
-        UNCHECKED,
     ),
     "the first message is the user's": (
         [said("assistant", "hi"), USER],
         [USER, said("assistant", "hi"), USER],
         'messages: first message must use the "user" role',
-        UNCHECKED,
     ),
-    "there is a message": ([], [USER], "messages: at least one message is required", UNCHECKED),
+    "there is a message": ([], [USER], "messages: at least one message is required"),
     "an unknown role is none": (
         [{"role": "tool", "content": "x"}],
         [USER],
         "messages.0.role: Input should be 'user', 'assistant' or 'system'",
-        UNCHECKED,
     ),
     "a message has content": (
         [USER, {"role": "assistant", "content": []}, USER],
@@ -216,7 +204,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1: all messages must have non-empty content except for the optional final "
             "assistant message"
         ),
-        UNCHECKED,
     ),
     "bare text is not empty": (
         [{"role": "user", "content": ""}],
@@ -225,25 +212,21 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.0: all messages must have non-empty content except for the optional final "
             "assistant message"
         ),
-        UNCHECKED,
     ),
     "a text block is not empty": (
         [said("user", "hi", "")],
         [said("user", "hi", "there")],
         "messages: text content blocks must be non-empty",
-        UNCHECKED,
     ),
     "a text block is not blank": (
         [said("user", "hi", " \n\t")],
         [said("user", "hi", " \n\tthere")],
         "messages: text content blocks must contain non-whitespace text",
-        UNCHECKED,
     ),
     "bare text is not blank": (
         [{"role": "user", "content": "\n"}],
         [{"role": "user", "content": "\n."}],
         "messages: text content blocks must contain non-whitespace text",
-        UNCHECKED,
     ),
     "newer models refuse a prefill": (
         [USER, said("assistant", "The answer is")],
@@ -252,61 +235,51 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "This model does not support assistant message prefill. The conversation must end with "
             "a user message."
         ),
-        UNCHECKED,
     ),
     "a prefill ends in no blank": (
         [USER, said("assistant", "The answer is ")],
         [USER, said("assistant", "The answer is")],
         "messages: final assistant content cannot end with trailing whitespace",
-        Model(prefill=True),
     ),
     "four cache marks and no more": (
         [marked(5)],
         [marked(4)],
         "A maximum of 4 blocks with cache_control may be provided. Found 5.",
-        UNCHECKED,
     ),
     "thinking is not the last block": (
         [USER, thought(), USER],
         [USER, thought("so"), USER],
         "messages.1: The final block in an assistant message cannot be `thinking`.",
-        UNCHECKED,
     ),
     "only the assistant thinks": (
         [{**thought("so"), "role": "user"}],
         [USER, thought("so"), USER],
         "messages.0: `thinking` blocks can only be in `assistant` messages",
-        UNCHECKED,
     ),
     "thinking is signed by the model": (
         [USER, thought("so"), USER, said("assistant", "hm"), USER],
         [USER, said("assistant", "so"), USER],
         "messages.1.content.0: Invalid `signature` in `thinking` block",
-        Model(thinking="signed"),
     ),
     "a system message follows the user's": (
         [USER, said("assistant", "hm"), {"role": "system", "content": "be brief"}, USER],
         [USER, {"role": "system", "content": "be brief"}, said("assistant", "hm"), USER],
         "messages.2: a `system` message must follow a `user` message",
-        UNCHECKED,
     ),
     "the prompt fits the window": (
         [said("user", "x" * 401)],
         [said("user", "x" * 300)],
         "prompt is too long: 401 tokens > 400 maximum",
-        Model(window=400),
     ),
     "no private fields in a message": (
         [{**USER, "_pinned": True}],
         [USER],
         "messages.0._pinned: Extra inputs are not permitted",
-        UNCHECKED,
     ),
     "a block has its fields": (
         [{"role": "user", "content": [{"type": "text"}]}],
         [said("user", "hi")],
         "messages.0.content.0.text.text: Field required",
-        UNCHECKED,
     ),
     "a block's fields have their types": (
         [
@@ -318,7 +291,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         ],
         [USER, call("a"), result("a")],
         "messages.1.content.0.tool_use.input: Input should be a valid dictionary",
-        UNCHECKED,
     ),
     "a call of the API's own tool is answered in its turn": (
         [USER, assistant("hm", search()), USER],
@@ -327,13 +299,11 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a "
             "corresponding `web_search_tool_result` block"
         ),
-        UNCHECKED,
     ),
     "an interrupted turn is not paused": (
         [USER, assistant(search()), USER, assistant(found(), "so"), USER],
         [USER, assistant(search()), assistant(found(), "so"), USER],
         "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
-        UNCHECKED,
     ),
     "the API's own tool answers no call of nobody": (
         [USER, assistant(found(), "so"), USER],
@@ -343,19 +313,16 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "blocks: srvtoolu_1. Each `web_search_tool_result` block must have a corresponding "
             "`server_tool_use` block before it."
         ),
-        UNCHECKED,
     ),
     "the result of the API's own tool comes after its call": (
         [USER, assistant(found(), search(), "so"), USER],
         [USER, assistant(search(), search(2), found(2), found(), "so"), USER],
         "messages.1.content.0: unexpected `tool_use_id` found in `web_search_tool_result` blocks",
-        UNCHECKED,
     ),
     "each call of the API's own tools has its own result": (
         [USER, assistant(search(), found(), found(), "so"), USER],
         [USER, assistant(search(), found(), "so"), USER],
         "messages.1.content.2: unexpected `tool_use_id` found in `web_search_tool_result` blocks",
-        UNCHECKED,
     ),
     "an MCP server's tool is answered too": (
         [USER, assistant({**search(kind="mcp_tool_use"), "server_name": "s"}, "so"), USER],
@@ -370,7 +337,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a "
             "corresponding `mcp_tool_result`"
         ),
-        UNCHECKED,
     ),
     "beside a waiting call of the API's the user gives results alone": (
         [
@@ -382,13 +348,11 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         ],
         [USER, assistant(search(), tool()), user(outcome()), assistant(found(), "so"), USER],
         "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
-        UNCHECKED,
     ),
     "a second message of the user's ends the turn as well": (
         [USER, assistant(search(), tool()), user(outcome()), USER],
         [USER, assistant(search(), tool()), user(outcome())],
         "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
-        UNCHECKED,
     ),
     "a program gets its results over several rounds": (
         [
@@ -409,25 +373,21 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1: `code_execution` tool use with id `srvtoolu_1` was found without a "
             "corresponding `code_execution_tool_result` block"
         ),
-        UNCHECKED,
     ),
     "a program gets results alone": (
         [USER, assistant(CODE, CODE_RESULT, tool(**BY_CODE)), user(outcome(), "and?")],
         [USER, assistant(CODE, CODE_RESULT, tool()), user(outcome(), "and?")],
         "messages.2: the answer to programmatic tool calls may hold only `tool_result` blocks",
-        UNCHECKED,
     ),
     "the user runs no tool of the API's": (
         [user(search()), assistant(found())],
         [USER, assistant(search(), found(), "so"), USER],
         "messages.0: `server_tool_use` blocks can only be in `assistant` messages",
-        UNCHECKED,
     ),
     "the user answers no tool of the API's": (
         [USER, assistant(search()), user(found())],
         [USER, assistant(search())],
         "messages.2: `web_search_tool_result` blocks can only be in `assistant` messages",
-        UNCHECKED,
     ),
     "ids of the API's own tools have their prefix": (
         [
@@ -440,37 +400,31 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1.content.0.server_tool_use.id: String should match pattern "
             "'^srvtoolu_[a-zA-Z0-9_]+$'"
         ),
-        UNCHECKED,
     ),
     "a tool has a name": (
         [USER, assistant(tool(name="")), user(outcome())],
         [USER, assistant(tool(name="n" * 200)), user(outcome())],
         "messages.1.content.0.tool_use.name: String should have at least 1 character",
-        UNCHECKED,
     ),
     "a tool's name is short": (
         [USER, assistant(tool(name="n" * 201)), user(outcome())],
         [USER, assistant(tool(name="n")), user(outcome())],
         "messages.1.content.0.tool_use.name: String should have at most 200 characters",
-        UNCHECKED,
     ),
     "a caller is named or left out": (
         [USER, assistant(tool(caller=None)), user(outcome())],
         [USER, assistant(tool(caller={"type": "direct"})), user(outcome())],
         "messages.1.content.0.tool_use.caller: Input should be an object",
-        UNCHECKED,
     ),
     "a server's input is an object": (
         [USER, assistant({**search(), "input": "q"}, found(), "so"), USER],
         [USER, assistant(search(), found(), "so"), USER],
         "messages.1.content.0.server_tool_use.input: Input should be a valid dictionary",
-        UNCHECKED,
     ),
     "an error says something": (
         [USER, call("a"), user(outcome(is_error=True, content=""))],
         [USER, call("a"), user(outcome(is_error=True))],
         "messages.2.content.0.tool_result: content cannot be empty if `is_error` is true",
-        UNCHECKED,
     ),
     "an error says it in text": (
         [
@@ -484,7 +438,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             user(outcome(is_error=False, content=[{"type": "image", "source": {"type": "url"}}])),
         ],
         "messages.2.content.0.tool_result: all content must be type `text` if `is_error` is true",
-        UNCHECKED,
     ),
     "thinking is not marked for the cache": (
         [
@@ -494,31 +447,26 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         ],
         [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, "so"), USER],
         "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted",
-        UNCHECKED,
     ),
     "thinking has a signature": (
         [USER, assistant({"type": "thinking", "thinking": "hm"}, "so"), USER],
         [USER, assistant({"type": "thinking", "thinking": "", "signature": "s"}, "so"), USER],
         "messages.1.content.0.thinking.signature: Field required",
-        UNCHECKED,
     ),
     "an empty signature is none": (
         [USER, assistant({"type": "thinking", "thinking": "hm", "signature": ""}, "so"), USER],
         [USER, assistant({"type": "redacted_thinking", "data": "s"}, "so"), USER],
         "messages.1.content.0: Invalid `signature` in `thinking` block",
-        UNCHECKED,
     ),
     "a mark for an hour stands before the shorter ones": (
         [user(cached("5m"), cached("1h"))],
         [user(cached("1h"), cached("5m"))],
         "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block",
-        UNCHECKED,
     ),
     "a whole reply is no message": (
         [USER, {**said("assistant", "hi"), "id": "msg_1", "usage": {}}, USER],
         [USER, said("assistant", "hi"), USER],
         "messages.1.id: Extra inputs are not permitted",
-        UNCHECKED,
     ),
     "a system message comes before the assistant's": (
         [USER, ORDER, USER],
@@ -527,43 +475,36 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1: a `system` message must be followed by an `assistant` message or end the "
             "conversation"
         ),
-        UNCHECKED,
     ),
     "a system message follows no turn that is over": (
         [USER, said("assistant", "hm"), ORDER],
         [USER, assistant(search(), found()), ORDER],
         "messages.2: a `system` message must follow a `user` message",
-        UNCHECKED,
     ),
     "a system message stands between no call and its result": (
         [USER, call("a"), ORDER, result("a")],
         [USER, call("a"), result("a"), ORDER],
         "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a.",
-        UNCHECKED,
     ),
     "a system message is not the first": (
         [ORDER, USER],
         [ordered("", output_config={"effort": "low"}), USER],
         'messages: first message must use the "user" role',
-        UNCHECKED,
     ),
     "effort alone may be set anywhere, but not beside words": (
         [USER, said("assistant", "hm"), ordered("", output_config={"effort": "low"}), ORDER, USER],
         [USER, said("assistant", "hm"), ordered("", output_config={"effort": "low"}), USER],
         "messages.2: a `system` message must follow a `user` message",
-        UNCHECKED,
     ),
     "only system messages are shown for one turn": (
         [{**USER, "clear_at": "next_user_message"}],
         [USER, ordered("be brief", clear_at="next_user_message")],
         "messages.0.clear_at: clear_at is only permitted on role 'system' messages",
-        UNCHECKED,
     ),
     "what is shown for one turn is not marked": (
         [USER, {**user(cached("5m")), "role": "system", "clear_at": "next_user_message"}],
         [USER, {**user(cached("5m")), "role": "system"}],
         "messages.1.content.0: cache_control is not permitted on a turn-scoped system message",
-        UNCHECKED,
     ),
     "what is shown for one turn is text": (
         [
@@ -572,7 +513,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         ],
         [USER, {**user({"type": "tool_removal"}), "role": "system"}],
         "messages.1: a turn-scoped system message supports text blocks only",
-        UNCHECKED,
     ),
     "a summary with a signature stands first": (
         [USER, assistant({**SUMMARY, "signature": "s"}, "so"), USER],
@@ -581,20 +521,23 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             "messages.1.content.0: `compaction` block must be sent first, in place of the messages "
             "it summarizes"
         ),
-        UNCHECKED,
     ),
     "of summaries with a signature there is one": (
         [assistant({**SUMMARY, "signature": "s"}), USER, assistant(SUMMARY, "so"), USER],
         [USER, assistant(SUMMARY, "so"), USER, assistant(SUMMARY, "so"), USER],
         "messages: exactly one `compaction` block may be sent, the newest",
-        UNCHECKED,
     ),
     "a summary comes back without fields that a dump adds": (
         [USER, assistant({**SUMMARY, "citations": None}, "so"), USER],
         [USER, assistant({**SUMMARY, "content": None}, "so"), USER],
         "messages.1.content.0.compaction.citations: Extra inputs are not permitted",
-        UNCHECKED,
     ),
+}
+MODELS = {
+    "the last message may not call": Model(prefill=True),
+    "a prefill ends in no blank": Model(prefill=True),
+    "thinking is signed by the model": Model(thinking="signed"),
+    "the prompt fits the window": Model(window=400),
 }
 
 
@@ -621,7 +564,9 @@ def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]]
 
 
 @asynccontextmanager
-async def talk(model: Model) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+async def talk(
+    model: Model = UNCHECKED,
+) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     async with (
         MessagesServer(["fine"], model=model, counter=len) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
@@ -633,7 +578,8 @@ async def talk(model: Model) -> AsyncIterator[tuple[MessagesServer, anthropic.As
 async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_answered(
     rule: str,
 ):
-    broken, sound, wording, model = RULES[rule]
+    broken, sound, wording = RULES[rule]
+    model = MODELS.get(rule, UNCHECKED)
     async with messages_api(MessagesServer(["fine"], model=model, counter=len)) as (server, client):
         with pytest.raises(anthropic.BadRequestError) as caught:
             await client.messages.create(model="m", max_tokens=9, messages=broken)  # type: ignore[arg-type]
@@ -649,7 +595,7 @@ async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_
 @pytest.mark.parametrize("missing", ["model", "max_tokens", "messages"])
 async def test_a_request_without_a_required_field_is_refused(missing: str):
     body = {"model": "m", "max_tokens": 9, "messages": [USER]}
-    async with talk(UNCHECKED) as (server, _):
+    async with talk() as (server, _):
         broken = await post(
             server, json.dumps({k: v for k, v in body.items() if k != missing}).encode()
         )
@@ -675,7 +621,7 @@ async def test_a_request_without_a_required_field_is_refused(missing: str):
 )
 async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording: str):
     body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":%s}]}'
-    async with talk(UNCHECKED) as (server, _):
+    async with talk() as (server, _):
         broken = await post(server, body % words)
         sound = await post(server, body % b'"a\\ud83d\\ude00 \\\\ud83d b"')
 
@@ -686,7 +632,7 @@ async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording
 
 async def test_a_client_without_a_key_or_a_version_is_refused():
     body = json.dumps({"model": "m", "max_tokens": 9, "messages": [USER]}).encode()
-    async with talk(UNCHECKED) as (server, _):
+    async with talk() as (server, _):
         no_key = await post(server, body, without="x-api-key")
         no_version = await post(server, body, without="anthropic-version")
 
@@ -698,7 +644,7 @@ async def test_a_client_without_a_key_or_a_version_is_refused():
 
 
 async def test_a_system_prompt_with_an_empty_block_is_refused():
-    async with talk(UNCHECKED) as (_, client):
+    async with talk() as (_, client):
         with pytest.raises(
             anthropic.BadRequestError, match="system: text content blocks must be non-empty"
         ):
@@ -712,7 +658,7 @@ async def test_a_system_prompt_with_an_empty_block_is_refused():
 
 async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_well():
     mark: Any = MARK["cache_control"]
-    async with talk(UNCHECKED) as (_, client):
+    async with talk() as (_, client):
         with pytest.raises(anthropic.BadRequestError, match=r"Found 5\."):
             await client.messages.create(
                 model="m",
@@ -725,7 +671,7 @@ async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_wel
 
 
 async def test_every_problem_of_a_request_is_recorded_not_only_the_first():
-    async with talk(UNCHECKED) as (server, client):
+    async with talk() as (server, client):
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.create(
                 model="m",
@@ -765,7 +711,7 @@ MALFORMED: dict[str, Any] = {
 @pytest.mark.parametrize("wording", MALFORMED)
 async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wording: str):
     body = {"model": "m", "max_tokens": 9, "messages": [USER], **MALFORMED[wording]}
-    async with talk(UNCHECKED) as (server, _):
+    async with talk() as (server, _):
         broken = await post(server, json.dumps(body).encode())
         no_object = await post(server, b"[]")
 
@@ -777,7 +723,7 @@ async def test_a_body_above_32_megabytes_is_refused():
     body = json.dumps(
         {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 2**25}]}
     )
-    async with talk(UNCHECKED) as (server, _):
+    async with talk() as (server, _):
         refused = await post(server, body.encode())
 
     assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")

@@ -183,13 +183,6 @@ async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind():
     assert reply.stop_reason == "tool_use"
 
 
-async def test_plain_text_in_a_script_is_an_answer():
-    async with talk(["hello"]) as (_, client):
-        reply = await ask(client)
-
-    assert (reply.content[0].text, reply.stop_reason) == ("hello", "end_turn")  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("reply", "kinds", "reason"),
     [
@@ -215,16 +208,6 @@ async def test_unwelcome_answers_arrive_as_scripted(
 
 
 # Scripts ------------------------------------------------------------------------------------------
-
-
-async def test_a_function_answers_from_what_it_sees_in_the_request():
-    def echo(body: RequestBody) -> str:
-        return f"{body['messages'][-1]['content']}, {body['max_tokens']}"
-
-    async with talk(echo) as (_, client):
-        replies = [await ask(client, text) for text in ("one", "two")]
-
-    assert [reply.content[0].text for reply in replies] == ["one, 99", "two, 99"]  # type: ignore[union-attr]
 
 
 async def test_an_async_script_may_wait_for_the_test():

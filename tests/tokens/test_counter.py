@@ -280,15 +280,6 @@ def test_an_edited_tool_input_is_counted_anew(edit: Any):
     assert ours.block(block) == sum(map(ours.text, ("t1", "bash", compact_json(given_input))))
 
 
-def test_an_edited_message_is_counted_anew():
-    ours, message = TokenCounter(), user("hello")
-    ours.message(message)
-
-    message["content"] = "hello there, world"
-
-    assert ours.message(message) == ours.text("hello there, world")
-
-
 async def test_the_memory_stays_within_its_bytes():
     ours = TokenCounter(memo_bytes=100_000)
     for index in range(5_000):
@@ -300,18 +291,6 @@ async def test_the_memory_stays_within_its_bytes():
 
         assert ours.memo_bytes <= 100_000
     assert ours.memo_bytes > 30_000
-
-
-def test_what_was_used_last_is_remembered():
-    ours = TokenCounter(memo_bytes=100_000)
-    for index in range(5_000):
-        ours.text("kept in use")
-        ours.text(f"message {index}")
-    encoded = ours.encoded_chars
-
-    ours.text("kept in use")
-
-    assert ours.encoded_chars == encoded
 
 
 def test_without_memory_everything_is_still_counted():

@@ -9,7 +9,6 @@ import pytest
 import stock
 from histories import conversation, step, system, user
 
-from ctxpipe.errors import SettingsError
 from ctxpipe.messages import compact_json
 from ctxpipe.tokens import TokenCounter, count_tokens, should_compact
 
@@ -100,26 +99,3 @@ def test_a_short_history_is_judged_without_loading_an_encoding(
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
 
     assert not should_compact([user("hello " * 1_000)], counter=TokenCounter())
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        {"compact_threshold_ratio": float("nan")},
-        {"compact_threshold_ratio": float("inf")},
-        {"compact_threshold_ratio": "most of it"},
-        {"context_token_limit": "200k"},
-    ],
-)
-def test_what_is_no_number_is_refused(nonsense: dict[str, Any]):
-    with pytest.raises(SettingsError, match=r"CONTEXT_TOKEN_LIMIT|COMPACT_THRESHOLD_RATIO"):
-        should_compact([user("1")], counter=worth, **nonsense)
-
-
-def test_a_variable_that_is_no_number_is_refused_by_its_name(
-    monkeypatch,
-):
-    monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "many")
-
-    with pytest.raises(SettingsError, match="CONTEXT_TOKEN_LIMIT"):
-        should_compact([user("1")], counter=worth)

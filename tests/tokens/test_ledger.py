@@ -704,7 +704,7 @@ def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
 @pytest.mark.shared
 @pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
 def test_after_the_first_usage_the_estimate_is_within_three_per_cent_on_every_transcript(
-    price: float, shared: Path
+    price: float, shared
 ):
     check_estimates(shared / "transcripts", lambda raw, _: round(price * raw), growth=0)
 
@@ -712,7 +712,7 @@ def test_after_the_first_usage_the_estimate_is_within_three_per_cent_on_every_tr
 @pytest.mark.shared
 @pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
 def test_frames_and_hidden_instructions_in_the_bill_are_soon_told_from_the_price_of_text(
-    price: float, shared: Path
+    price: float, shared
 ):
     """6 tokens for the frame of each message, 500 for what the API itself says about tools."""
     check_estimates(

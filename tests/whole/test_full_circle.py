@@ -126,9 +126,7 @@ READERS: Mapping[str, Callable[[str], tuple[str, dict[str, object]]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(
-    agent: Agent, reader: str
-):
+async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(agent, reader: str):
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))
     files = agent.files
     assert list(files.values()) == [LONG]
@@ -143,7 +141,7 @@ async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(
     assert [result.content for result in tool_results(agent.context)][1] == seen
 
 
-async def test_reading_back_again_and_again_never_ends_in_another_placeholder(agent: Agent):
+async def test_reading_back_again_and_again_never_ends_in_another_placeholder(agent):
     where = pointer(await agent.call("read_file", {"path": "long.log"}))
 
     seen = [await agent.call(*READERS[reader](where)) for reader in list(READERS) * 3]
@@ -153,7 +151,7 @@ async def test_reading_back_again_and_again_never_ends_in_another_placeholder(ag
 
 
 @pytest.mark.parametrize("reader", ["a reading tool", "a shell"])
-async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent: Agent, reader: str):
+async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent, reader: str):
     assert len(HUGE) > 300_000
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
     files = agent.files
@@ -169,7 +167,7 @@ async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent: 
 
 
 async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_read_back_too(
-    agent: Agent,
+    agent,
 ):
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
 

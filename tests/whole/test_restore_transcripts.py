@@ -6,7 +6,6 @@ import json
 import posixpath
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,9 +124,7 @@ class Disk:
 
 
 @pytest.mark.shared
-async def test_of_the_files_that_came_back_without_the_rule_95_percent_still_do(
-    shared: Path, capsys
-):
+async def test_of_the_files_that_came_back_without_the_rule_95_percent_still_do(shared, capsys):
     counter, before, after = as_counter(None), 0, 0
     for path in sample(4):
         history = recorded(path)

@@ -360,7 +360,7 @@ def test_of_parallel_calls_each_has_its_own_verdict():
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-async def test_a_denied_file_is_never_in_the_context(project: Path, failure: dict[str, Any]):
+async def test_a_denied_file_is_never_in_the_context(project, failure: dict[str, Any]):
     seen = step("s", "read_file", {"path": "prod.json"}, TEXT)
 
     context, detail = await compacted([*seen, *answered(READS[0], failure)], project)
@@ -372,7 +372,7 @@ async def test_a_denied_file_is_never_in_the_context(project: Path, failure: dic
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
 @pytest.mark.parametrize("other", ["alias.json", "sub/../alias.json", "{root}/alias.json"])
 async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
-    project: Path, make: Callable[[Path, Path], None], other: str
+    project, make: Callable[[Path, Path], None], other: str
 ):
     make(project / "prod.json", project / "alias.json")
     (project / "sub").mkdir()
@@ -401,7 +401,7 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     ],
 )
 @pytest.mark.parametrize("where", ["first", "later", "result", "assistant"])
-async def test_no_text_opens_a_file(project: Path, text: str, where: str):
+async def test_no_text_opens_a_file(project, text: str, where: str):
     histories = {
         "first": [user(text), assistant("What?")],
         "later": [user("Hello."), assistant("Hi."), user(text), assistant("What?")],
@@ -419,7 +419,7 @@ async def test_no_text_opens_a_file(project: Path, text: str, where: str):
     "name", ["notes\n.md", "notes\r.md", "a\u2028b", "a\u0085b", "a\x1b[2Jb", "a\x00b"]
 )
 async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so(
-    project: Path, name: str
+    project, name: str
 ):
     if "\0" not in name:
         (project / name).write_text(SECRET)
@@ -433,7 +433,7 @@ async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so
     assert all(warning.isprintable() for warning in detail.warnings)
 
 
-async def test_the_log_counts_what_is_not_restored_and_names_no_path(project: Path, caplog):
+async def test_the_log_counts_what_is_not_restored_and_names_no_path(project, caplog):
     caplog.set_level(logging.INFO, "ctxpipe")
 
     _, detail = await compacted(
@@ -454,7 +454,7 @@ HIDDEN = TEXT.replace(SECRET, "[hidden]")
     "shown", ["", "[redacted]", "The user chose not to proceed.", "Отказано", "拒绝访问", HIDDEN]
 )
 async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
-    project: Path, call: dict[str, Any], shown: str
+    project, call: dict[str, Any], shown: str
 ):
     context, detail = await compacted(answered(call, tool_result("t", shown)), project)
 
@@ -477,7 +477,7 @@ async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
     ids=str,
 )
 async def test_what_could_have_changed_a_file_explains_why_it_is_not_as_it_was_shown(
-    project: Path, later: dict[str, Any], comes_back: bool
+    project, later: dict[str, Any], comes_back: bool
 ):
     seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
     change = [assistant(later), user(tool_result("2", "done"))]
@@ -505,7 +505,7 @@ async def test_what_could_have_changed_a_file_explains_why_it_is_not_as_it_was_s
     ids=name_of,
 )
 async def test_what_was_denied_has_changed_nothing(
-    project: Path, later: dict[str, Any], denied: dict[str, Any]
+    project, later: dict[str, Any], denied: dict[str, Any]
 ):
     seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
 
@@ -533,7 +533,7 @@ async def test_what_the_agent_wrote_and_somebody_else_replaced_stays_out(
     assert SECRET not in context
 
 
-async def test_what_the_agent_wrote_counts_as_shown(project: Path):
+async def test_what_the_agent_wrote_counts_as_shown(project):
     seen = step("1", "read_file", {"path": "prod.json"}, "")
     written = step("2", "Write", {"file_path": "prod.json", "content": TEXT}, "ok")
 
@@ -542,7 +542,7 @@ async def test_what_the_agent_wrote_counts_as_shown(project: Path):
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
 async def test_what_was_hidden_under_one_name_does_not_come_back_under_another(
-    project: Path, make: Callable[[Path, Path], None]
+    project, make: Callable[[Path, Path], None]
 ):
     make(project / "prod.json", project / "alias.json")
     names = {"prod.json": HIDDEN, "alias.json": TEXT.splitlines()[1]}
@@ -556,7 +556,7 @@ async def test_what_was_hidden_under_one_name_does_not_come_back_under_another(
 @pytest.mark.parametrize("preview", [None, Preview(400, 200)])
 @pytest.mark.parametrize("shown", [TEXT, HIDDEN, "The user chose not to proceed."])
 async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
-    project: Path, shown: str, preview: Preview | None
+    project, shown: str, preview: Preview | None
 ):
     storage = LocalStorage(project.parent / "kept")
     filler = "".join(f'  "n{n}": {n},\n' for n in range(100))
@@ -585,9 +585,7 @@ async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
     ],
 )
 @pytest.mark.parametrize("told", [DENIED, "Отказано в доступе пользователем"])
-async def test_a_denial_of_a_program_that_opens_the_file_counts(
-    project: Path, line: str, told: str
-):
+async def test_a_denial_of_a_program_that_opens_the_file_counts(project, line: str, told: str):
     seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
     denied = [
         assistant(tool_use("2", "bash", {"command": line})),
@@ -608,7 +606,7 @@ async def test_a_denial_of_a_program_that_opens_the_file_counts(
         ("python -m pytest prod.json", "2 failed, 3 passed"),
     ],
 )
-async def test_a_program_that_ran_and_failed_denies_no_file(project: Path, line: str, told: str):
+async def test_a_program_that_ran_and_failed_denies_no_file(project, line: str, told: str):
     seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
     failed = [
         assistant(tool_use("2", "bash", {"command": line})),
@@ -618,7 +616,7 @@ async def test_a_program_that_ran_and_failed_denies_no_file(project: Path, line:
     assert SECRET in (await compacted([user("Look."), *seen, *failed], project))[0]
 
 
-async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path):
+async def test_what_comes_back_is_redacted_as_the_storage_redacts(project):
     def hide(text: str) -> str:
         return text.replace(SECRET, "[gone]")
 
@@ -638,7 +636,7 @@ async def test_what_comes_back_is_redacted_as_the_storage_redacts(project: Path)
     assert SECRET in contexts["nothing"]
 
 
-async def test_a_redact_that_fails_keeps_the_file_out(project: Path):
+async def test_a_redact_that_fails_keeps_the_file_out(project):
     def fail(text: str) -> str:
         raise ValueError(text)
 
@@ -650,7 +648,7 @@ async def test_a_redact_that_fails_keeps_the_file_out(project: Path):
     assert len(detail.warnings) == 1
 
 
-async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: Path):
+async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project):
     async def read_as_the_tool_does(path: str) -> str | None:
         if path == "broken.json":
             raise RuntimeError(SECRET)
@@ -677,7 +675,7 @@ async def test_the_reader_of_the_tool_itself_shows_what_the_tool_shows(project: 
 # Settings -----------------------------------------------------------------------------------------
 
 
-async def test_without_restore_no_file_is_opened_and_the_report_says_so(project: Path, monkeypatch):
+async def test_without_restore_no_file_is_opened_and_the_report_says_so(project, monkeypatch):
     monkeypatch.chdir(project)
     stage = Compact(summarize, archive=LocalStorage(project.parent / "kept"))
     history = [
@@ -694,7 +692,7 @@ async def test_without_restore_no_file_is_opened_and_the_report_says_so(project:
     assert result.reports[0].detail.warnings == ("no files are restored: Compact has no restore=",)
 
 
-async def test_what_is_denied_can_be_replaced(project: Path):
+async def test_what_is_denied_can_be_replaced(project):
     (project / ".env").write_text("A=1")
     both = [
         user("Look."),
@@ -749,7 +747,7 @@ async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path, path
     assert detail.restored == ()
 
 
-async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project: Path):
+async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project):
     asked: list[str] = []
 
     class Remote:

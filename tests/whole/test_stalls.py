@@ -89,7 +89,7 @@ LONG: dict[str, Callable[[], list[Message]]] = {
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads, tmp_path):
+async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads, tmp_path):
     history = LONG[name]()
     for module, work in ((stages, "ensure_messages"), (repair, "check"), (repair, "repair")):
         threads.watch(module, work)
@@ -101,7 +101,7 @@ async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads
     assert threads.on_the_loop == set()
 
 
-async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path):
+async def test_a_short_turn_needs_no_thread(threads, tmp_path):
     threads.watch(repair, "check")
 
     await ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s").run(steps(20))
@@ -110,7 +110,7 @@ async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path):
 
 
 @pytest.mark.parametrize("count", [30, 300])
-async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_path):
+async def test_truncation_is_done_in_a_thread(count: int, threads, tmp_path):
     for work in ("editable_region", "file_views", "filter_calls", "delete_centre", "join_parts"):
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
@@ -135,7 +135,7 @@ async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_
 async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     show: Callable[[str], str],
     most: int,
-    threads: Threads,
+    threads,
     monkeypatch,
     tmp_path,
 ):

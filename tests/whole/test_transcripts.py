@@ -43,14 +43,12 @@ def misplaced(context: list[Message], history: list[Message], root: Path, start:
     return wrong
 
 
-def test_there_are_46_of_them(shared: Path):
+def test_there_are_46_of_them(shared):
     assert len(TRANSCRIPTS) == 46
 
 
 @pytest.mark.parametrize("file", sample(12, 7), ids=lambda file: file.stem)
-async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(
-    shared: Path, tmp_path, file: Path
-):
+async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared, tmp_path, file: Path):
     history = recorded(file)
     before = copy.deepcopy(history)
     remembered = pipeline(tmp_path)
@@ -81,7 +79,7 @@ async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("file", sample(9, 2), ids=lambda file: file.stem)
-async def test_a_new_process_goes_on_where_another_stopped(shared: Path, tmp_path, file: Path):
+async def test_a_new_process_goes_on_where_another_stopped(shared, tmp_path, file: Path):
     context: list[Message] = []
     for number, new in enumerate(turns(recorded(file))):
         result = await pipeline(tmp_path).run([*context, *new], session_id="s")

@@ -156,7 +156,7 @@ async def ran(work: Work, folder: Path, length: int) -> tuple[Session, list[Mess
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_an_idle_turn_does_nothing_at_all(work: Work, tmp_path, length: int):
+async def test_an_idle_turn_does_nothing_at_all(work, tmp_path, length: int):
     session, messages = await ran(work, tmp_path, length)
 
     with work.counted():
@@ -166,7 +166,7 @@ async def test_an_idle_turn_does_nothing_at_all(work: Work, tmp_path, length: in
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_a_new_message_costs_its_own_text_and_nothing_else(work: Work, tmp_path, length: int):
+async def test_a_new_message_costs_its_own_text_and_nothing_else(work, tmp_path, length: int):
     session, messages = await ran(work, tmp_path, length)
     new = step(length + 1)
 
@@ -183,9 +183,7 @@ def looked_at(length: int) -> int:
     return min(older, max(LEAST_SLICE, older // (SLICES - 2)))
 
 
-async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history(
-    work: Work, tmp_path
-):
+async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history(work, tmp_path):
     looks: dict[str, list[int]] = {"idle": [], "new": []}
     for length in (*LENGTHS, 4_000):
         session, messages = await ran(work, tmp_path / str(length), length)
@@ -205,7 +203,7 @@ async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_a_first_turn_encodes_each_distinct_text_once(work: Work, tmp_path, length: int):
+async def test_a_first_turn_encodes_each_distinct_text_once(work, tmp_path, length: int):
     messages = history(length)
     texts = {"go", "bash"}
     for number in range(length // 2):
@@ -219,7 +217,7 @@ async def test_a_first_turn_encodes_each_distinct_text_once(work: Work, tmp_path
     assert not [file for file in work.files if file.startswith(f"{tmp_path}{os.sep}")]
 
 
-async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(work: Work, tmp_path):
+async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(work, tmp_path):
     costs = []
     for length in LENGTHS:
         session, messages = await ran(work, tmp_path / str(length), length)
@@ -239,7 +237,7 @@ async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(wo
 
 @pytest.mark.parametrize("length", LENGTHS)
 async def test_with_a_journal_a_turn_looks_at_it_once_and_writes_one_entry(
-    work: Work, tmp_path, length: int
+    work, tmp_path, length: int
 ):
     storage = LocalStorage(tmp_path)
     session = ContextPipeline([DirectOffload(storage)], counter=work.counter).session(
