@@ -29,7 +29,7 @@ def build_graph(
     definitions = [tool.definition for tool in tools]
 
     async def ask(state: State, config: RunnableConfig) -> State:
-        session = sessions.get(config["configurable"]["thread_id"])
+        session = sessions.get(config.get("configurable", {})["thread_id"])
         reply = await session.create(
             client, messages=state["messages"], model=model, max_tokens=4096, tools=definitions
         )

@@ -27,7 +27,7 @@ async def main() -> None:
     messages: list[Any] = [{"role": "user", "content": "How were the last three days?"}]
     async with OpenAIServer(script()) as server:
         while True:
-            reply = await litellm.acompletion(
+            reply: Any = await litellm.acompletion(
                 model="openai/m",
                 messages=messages,
                 tools=[{"type": "function", "function": TOOL}],
