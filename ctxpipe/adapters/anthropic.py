@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .. import sync
+from .._json import JsonDict, JsonObject
 from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import MARKS
 from ..errors import SettingsError
@@ -288,7 +289,7 @@ class _Shaping:
 # Requests -----------------------------------------------------------------------------------------
 
 
-def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> APIRequest:
+def _with_body(request: APIRequest, body: JsonObject, headers: Any) -> APIRequest:
     """A copy of *request* with *body* and *headers*.
 
     ``request.copy`` would first make a deep copy of the whole old body.
@@ -300,9 +301,9 @@ def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> AP
     return new_request
 
 
-def _headers(request: APIRequest, call_next: object) -> dict[str, Any]:
+def _headers(request: APIRequest, call_next: object) -> JsonDict:
     """The request's headers with the client's own betas, so that betas are added to these."""
-    headers: dict[str, Any] = {}
+    headers: JsonDict = {}
     betas: list[object] = []
     for name, value in request.headers.items():
         if name.lower() == BETA:

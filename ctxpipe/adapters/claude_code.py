@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._json import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 
 __all__ = ["install", "main", "new_output", "uninstall"]
@@ -36,7 +37,7 @@ KEPT = frozenset({"base64", "data", "filePath", "file_path", "media_type", "mime
 # The hook -----------------------------------------------------------------------------------------
 
 
-def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | None:
+def new_output(event: JsonObject, root: str, min_chars: int) -> object | None:
     """What replaces the result that *event* tells of; None where it stays as it is.
 
     Each of its texts of *min_chars* characters or more is written to a file below *root*, and a
@@ -69,7 +70,7 @@ def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | 
     return _map_texts(output, point)
 
 
-def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
+def _is_read_back(event: JsonObject, root: str) -> bool:
     """Whether the tool has read what was offloaded: that must not be offloaded again."""
     if str(event.get("tool_name", "")).endswith(READING):
         return True
@@ -77,7 +78,7 @@ def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
     return root in asked or os.path.basename(root) in asked
 
 
-def _keys(event: Mapping[str, Any], count: int) -> list[str]:
+def _keys(event: JsonObject, count: int) -> list[str]:
     """The keys below which the *count* texts of *event* are stored."""
     from ..placeholders.names import safe_name, session_folder
 
@@ -150,7 +151,7 @@ def uninstall(settings: str) -> bool:
     return _save(settings, before, _without_ours(before))
 
 
-def _read(settings: str) -> dict[str, Any]:
+def _read(settings: str) -> JsonDict:
     try:
         with open(settings, encoding="utf-8") as file:
             text = file.read()
@@ -177,7 +178,7 @@ def _is_settings(value: object) -> bool:
     return isinstance(hooks.get(EVENT, []), list)
 
 
-def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_ours(settings: JsonObject) -> JsonDict:
     """*settings* without our hook, and without what only held it."""
     events = dict(settings.get("hooks") or {})
     groups = events.get(EVENT) or []
@@ -212,7 +213,7 @@ def _is_ours(hook: object) -> bool:
     return MARK in str(hook.get("command"))
 
 
-def _save(settings: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+def _save(settings: str, before: JsonObject, after: JsonObject) -> bool:
     """Write *after* to the file *settings*, whole or not at all, and keep a copy of *before*."""
     if after == before:
         return False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
 import httpx2
 
 from .. import sync
+from .._json import JsonObject
 from ..errors import SettingsError
 from ..session.client import BETA
 from ..wire.conversations import OpenSession, texts_at
@@ -49,7 +50,7 @@ class Requests:
         exchange.breakpoints = self._breakpoints
         return exchange
 
-    def find(self, values: Mapping[str, Any]) -> tuple[str, OpenSession]:
+    def find(self, values: JsonObject) -> tuple[str, OpenSession]:
         """The name of the conversation, and what makes its session."""
         name = self._mount.name_of(values, texts_at(values, *self._names))
         return name, self._mount.open_session(name)
@@ -59,7 +60,7 @@ def make_client(
     sdk: Any,
     requests: Requests,
     transport: httpx2.AsyncBaseTransport | None,
-    settings: Mapping[str, Any],
+    settings: JsonObject,
 ) -> httpx2.AsyncClient:
     """A client of *sdk* with *settings* whose *transport* sends what *requests* make of a request.
 
@@ -77,7 +78,7 @@ def make_sync_client(
     sdk: Any,
     requests: Requests,
     transport: httpx2.BaseTransport | None,
-    settings: Mapping[str, Any],
+    settings: JsonObject,
 ) -> httpx2.Client:
     """As `make_client`, for synchronous callers in any thread."""
     inner = transport or httpx2.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import sync
+from .._json import JsonDict, JsonObject
 from ..messages import kind, without_surrogates
 from ..providers.refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading, Side
@@ -164,7 +165,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
 
 def _to_send(request: Request, exchange: Exchange) -> Request:
     """*request* with the context; the same one where nothing has changed."""
-    changes: dict[str, Any] = {}
+    changes: JsonDict = {}
     if exchange.is_changed:
         changes["messages"] = exchange.items
     options = exchange.result.request_options
@@ -240,20 +241,20 @@ class LangChainCodec(Codec):
             blocks.extend(_call_blocks(item))
         return Reading(side, blocks or [text_block(EMPTY)])
 
-    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+    def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
         if not isinstance(item, AIMessage):
             if isinstance(item, ToolMessage):
                 blocks = result_blocks(blocks[0].get("content"))
             return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
-        uses: dict[object, Mapping[str, Any]] = {}
-        spoken: list[Mapping[str, Any]] = []
+        uses: dict[object, JsonObject] = {}
+        spoken: list[JsonObject] = []
         for block in blocks:
             if kind(block) == "tool_use":
                 uses[block["id"]] = block
             else:
                 spoken.append(block)
-        calls: list[dict[str, Any]] = []
+        calls: list[JsonDict] = []
         for call in item.tool_calls:
             use = uses.get(call["id"])
             if use is not None:
@@ -270,11 +271,11 @@ class LangChainCodec(Codec):
         }
         return item.model_copy(update=changes)
 
-    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+    def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Messages that say *blocks*."""
         items: list[Item] = []
-        calls: list[dict[str, Any]] = []
-        spoken: list[Mapping[str, Any]] = []
+        calls: list[JsonDict] = []
+        spoken: list[JsonObject] = []
         for block in blocks:
             if kind(block) == "tool_result":
                 text = result_text(block.get("content"))
@@ -305,7 +306,7 @@ class LangChainCodec(Codec):
 CODEC = LangChainCodec()
 
 
-def _content_blocks(content: object) -> Iterator[dict[str, Any]]:
+def _content_blocks(content: object) -> Iterator[JsonDict]:
     """The blocks of a message's content, without those of calls."""
     if isinstance(content, str):
         content = [content] if content else []
@@ -313,7 +314,7 @@ def _content_blocks(content: object) -> Iterator[dict[str, Any]]:
         yield from (_part_block(part) for part in content if kind(part) not in CALLS)
 
 
-def _part_block(part: Any) -> dict[str, Any]:
+def _part_block(part: Any) -> JsonDict:
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     name = kind(part)
@@ -332,7 +333,7 @@ def _part_block(part: Any) -> dict[str, Any]:
     return image or opaque_block(part)
 
 
-def _image(part: Mapping[str, Any]) -> dict[str, Any] | None:
+def _image(part: JsonObject) -> JsonDict | None:
     source = part.get("source")
     if isinstance(source, Mapping):
         return {"type": "image", "source": dict(source)}
@@ -342,7 +343,7 @@ def _image(part: Mapping[str, Any]) -> dict[str, Any] | None:
     return image_block(part.get("url"))
 
 
-def _as_ours(part: Mapping[str, Any]) -> dict[str, Any]:
+def _as_ours(part: JsonObject) -> JsonDict:
     """A block of the Messages API, without what LangChain adds; opaque where it is none."""
     block = dict(part)
     block.pop("index", None)
@@ -350,7 +351,7 @@ def _as_ours(part: Mapping[str, Any]) -> dict[str, Any]:
     return block if block.get(PROOFS[block["type"]]) else opaque_block(part)
 
 
-def _thinking_block(part: Mapping[str, Any]) -> dict[str, Any]:
+def _thinking_block(part: JsonObject) -> JsonDict:
     """Reasoning in LangChain's own form, or in that of the responses API."""
     extras = part.get("extras") or {}
     proof = extras.get("signature") or part.get("encrypted_content") or part.get("id") or "unsigned"
@@ -358,12 +359,12 @@ def _thinking_block(part: Mapping[str, Any]) -> dict[str, Any]:
     return thinking_block(str(part.get("reasoning") or summary) or None, proof)
 
 
-def _call_blocks(item: AIMessage) -> Iterator[dict[str, Any]]:
+def _call_blocks(item: AIMessage) -> Iterator[JsonDict]:
     for call in (*item.tool_calls, *item.invalid_tool_calls):
         yield use_block(call["id"], call["name"], arguments_object(call["args"]))
 
 
-def _result_block(item: ToolMessage) -> dict[str, Any]:
+def _result_block(item: ToolMessage) -> JsonDict:
     content: Any
     if isinstance(item.content, str):
         content = without_surrogates(item.content)
@@ -380,14 +381,14 @@ def _result_block(item: ToolMessage) -> dict[str, Any]:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_content(old: object, blocks: Sequence[Mapping[str, Any]]) -> Any:
+def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
     """Content that says *blocks*, in the form of the *old* one, whose parts stay."""
     parts: list[Any] = []
     if isinstance(old, list):
         parts = list(old)
     elif all(kind(block) == "text" for block in blocks):
         return "\n".join(map(block_text, blocks))
-    old_blocks: list[Mapping[str, Any]] = [_part_block(part) for part in parts]
+    old_blocks: list[JsonObject] = [_part_block(part) for part in parts]
     content: list[Any] = []
     for block in blocks:
         if block in old_blocks:
@@ -402,7 +403,7 @@ def _rebuild_content(old: object, blocks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _rebuild_reply(
-    old: object, spoken: Sequence[Mapping[str, Any]], uses: Mapping[object, Mapping[str, Any]]
+    old: object, spoken: Sequence[JsonObject], uses: Mapping[object, JsonObject]
 ) -> Any:
     """The content of a reply that says *spoken*, with only the calls *uses* in it."""
     if not isinstance(old, list):
@@ -423,7 +424,7 @@ def _rebuild_reply(
     return content
 
 
-def _with_input(part: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_input(part: JsonObject, arguments: JsonObject) -> JsonObject:
     """A content block of a call with *arguments*, without an id by which it is stored."""
     key = next((name for name in ("input", "args", "arguments") if name in part), "input")
     old = part.get(key)

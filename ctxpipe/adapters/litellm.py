@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._json import JsonDict, JsonObject
 from ..messages import field
 from ..providers.refusals import as_refusal
 from ..wire.conversations import SessionName, texts_at
@@ -83,8 +83,8 @@ class _Logger(CustomLogger):
         self._pending: OrderedDict[str, Exchange] = OrderedDict()
 
     async def async_pre_call_deployment_hook(
-        self, kwargs: dict[str, Any], call_type: Any
-    ) -> dict[str, Any] | None:
+        self, kwargs: JsonDict, call_type: Any
+    ) -> JsonDict | None:
         """The call with the context; None leaves it as it is."""
         known = FORMATS.get(getattr(call_type, "value", call_type))
         if known is None or not known.is_shapeable(kwargs, kwargs.get(known.key)):
@@ -112,12 +112,12 @@ class _Logger(CustomLogger):
 
     # What became of it ----------------------------------------------------------------------------
 
-    def _find(self, kwargs: Mapping[str, Any]) -> Exchange | None:
+    def _find(self, kwargs: JsonObject) -> Exchange | None:
         return self._pending.pop(str(kwargs.get("litellm_call_id")), None)
 
     async def async_log_success_event(
         self,
-        kwargs: Mapping[str, Any],
+        kwargs: JsonObject,
         response_obj: Any,
         start_time: Any,  # noqa: ARG002
         end_time: Any,  # noqa: ARG002
@@ -133,7 +133,7 @@ class _Logger(CustomLogger):
 
     async def async_log_failure_event(
         self,
-        kwargs: Mapping[str, Any],
+        kwargs: JsonObject,
         response_obj: Any,  # noqa: ARG002
         start_time: Any,  # noqa: ARG002
         end_time: Any,  # noqa: ARG002

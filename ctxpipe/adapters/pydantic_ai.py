@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .._json import JsonDict, JsonObject
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
 from ..providers.refusals import as_refusal
@@ -202,7 +203,7 @@ class PydanticCodec(Codec):
         has_result = any(kind(block) == "tool_result" for block in blocks)
         return Reading("result" if has_result else "user", blocks)
 
-    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+    def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*; its other parts are the same objects."""
         waiting = list(blocks)
         parts: list[Any] = []
@@ -220,7 +221,7 @@ class PydanticCodec(Codec):
             parts.append(make("\n".join(map(block_text, waiting))))
         return dataclasses.replace(item, parts=parts)
 
-    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+    def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Messages that say *blocks*."""
         if role == "assistant":
             return [ModelResponse(parts=[_new_reply_part(block) for block in blocks])]
@@ -255,7 +256,7 @@ class PydanticCodec(Codec):
 CODEC = PydanticCodec()
 
 
-def _take(waiting: list[Mapping[str, Any]], old: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _take(waiting: list[JsonObject], old: JsonObject) -> JsonObject | None:
     """What *old* has become, taken out of *waiting*; None where it has left."""
     key = next((key for key in ("id", "tool_use_id") if key in old), "")
     for block in waiting:
@@ -268,14 +269,14 @@ def _take(waiting: list[Mapping[str, Any]], old: Mapping[str, Any]) -> Mapping[s
 # Parts --------------------------------------------------------------------------------------------
 
 
-def _part_blocks(part: Any) -> list[dict[str, Any]]:
+def _part_blocks(part: Any) -> list[JsonDict]:
     for wanted, read in _READERS:
         if isinstance(part, wanted):
             return read(part)
     return [opaque_block(_plain(part))]
 
 
-def _result_blocks(part: ToolReturnPart) -> list[dict[str, Any]]:
+def _result_blocks(part: ToolReturnPart) -> list[JsonDict]:
     text = part.model_response_str()
     files = list(getattr(part, "files", None) or ())
     content: Any = text
@@ -287,7 +288,7 @@ def _result_blocks(part: ToolReturnPart) -> list[dict[str, Any]]:
     return [block]
 
 
-def _retry_blocks(part: RetryPromptPart) -> list[dict[str, Any]]:
+def _retry_blocks(part: RetryPromptPart) -> list[JsonDict]:
     text = part.model_response()
     if not part.tool_name:
         return [_text(text)]
@@ -297,19 +298,19 @@ def _retry_blocks(part: RetryPromptPart) -> list[dict[str, Any]]:
     return [block]
 
 
-def _prompt_blocks(part: UserPromptPart) -> list[dict[str, Any]]:
+def _prompt_blocks(part: UserPromptPart) -> list[JsonDict]:
     if isinstance(part.content, str):
         return [_text(part.content)]
     return [_content_block(content) for content in part.content]
 
 
-def _content_block(content: object) -> dict[str, Any]:
+def _content_block(content: object) -> JsonDict:
     if isinstance(content, str):
         return _text(content)
     return _image(content) or opaque_block(_plain(content))
 
 
-def _image(content: object) -> dict[str, Any] | None:
+def _image(content: object) -> JsonDict | None:
     if isinstance(content, ImageUrl):
         return image_block(content.url)
     if not isinstance(content, BinaryContent) or not content.media_type.startswith("image/"):
@@ -317,7 +318,7 @@ def _image(content: object) -> dict[str, Any] | None:
     return image_block(f"data:{content.media_type};base64,{content.base64}")
 
 
-def _text(text: object) -> dict[str, Any]:
+def _text(text: object) -> JsonDict:
     return text_or_opaque(text, text)
 
 
@@ -334,7 +335,7 @@ def _plain(part: object) -> object:
         return repr(fields)
 
 
-Reader: TypeAlias = Callable[[Any], list[dict[str, Any]]]
+Reader: TypeAlias = Callable[[Any], list[JsonDict]]
 _READERS: tuple[tuple[type, Reader], ...] = (
     (ToolReturnPart, _result_blocks),
     (RetryPromptPart, _retry_blocks),
@@ -354,7 +355,7 @@ _READERS: tuple[tuple[type, Reader], ...] = (
 )
 
 
-def _rebuild_part(part: Any, blocks: Sequence[Mapping[str, Any]]) -> Any:
+def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
     """*part* that says *blocks*; None where nothing of it is left."""
     if not blocks:
         return None
@@ -387,13 +388,13 @@ def _first_text(content: object) -> str:
     return result_text(content)
 
 
-def _new_reply_part(block: Mapping[str, Any]) -> Any:
+def _new_reply_part(block: JsonObject) -> Any:
     if kind(block) == "tool_use":
         return ToolCallPart(block["name"], dict(block["input"]), block["id"])
     return TextPart(block_text(block))
 
 
-def _new_content(block: Mapping[str, Any]) -> Any:
+def _new_content(block: JsonObject) -> Any:
     source = block.get("source")
     if kind(block) != "image" or not isinstance(source, Mapping):
         return block_text(block)

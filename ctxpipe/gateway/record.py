@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from .._json import JsonDict, JsonObject
 from .._text import as_dollars, count_phrase
 from ..errors import SettingsError
 from ..providers.prices import Prices, prices_of
@@ -109,7 +110,7 @@ class Record:
             self.dollars += turn.dollars
             self.priced += 1
 
-    def health(self, *, is_off: bool) -> dict[str, Any]:
+    def health(self, *, is_off: bool) -> JsonDict:
         """How it goes, in counts."""
         return {
             "status": "off" if is_off else "ok",
@@ -149,7 +150,7 @@ def find_prices(model: str) -> Prices | None:
         return None
 
 
-def dollars(model: str, usage: Mapping[str, Any]) -> float | None:
+def dollars(model: str, usage: JsonObject) -> float | None:
     """What *usage*, in the form of the Messages API, costs; None where prices are not listed."""
     prices = find_prices(model)
     if prices is None or not usage:
@@ -163,6 +164,6 @@ def dollars(model: str, usage: Mapping[str, Any]) -> float | None:
     return paid * cliff.prompt + answer * cliff.output
 
 
-def _count(usage: Mapping[str, Any], name: str) -> int:
+def _count(usage: JsonObject, name: str) -> int:
     tokens = usage.get(name)
     return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else 0

@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
+from .._json import JsonDict, JsonObject
 from ..messages import CALLS, THINKING, as_blocks, kind
 from ..messages.facts import MAX_TOOL_NAME
 from ..placeholders.placeholders import OPENING
@@ -42,7 +43,7 @@ class Reading:
     """
 
     side: Side
-    blocks: list[dict[str, Any]]
+    blocks: list[JsonDict]
     joins: bool = False
 
 
@@ -62,11 +63,11 @@ class Codec(ABC):
         """*item* as blocks; what is unknown becomes an opaque text block of its side."""
 
     @abstractmethod
-    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+    def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with these *blocks* as its content; its blocks have its own ids."""
 
     @abstractmethod
-    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+    def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Items that say *blocks*, which ctxpipe wrote itself."""
 
     @abstractmethod
@@ -112,7 +113,7 @@ class Codec(ABC):
             if lost_results.isdisjoint(own_calls) and lost_calls.isdisjoint(own_results):
                 kept.append((source, item))
                 continue
-            left: list[dict[str, Any]] = []
+            left: list[JsonDict] = []
             for block in self.read(item).blocks:
                 is_lost = block.get("id") in lost_results or block.get("tool_use_id") in lost_calls
                 if not is_lost:
@@ -152,7 +153,7 @@ class _Group:
     side: Side
     start: int
     stop: int
-    blocks: list[dict[str, Any]]
+    blocks: list[JsonDict]
     owners: list[int]
     names: dict[str, object] = field(default_factory=dict)
 
@@ -309,7 +310,7 @@ def _as_unit(group: _Group) -> Unit:
     role = group.side
     if role == "result":
         role = "user"
-    content: str | list[dict[str, Any]] = group.blocks
+    content: str | list[JsonDict] = group.blocks
     if len(group.blocks) == 1:
         block = group.blocks[0]
         if kind(block) == "text":
@@ -324,7 +325,7 @@ def _as_unit(group: _Group) -> Unit:
     )
 
 
-def head_blocks(readings: Iterable[Reading]) -> Iterator[dict[str, Any]]:
+def head_blocks(readings: Iterable[Reading]) -> Iterator[JsonDict]:
     """What leading items say that are never shaped, as the blocks of a system prompt."""
     for reading in readings:
         for block in reading.blocks:
@@ -341,4 +342,4 @@ class MessagesCodec:
         """The blocks of *item*."""
         role = item["role"]
         side: Side = role if role in ("assistant", "system") else "user"
-        return Reading(side, cast("list[dict[str, Any]]", as_blocks(item)))
+        return Reading(side, cast("list[JsonDict]", as_blocks(item)))

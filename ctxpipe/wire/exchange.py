@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from .._json import JsonDict, JsonObject
 from .._threads.threads import in_thread_if
 from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import with_breakpoints, with_free_breakpoints
@@ -56,14 +57,14 @@ NOT_LEARNT = "the usage of a reply could not be read; the reply is passed on"
 OPEN_CALLS = "a request ends with calls that have no result; it is sent as it came"
 NOT_OURS = "not for us to shape"
 
-NO_ARGUMENTS: Mapping[str, Any] = {"request": {}}
+NO_ARGUMENTS: JsonObject = {"request": {}}
 BULK = 200_000  # bytes of a body that are read in a thread, not on the event loop
 MAX_HELD = 1 << 20  # bytes of a stream's beginning that are held back
 STREAM = "text/event-stream"
 _BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
 _REFUSED = frozenset({"error", "response.failed"})
 
-FindConversation: TypeAlias = "Callable[[Mapping[str, Any]], tuple[str, OpenSession]]"
+FindConversation: TypeAlias = "Callable[[JsonObject], tuple[str, OpenSession]]"
 """Finds the name of the conversation in the values of a request, and says what makes its session.
 """
 
@@ -93,7 +94,7 @@ class Mount:
         self,
         codec: Codec | MessagesCodec,
         items: Sequence[Item],
-        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+        arguments: JsonObject = NO_ARGUMENTS,
         *,
         request: Any = None,
         found: Iterable[object] = (),
@@ -146,7 +147,7 @@ class Exchange:
     result: Result
     items: Sequence[Item]
     given: Sequence[Item]
-    arguments: dict[str, Any]
+    arguments: JsonDict
 
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
@@ -159,7 +160,7 @@ class Exchange:
         name: str,
         codec: Codec | MessagesCodec,
         items: Sequence[Item],
-        arguments: Mapping[str, Any],
+        arguments: JsonObject,
         open_session: OpenSession,
         body: Body | None = None,
         *,
@@ -241,7 +242,7 @@ class Exchange:
                     dialog.saved += shorter.tokens_saved
         return self.result is not sent
 
-    def rewrite(self, body: Mapping[str, Any], breakpoints: int | None) -> dict[str, Any]:
+    def rewrite(self, body: JsonObject, breakpoints: int | None) -> JsonDict:
         """A request for a message with what is to be sent instead of that in *body*.
 
         *breakpoints* are those of `HttpExchange`.
@@ -289,10 +290,10 @@ class HttpExchange(Exchange):
         self.breakpoints: int | None = None
         self.raw: bytes = b""
         self._content = b""
-        self.usage: dict[str, Any] = {}
+        self.usage: JsonDict = {}
         self.is_undecided: bool = False
         self.is_too_deep: bool = False  # its body, to be read by anybody
-        self._reply: Mapping[str, Any] | None = None
+        self._reply: JsonObject | None = None
         self._status = 0
         self._size = 0
         self._refusal = b""
@@ -334,7 +335,7 @@ class HttpExchange(Exchange):
 
     def _write(self) -> None:
         """Write the `content`."""
-        values: Mapping[str, Any] = {}
+        values: JsonObject = {}
         if self.format is MESSAGES:
             before = self.body.values
             after = self.rewrite({**before, "messages": self.given}, self.breakpoints)
@@ -385,7 +386,7 @@ class HttpExchange(Exchange):
             self._read(self._reader.end())
         return self._reply is not None
 
-    def _read(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def _read(self, events: Iterable[JsonObject]) -> None:
         with log_errors(NOT_LEARNT):
             for event in events:
                 usage = self.format.usage_in(event) or {}
@@ -421,7 +422,7 @@ class HttpExchange(Exchange):
         return read_refusal(status, self._refusal[:MAX_TEXT].decode("utf-8", "replace"))
 
 
-def _join(system: object, head: list[dict[str, Any]]) -> object:
+def _join(system: object, head: list[JsonDict]) -> object:
     """The *system* prompt of a request, and what its leading items say."""
     if not head:
         return system
@@ -468,7 +469,7 @@ class ReplyReader:
         self._is_stream = is_stream
         self._rest = bytearray()
 
-    def feed(self, chunk: bytes) -> Iterator[dict[str, Any]]:
+    def feed(self, chunk: bytes) -> Iterator[JsonDict]:
         """The objects that *chunk* completes."""
         self._rest += chunk.replace(b"\r", b"\n")  # a line may end with either, or with both
         if len(self._rest) > MAX_KEPT + len(chunk):
@@ -480,7 +481,7 @@ class ReplyReader:
             if line.startswith(_DATA) and self.wanted in line:
                 yield from _parse(line[len(_DATA) :])
 
-    def end(self) -> Iterator[dict[str, Any]]:
+    def end(self) -> Iterator[JsonDict]:
         """What is left when the reply is over."""
         if self._is_stream:
             yield from self.feed(b"\n")
@@ -488,7 +489,7 @@ class ReplyReader:
             yield from _parse(self._rest)
 
 
-def _parse(text: bytes | bytearray) -> Iterator[dict[str, Any]]:
+def _parse(text: bytes | bytearray) -> Iterator[JsonDict]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

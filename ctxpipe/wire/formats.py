@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Sequence
+from typing import ClassVar, cast
 
+from .._json import JsonDict, JsonObject
 from ..messages import field, kind
 from .codec import Codec, MessagesCodec
 from .openai_chat import ChatCodec
@@ -23,17 +24,17 @@ class Format:
     may_refuse_late: ClassVar[bool] = False
     """Whether a stream may be refused after it has begun, with status 200."""
 
-    def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
+    def is_shapeable(self, values: JsonObject, items: object) -> bool:
         """Whether the client sends what it says in *items*."""
         del values
         return isinstance(items, list) and bool(items)
 
-    def state_id(self, values: Mapping[str, Any]) -> str:
+    def state_id(self, values: JsonObject) -> str:
         """The id by which the provider holds what came before, "" where it holds nothing."""
         del values
         return ""
 
-    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, values: JsonObject) -> JsonDict:
         """What a session needs of a request beside its messages."""
         model = values.get("model")
         return {
@@ -42,13 +43,13 @@ class Format:
             "request": {"model": model if isinstance(model, str) else None},
         }
 
-    def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def usage_in(self, event: JsonObject) -> JsonObject | None:
         """The usage in *event*, a whole reply or an event of a stream, as the Messages API writes
         it; None where it has none.
         """
         return openai_usage(event.get("usage"))
 
-    def reply_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def reply_in(self, event: JsonObject) -> JsonObject | None:
         """What a session can learn from: a reply with the usage of the whole prompt."""
         usage = self.usage_in(event)
         return None if usage is None else {"usage": usage}
@@ -62,23 +63,23 @@ class Responses(Format):
     codec: ClassVar[Codec | MessagesCodec] = ResponsesCodec()
     may_refuse_late = True
 
-    def state_id(self, values: Mapping[str, Any]) -> str:
+    def state_id(self, values: JsonObject) -> str:
         """The id of the response before, or of the conversation."""
         conversation = values.get("conversation")
         known = values.get("previous_response_id") or field(conversation, "id") or conversation
         return known if isinstance(known, str) else ""
 
-    def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def usage_in(self, event: JsonObject) -> JsonObject | None:
         """That of the response at the end of a stream, or of a whole one."""
         return super().usage_in(_response(event))
 
-    def reply_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def reply_in(self, event: JsonObject) -> JsonObject | None:
         """With what a later request may go on from without repeating it."""
         reply, response = super().reply_in(event), _response(event)
         return reply and {**reply, "id": response.get("id"), "output": response.get("output")}
 
 
-def _response(event: Mapping[str, Any]) -> Mapping[str, Any]:
+def _response(event: JsonObject) -> JsonObject:
     response = event.get("response")
     return response if isinstance(response, dict) else event
 
@@ -89,7 +90,7 @@ class Messages(Format):
     path = "/v1/messages"
     codec: ClassVar[Codec | MessagesCodec] = MessagesCodec()
 
-    def is_shapeable(self, values: Mapping[str, Any], items: object) -> bool:
+    def is_shapeable(self, values: JsonObject, items: object) -> bool:
         """Not where the server is to summarize the conversation, has done so, or holds it."""
         if values.get("compaction") or values.get("thread"):
             return False
@@ -100,7 +101,7 @@ class Messages(Format):
             return True
         return all(kind(block) != "compaction" for block in content)
 
-    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, values: JsonObject) -> JsonDict:
         """With what concerns thinking and the cache."""
         options = ("thinking", "model", "cache_control", "extra_headers")
         return {
@@ -109,13 +110,13 @@ class Messages(Format):
             "request": {name: values[name] for name in options if name in values},
         }
 
-    def usage_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def usage_in(self, event: JsonObject) -> JsonObject | None:
         """That of the message that a stream begins with, of its end, or of the whole reply."""
         message = event.get("message")
         usage = (message if isinstance(message, dict) else event).get("usage")
         return usage if isinstance(usage, dict) else None
 
-    def reply_in(self, event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def reply_in(self, event: JsonObject) -> JsonObject | None:
         """The whole reply, or the message that a stream begins with."""
         if event.get("type") == "message_start":
             event = event["message"]

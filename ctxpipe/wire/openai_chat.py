@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from .._json import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
 from .codec import Codec, Item, Reading, Side
 from .values import (
@@ -28,7 +29,7 @@ from .values import (
 SYSTEM = frozenset({"system", "developer"})
 RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
-Block: TypeAlias = Mapping[str, Any]
+Block: TypeAlias = JsonObject
 UNSIGNED = "unsigned"
 EMPTY = "[This message is empty.]"
 INPUT = "input"  # the key of a custom tool's text
@@ -66,7 +67,7 @@ class ChatCodec(Codec):
     def new(self, role: str, blocks: Sequence[Block]) -> list[Item]:
         """Messages that say *blocks*."""
         items: list[Item] = []
-        calls: list[dict[str, Any]] = []
+        calls: list[JsonDict] = []
         spoken: list[Block] = []
         for block in blocks:
             match kind(block):
@@ -81,7 +82,7 @@ class ChatCodec(Codec):
                     spoken.append(block)
         if not (spoken or calls):
             return items
-        message: dict[str, Any] = {"role": role, "content": None}
+        message: JsonDict = {"role": role, "content": None}
         if spoken:
             message["content"] = text_or_parts([_new_part(block) for block in spoken])
         if calls:
@@ -99,7 +100,7 @@ class ChatCodec(Codec):
 # Reading ------------------------------------------------------------------------------------------
 
 
-def content_blocks(content: object) -> list[dict[str, Any]]:
+def content_blocks(content: object) -> list[JsonDict]:
     """The blocks of a message's content: text, a list of parts, or nothing."""
     if content is None or content == "":
         return []
@@ -108,11 +109,11 @@ def content_blocks(content: object) -> list[dict[str, Any]]:
     return [_part_block(content) if isinstance(content, str) else opaque_block(content)]
 
 
-def _part_block(part: object) -> dict[str, Any]:
+def _part_block(part: object) -> JsonDict:
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     text: object = None
-    block: dict[str, Any] | None = None
+    block: JsonDict | None = None
     match kind(part):
         case "text" | "refusal" as name:
             text = field(part, name)
@@ -123,7 +124,7 @@ def _part_block(part: object) -> dict[str, Any]:
     return block or text_or_opaque(text, part)
 
 
-def _result_block(item: Item) -> dict[str, Any]:
+def _result_block(item: Item) -> JsonDict:
     content = field(item, "content")
     shown: object = ""
     if isinstance(content, str):
@@ -139,8 +140,8 @@ def _call_to_answer(item: Item) -> object:
     return field(item, "name") if call is None else call
 
 
-def _reply_blocks(item: Item) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
+def _reply_blocks(item: Item) -> list[JsonDict]:
+    blocks: list[JsonDict] = []
     thoughts = (field(item, name) for name in THOUGHTS)
     thought = next((one for one in thoughts if one and isinstance(one, str)), "")
     if thought:
@@ -156,7 +157,7 @@ def _reply_blocks(item: Item) -> list[dict[str, Any]]:
     return blocks or [text_block(EMPTY)]
 
 
-def _call_block(call: object) -> dict[str, Any]:
+def _call_block(call: object) -> JsonDict:
     function = field(call, "function")
     if function is not None:
         return _use(field(call, "id"), function)
@@ -167,14 +168,14 @@ def _call_block(call: object) -> dict[str, Any]:
     return use_block(field(call, "id"), field(custom, "name"), {INPUT: text})
 
 
-def _use(call: object, function: object) -> dict[str, Any]:
+def _use(call: object, function: object) -> JsonDict:
     return use_block(call, field(function, "name"), arguments_object(field(function, "arguments")))
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_reply(plain: dict[str, Any], blocks: Sequence[Block]) -> None:
+def _rebuild_reply(plain: JsonDict, blocks: Sequence[Block]) -> None:
     """Have the reply *plain* say *blocks*."""
     uses: list[Block] = []
     spoken: list[Block] = []
@@ -243,7 +244,7 @@ def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
     return content
 
 
-def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Block]) -> None:
+def _rebuild_calls(plain: JsonDict, uses: Sequence[Block]) -> None:
     """Leave in *plain* the calls that *uses* have, with the arguments of these."""
     waiting = list(uses)
     calls: list[Any] = []
@@ -275,7 +276,7 @@ def _rebuild_calls(plain: dict[str, Any], uses: Sequence[Block]) -> None:
         plain["function_call"] = _with_arguments(function, wanted)
 
 
-def _with_input(call: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_input(call: object, arguments: JsonObject) -> JsonDict:
     plain = as_dict(call)
     function = plain.get("function")
     if function is not None:
@@ -287,13 +288,13 @@ def _with_input(call: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _with_arguments(function: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_arguments(function: object, arguments: JsonObject) -> JsonDict:
     plain = as_dict(function)
     plain["arguments"] = arguments_json(arguments)
     return plain
 
 
-def custom_input(arguments: Mapping[str, Any]) -> str:
+def custom_input(arguments: JsonObject) -> str:
     """The text that a custom tool is given for *arguments*."""
     text = arguments.get(INPUT)
     if list(arguments) == [INPUT] and isinstance(text, str):
@@ -308,14 +309,14 @@ def text_or_parts(parts: Sequence[Block], text_type: str = "text") -> object:
     return "\n".join([part["text"] for part in parts])
 
 
-def _new_part(block: Block) -> dict[str, Any]:
+def _new_part(block: Block) -> JsonDict:
     source = block.get("source")
     if kind(block) == "image" and isinstance(source, Mapping):
         return {"type": "image_url", "image_url": {"url": image_url(source)}}
     return {"type": "text", "text": block_text(block)}
 
 
-def image_url(source: Mapping[str, Any]) -> str:
+def image_url(source: JsonObject) -> str:
     """The address of an image of ours, with its data in it where it holds any."""
     if source.get("type") != "base64":
         return str(source.get("url"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from .._json import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
 from .codec import Codec, Item, Reading
 from .openai_chat import (
@@ -75,7 +76,7 @@ class ResponsesCodec(Codec):
             block = opaque_block(item)
         return Reading("assistant", [block], joins=True)
 
-    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+    def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*, without its id.
 
         The provider would take its stored copy of an item that has one.
@@ -106,10 +107,10 @@ class ResponsesCodec(Codec):
             )
         return plain
 
-    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+    def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Items that say *blocks*."""
         items: list[Item] = []
-        spoken: list[dict[str, Any]] = []
+        spoken: list[JsonDict] = []
         for block in blocks:
             match kind(block):
                 case "tool_result":
@@ -161,7 +162,7 @@ def _read_message(item: Item, role: object) -> Reading:
     return Reading("system" if role in SYSTEM else "user", blocks)
 
 
-def _content_blocks(content: object) -> list[dict[str, Any]]:
+def _content_blocks(content: object) -> list[JsonDict]:
     if content is None or content == "":
         return []
     if isinstance(content, list | tuple):
@@ -169,9 +170,9 @@ def _content_blocks(content: object) -> list[dict[str, Any]]:
     return [_part_block({"type": "input_text", "text": content})]
 
 
-def _part_block(part: object) -> dict[str, Any]:
+def _part_block(part: object) -> JsonDict:
     name = kind(part)
-    block: dict[str, Any] | None = None
+    block: JsonDict | None = None
     if name in PICTURES:
         block = image_block(field(part, "image_url"))
     elif name == "input_file":
@@ -180,7 +181,7 @@ def _part_block(part: object) -> dict[str, Any]:
     return block or text_or_opaque(text, part)
 
 
-def _thinking_block(item: Item) -> dict[str, Any]:
+def _thinking_block(item: Item) -> JsonDict:
     """Its summary, or its text where the provider shows it; else what it is encrypted to."""
     parts = field(item, "summary") or field(item, "content") or ()
     thought = "\n".join([str(field(part, "text")) for part in parts]) if parts else None
@@ -193,7 +194,7 @@ def _call_id(item: Item) -> object:
     return field(item, "id") if call is None else call
 
 
-def _call_block(item: Item, name: str) -> dict[str, Any]:
+def _call_block(item: Item, name: str) -> JsonDict:
     arguments: object
     if name == "function_call":
         arguments = arguments_object(field(item, "arguments"))
@@ -217,7 +218,7 @@ def _action_key(item: Item) -> str:
     return ACTIONS[0]
 
 
-def _result_block(item: Item) -> dict[str, Any]:
+def _result_block(item: Item) -> JsonDict:
     output = field(item, "output")
     content: object = ""
     if kind(item) == "shell_call_output":
@@ -260,13 +261,13 @@ def _shell_text(output: object) -> str:
 
 def _shell_output(old: object, content: object) -> object:
     """The output of a shell that says *content*, with the outcome of the *old* one."""
-    last: dict[str, Any] = {"outcome": {"type": "exit", "exit_code": 0}}
+    last: JsonDict = {"outcome": {"type": "exit", "exit_code": 0}}
     if isinstance(old, list | tuple) and old:
         last = as_dict(old[-1])
     return [{**last, "stdout": result_text(content), "stderr": ""}]
 
 
-def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:
+def _new_part(block: JsonObject) -> JsonDict:
     source = block.get("source")
     if kind(block) == "image" and isinstance(source, Mapping):
         return {"type": "input_image", "detail": "auto", "image_url": image_url(source)}

@@ -15,6 +15,7 @@ from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+from .._json import JsonDict, JsonObject
 from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind
 from ..messages.values import canonical_json
 from .codec import Codec, Item, MessagesCodec, Reading, Unit, head_blocks, make_units, opening_unit
@@ -28,7 +29,7 @@ WATCHED = 8
 Key: TypeAlias = tuple[str, str]
 Place: TypeAlias = tuple[int, int]
 """Unit and block."""
-_Block: TypeAlias = dict[str, Any]
+_Block: TypeAlias = JsonDict
 _Run: TypeAlias = tuple[int | None, list[_Block]]
 """An item, or none, and blocks of it."""
 
@@ -262,12 +263,12 @@ def _contents(items: Sequence[Item]) -> list[object]:
 def _call_ids(message: Message) -> Iterator[str]:
     for block in as_blocks(message):
         if kind(block) == "tool_use":
-            yield cast("Mapping[str, Any]", block)["id"]
+            yield cast("JsonObject", block)["id"]
 
 
 def _key(block: object) -> Key:
     """What a block is found by."""
-    plain = cast("Mapping[str, Any]", block)
+    plain = cast("JsonObject", block)
     match kind(block):
         case "tool_use":
             return "call", plain["id"]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeGuard, cast
 
+from .._json import JsonDict, JsonObject
 from ..errors import InvalidHistory
 from ..messages import (
     as_dict,
@@ -50,7 +51,7 @@ _MOST_DIGITS = 4_000  # of a whole number; Python writes no more than 4,300
 _BLANK = frozenset(" \t\r\n")
 
 
-def text_block(text: str) -> dict[str, Any]:
+def text_block(text: str) -> JsonDict:
     """A text block with *text*, without lone surrogates, which cannot be sent."""
     return {"type": "text", "text": without_surrogates(text)}
 
@@ -60,22 +61,22 @@ def says(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and not is_blank(text)
 
 
-def text_or_opaque(text: object, value: object) -> dict[str, Any]:
+def text_or_opaque(text: object, value: object) -> JsonDict:
     """A text block with *text*; where it cannot be one, an opaque one for *value*."""
     return text_block(text) if says(text) else opaque_block(value)
 
 
-def use_block(call: object, name: object, arguments: object) -> dict[str, Any]:
+def use_block(call: object, name: object, arguments: object) -> JsonDict:
     """The *call* of the tool *name*."""
     return {"type": "tool_use", "id": call, "name": str(name or ""), "input": arguments}
 
 
-def result_block(call: object, content: object) -> dict[str, Any]:
+def result_block(call: object, content: object) -> JsonDict:
     """The result of *call*."""
     return {"type": "tool_result", "tool_use_id": call, "content": content}
 
 
-def thinking_block(thought: str | None, proof: object) -> dict[str, Any]:
+def thinking_block(thought: str | None, proof: object) -> JsonDict:
     """A *thought* with the *proof* of it, or what it is encrypted to."""
     if thought is None:
         return {"type": "redacted_thinking", "data": str(proof)}
@@ -100,19 +101,19 @@ def result_text(content: object) -> str:
     return "\n".join(map(block_text, cast("Iterable[object]", content)))
 
 
-def result_blocks(content: object) -> list[Mapping[str, Any]]:
+def result_blocks(content: object) -> list[JsonObject]:
     """The content of a tool_result as blocks."""
     if content is None or content == "":
         return []
     if isinstance(content, str):
         return [text_block(content)]
-    return list(cast("Iterable[Mapping[str, Any]]", content))
+    return list(cast("Iterable[JsonObject]", content))
 
 
 # Arguments of calls -------------------------------------------------------------------------------
 
 
-def arguments_object(text: object) -> dict[str, Any]:
+def arguments_object(text: object) -> JsonDict:
     """The object that the arguments *text* of a call mean.
 
     What is no JSON object is under the key `RAW`.
@@ -130,7 +131,7 @@ def arguments_object(text: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {RAW: without_surrogates(text)}
     if "\\ud" in text or "\\uD" in text or not is_encodable(text):
-        return cast("dict[str, Any]", rebuilt(value, _sendable, key=_sendable))
+        return cast("JsonDict", rebuilt(value, _sendable, key=_sendable))
     return value
 
 
@@ -148,7 +149,7 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def arguments_json(arguments: Mapping[str, Any]) -> str:
+def arguments_json(arguments: JsonObject) -> str:
     """*arguments* as the text of a call."""
     if list(arguments) == [RAW] and isinstance(arguments[RAW], str):
         return cast("str", arguments[RAW])
@@ -158,14 +159,14 @@ def arguments_json(arguments: Mapping[str, Any]) -> str:
 # Parts of contents --------------------------------------------------------------------------------
 
 
-def image_block(url: object) -> dict[str, Any] | None:
+def image_block(url: object) -> JsonDict | None:
     """The image at *url*, which may hold the data itself; None for what is no address."""
     if not isinstance(url, str) or not url:
         return None
     return {"type": "image", "source": _data_source(url) or {"type": "url", "url": url}}
 
 
-def document_block(file: object) -> dict[str, Any] | None:
+def document_block(file: object) -> JsonDict | None:
     """The document that *file* holds or names by its address or id; None where it does neither."""
     data, url, file_id = (field(file, name) for name in ("file_data", "file_url", "file_id"))
     if isinstance(data, str) and data:
@@ -182,7 +183,7 @@ def document_block(file: object) -> dict[str, Any] | None:
     return {"type": "document", "source": source, **named}
 
 
-def _data_source(url: str) -> dict[str, Any] | None:
+def _data_source(url: str) -> JsonDict | None:
     """The data in *url* in base64; None where it holds none."""
     head, comma, data = url.partition(";base64,")
     if not comma or not head.startswith("data:"):
@@ -190,7 +191,7 @@ def _data_source(url: str) -> dict[str, Any] | None:
     return {"type": "base64", "media_type": head[5:], "data": data}
 
 
-def opaque_block(value: object) -> dict[str, Any]:
+def opaque_block(value: object) -> JsonDict:
     """A text block for *value*, of which nothing is known: its JSON, without encoded data.
 
     Equal values make equal blocks, whatever the order of their keys and their cache marks.
