@@ -831,19 +831,6 @@ async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_f
     assert known == [("a", 0), ("b", 0), ("a", 4), ("c", 0), ("a", 4), ("b", 0)]
 
 
-async def test_a_stage_added_later_begins_with_the_whole_history():
-    seen: list[int] = []
-
-    async def remember(turn: Turn) -> None:
-        seen.append(turn.recall(Counting).known)
-
-    pipeline = ContextPipeline([nothing])
-    await pipeline.run(HISTORY, session_id="s")
-    await pipeline.use(remember).run(HISTORY, session_id="s")
-
-    assert seen == [0]
-
-
 async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
     sizes: list[tuple[int, int]] = []
 
@@ -857,25 +844,6 @@ async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
     await pipeline.run(history, session_id="s")
 
     assert sizes == [(1000, 1000), (1000, 1200)]
-
-
-async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(
-    tmp_path,
-):
-    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
-    history = conversation(user("go"), step("a", result="line of a log\n" * 200))
-    results: list[Result] = []
-
-    async def once() -> None:
-        results.append(await pipeline.run(history, session_id="s"))
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(5):
-            tasks.start_soon(once)
-
-    assert len(results) == 5
-    assert all(result.messages == results[0].messages for result in results)
-    assert results[0].changed
 
 
 # Planning -----------------------------------------------------------------------------------------

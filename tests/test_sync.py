@@ -17,7 +17,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from histories import assistant, chat, conversation, step, tool_use, user
+from histories import chat, conversation, step, user
 from mounts import offloading, placeholders
 from places import ROOT
 from processes import prepared_python
@@ -317,13 +317,3 @@ def test_the_row_of_the_readme_sends_placeholders(tmp_path):
     assert reply.content[0].text == "Done."
     assert placeholders(server.requests[-1]) == 1
     assert (tmp_path / "job-42" / "t1.md").read_text() == LONG
-
-
-def test_calls_without_results_are_named_here_too():
-    client = anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="test", max_retries=0)
-    history = [user("go"), assistant(tool_use("t1", "bash"))]
-
-    with pytest.raises(InvalidHistory, match=r"bash \(t1\)"):
-        sync.Session(ContextPipeline(), "s").create(
-            client, messages=history, model="m", max_tokens=5
-        )

@@ -1014,26 +1014,6 @@ async def cancelled_once(begun: anyio.Event, client: anthropic.AsyncAnthropic) -
         group.cancel_scope.cancel()
 
 
-async def test_cancellation_while_a_stage_works_sends_nothing(
-    caplog,
-):
-    begun = anyio.Event()
-
-    async def endless(turn: Turn) -> Change | Skip:
-        begun.set()
-        await anyio.sleep_forever()
-        return Skip("never")
-
-    async with talk(["ok"], ctxpipe_middleware(ContextPipeline([endless]), session_id="s")) as (
-        server,
-        client,
-    ):
-        await cancelled_once(begun, client)
-
-    assert server.calls == 0
-    assert not warnings_in(caplog)
-
-
 async def test_cancellation_while_the_model_thinks_is_passed_on_and_the_next_turn_goes_well(
     tmp_path, caplog
 ):

@@ -22,7 +22,6 @@ from ctxpipe import (
     Sessions,
     SettingsError,
     Turn,
-    sync,
 )
 from ctxpipe.session.session import conversation_of
 
@@ -144,16 +143,6 @@ async def test_a_session_is_not_used_after_its_body(use: str):
         session.append(user("go"))
     with pytest.raises(SettingsError, match="after its `async with`"):
         session.compact_next()
-
-
-def test_a_synchronous_session_is_not_used_after_its_body():
-    with sync.Session(ContextPipeline(), "s") as session:
-        session.run(chat(3))
-
-    with pytest.raises(SettingsError, match="after its `async with`"):
-        session.run(chat(3))
-    with pytest.raises(SettingsError, match="after its `async with`"):
-        session.append(user("go"))
 
 
 async def test_whoever_asks_for_the_session_again_may_use_it():

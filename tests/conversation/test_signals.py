@@ -171,9 +171,3 @@ async def test_without_collapse_nothing_is_counted():
     await plain.run(conversation(user("Go."), *BEGINNING))
 
     assert plain.diagnostics.signals == Signals()
-
-
-def test_shares_of_nothing_are_nothing():
-    none = Signals()
-
-    assert none.read_back_rate == none.repeat_share_before == none.repeat_share_after == 0

@@ -370,21 +370,16 @@ LOOK_ALIKES = [
 ]
 
 
+@pytest.mark.parametrize("is_raw", [True, False])
 @pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else(text: str):
-    source = Source([user(text), assistant("What?")], is_raw=True)
+def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys(
+    text: str, is_raw: bool
+):
+    source = Source([user(text), assistant("What?")], is_raw=is_raw)
 
-    orders = ["<command>x</command>"] if "<command>" in text else []
-    assert gather_facts(source) == Facts({}, {}, [], [text], orders=orders)
-    assert user_commands(source) == (["<command>x</command>"] if "<command>" in text else [])
-
-
-@pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_elsewhere_it_is_nobodys_words(text: str):
-    source = Source([user(text), assistant("What?")])
-
-    assert gather_facts(source) == Facts({}, {}, [], [], orders=[])
-    assert user_commands(source) == []
+    orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
+    assert gather_facts(source) == Facts({}, {}, [], [text] if is_raw else [], orders=orders)
+    assert user_commands(source) == orders
 
 
 def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again():

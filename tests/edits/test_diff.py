@@ -111,15 +111,6 @@ def test_from_nothing_and_to_nothing_is_one_edit():
     assert diff(chat(2), []) == [Edit(0, 2, [])]
 
 
-def test_no_edits_give_a_copy_of_the_list():
-    history = chat(2)
-
-    changed = apply_edits(history, [])
-
-    assert changed == history
-    assert changed is not history
-
-
 def test_messages_of_the_same_shape_are_paired_one_by_one():
     before = conversation(user("go"), step("t1", result="long"), step("t2", result="long"))
     shorter = [user(tool_result("t1", "short")), user(tool_result("t2", "short"))]

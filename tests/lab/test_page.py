@@ -267,14 +267,6 @@ def test_a_report_without_turns_says_so(browser, tmp_path):
     assert text_of(browser, "#lead") == "There was no turn."
 
 
-def test_only_kinds_that_occur_are_explained(show):
-    run = Run(row("none", 6.0), [PageTurn({"user": 5.0, "summary": 0.0}, 6.0)])
-    chrome = show(Report("", [run], ("",)))
-
-    kinds = chrome.find_elements(By.CSS_SELECTOR, "button[data-kind]")
-    assert [kind.get_attribute("data-kind") for kind in kinds] == ["user"]
-
-
 def test_several_conversations_are_on_one_page_with_their_sums(show):
     runs = long_run("none", 3, 100.0, 4.0), long_run("ours", 3, 100.0, 3.0)
     reports = (Report(f"{name}.jsonl", runs, ("",) * 3) for name in "xy")

@@ -8,12 +8,9 @@ import pytest
 from workdays import conversation
 
 from ctxpipe.errors import SettingsError
-from ctxpipe.lab.policies import NONE, POLICIES, Policy, policies
+from ctxpipe.lab.policies import POLICIES, Policy, policies
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import check
-from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.gates import RentOrBuyGate
-from ctxpipe.stages.offload import BatchOffload
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -23,21 +20,6 @@ async def test_each_policy_gives_a_sound_context_and_can_go_to_another_process(n
     result = await policy(Workbench()).run(conversation(turns=12), session_id="s")
 
     assert not check(result.messages)
-
-
-async def test_no_management_gives_the_very_same_list():
-    history = conversation()
-
-    assert (await Policy(NONE)(Workbench()).run(history, session_id="s")).messages is history
-
-
-def test_prices_reach_the_gate():
-    prices = Prices.relative(read=0.05)
-    stages = Policy("coding", prices)(Workbench()).stages
-    [batch] = [stage for stage in stages if isinstance(stage, BatchOffload)]
-
-    assert isinstance(batch.gate, RentOrBuyGate)
-    assert batch.gate.prices is prices
 
 
 def test_a_name_that_does_not_exist_is_told_with_those_that_do():

@@ -389,14 +389,6 @@ async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told
 # Odd conversations --------------------------------------------------------------------------------
 
 
-async def test_two_replies_in_a_row_are_two_calls():
-    found = await replay(
-        recorded([user("Go."), assistant("One."), assistant("Two."), user("Ok.")]), NONE
-    )
-
-    assert [one.messages for one in found.steps] == [1, 2]
-
-
 async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_prompt():
     bare = await replay(recorded(work(1)), NONE)
     full = await replay(recorded(work(1), system="Be brief. " * 50, tools=[{"name": "bash"}]), NONE)

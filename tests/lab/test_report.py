@@ -39,11 +39,6 @@ def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
     assert (row.cost, row.calls, row.seen) == (1000, 2, 0.25)
 
 
-def test_nothing_used_is_nothing_missed():
-    (row,) = figures([{"none": replayed(read=0, fresh=1, use=Use())}], PRICES, "none")
-    assert (row.seen, row.strict, row.found) == (1.0, 1.0, 1.0)
-
-
 def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
     use = Use(visible=3, lost=1, doubtful=1)
     (row,) = figures([{"none": replayed(read=0, fresh=1, use=use)}], PRICES, "none")

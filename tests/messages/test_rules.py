@@ -411,16 +411,6 @@ def test_every_rule_has_a_name_that_the_problems_use():
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-@pytest.mark.parametrize(
-    ("kind_of_result", "id"), [(name, f"srvtoolu_{n}") for n, name in enumerate(RESULTS)]
-)
-def test_every_kind_of_server_result_needs_its_call(kind_of_result: str, id: str):  # noqa: A002
-    orphan = [user("go"), assistant(server_result(id, kind_of_result), text("so")), user("ok")]
-
-    assert names(orphan) == [(1, 0, "server-tool")]
-    assert repair(orphan)[1] == assistant(text("so"))
-
-
 def test_server_tools_are_known_in_sdk_objects_too():
     made = ServerToolUseBlock(type="server_tool_use", id="srvtoolu_1", name="web_search", input={})
     history = [user("go"), cast("Message", {"role": "assistant", "content": [made]}), user("stop")]

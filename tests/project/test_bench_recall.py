@@ -111,14 +111,6 @@ async def test_what_was_offloaded_is_one_reading_call_away():
     assert found.use.one_hop == 1
 
 
-async def test_measuring_changes_nothing_of_the_history():
-    cut = cut_at(talk(8, fact(0)), 8)
-    before = compact_json(cut.history)
-    await run_pipeline(cut, BudgetedPolicy("clear old results", cut.tokens // 2))
-
-    assert compact_json(cut.history) == before
-
-
 def test_means_give_each_context_the_same_say():
     scored = [Scored(100, Use(visible=1)), Scored(300, Use(pointer=30, lost=10))]
     found = mean_recall(scored)

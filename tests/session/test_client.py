@@ -71,33 +71,23 @@ def models(server: MessagesServer) -> list[Any]:
     return [request.body["model"] for request in server.requests]
 
 
-async def test_create_lends_its_client(tmp_path):
+@pytest.mark.parametrize("is_beta", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_request_lends_its_client(is_streamed: bool, is_beta: bool, tmp_path):
     run = Run(tmp_path)
+    asked: Any = {"model": "m", "max_tokens": 9, "messages": history()}
     async with serving() as (server, client):
-        await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
+        session: Any = run.pipeline.session("s")
+        asking = client.beta if is_beta else client
+        if is_streamed:
+            async with session.stream(asking, **asked) as stream:
+                await stream.get_final_message()
+        else:
+            await session.create(asking, **asked)
 
     assert models(server) == [SUMMARIES, "m"]
     assert run.writers == ["AnthropicSummarizer"]
     assert WITHOUT_MODEL not in run.details[0].warnings
-
-
-async def test_stream_lends_its_client(tmp_path):
-    run = Run(tmp_path)
-    async with serving() as (server, client):
-        session = run.pipeline.session("s")
-        async with session.stream(client, model="m", max_tokens=9, messages=history()) as stream:
-            await stream.get_final_message()
-
-    assert models(server) == [SUMMARIES, "m"]
-
-
-async def test_the_beta_part_of_a_client_stands_for_it(tmp_path):
-    run = Run(tmp_path)
-    async with serving() as (server, client):
-        session: Any = run.pipeline.session("s")
-        await session.create(client.beta, model="m", max_tokens=9, messages=history())
-
-    assert models(server) == [SUMMARIES, "m"]
 
 
 async def test_the_middleware_lends_its_client(tmp_path):

@@ -439,21 +439,19 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
 
 
 @every_way
-async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, tmp_path):
+@pytest.mark.parametrize(
+    ("history", "calls"),
+    [(loop(20), 2), ([user("go " * 2000)], 1)],
+    ids=["a shorter one that is too long as well is the last", "one that is as long is not sent"],
+)
+async def test_a_request_that_stays_too_long_is_not_sent_again(
+    ask: Ask, history: list[Message], calls: int, tmp_path
+):
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
-            await ask(truncating(tmp_path).session("s"), client, loop(20))
+            await ask(truncating(tmp_path).session("s"), client, history)
 
-    assert server.calls == 2
-
-
-@every_way
-async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tmp_path):
-    async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
-            await ask(truncating(tmp_path).session("s"), client, [user("go " * 2000)])
-
-    assert server.calls == 1
+    assert server.calls == calls
 
 
 async def test_a_request_that_grew_instead_is_not_sent_again():

@@ -55,10 +55,6 @@ async def test_the_very_messages_come_back_from_disk(tmp_path):
     assert await load_archive(await archived(history, tmp_path)) == history
 
 
-async def test_no_messages_are_an_empty_archive(tmp_path):
-    assert await load_archive(await archived([], tmp_path)) == []
-
-
 async def test_a_bare_list_of_messages_is_an_archive_too(tmp_path):
     history = [user("a\nb"), assistant("c")]
 

@@ -22,10 +22,6 @@ def test_a_skip_says_why():
     )
 
 
-def test_without_a_reason_there_is_no_colon():
-    assert str(report(Outcome.SKIPPED)) == "Stage [s] skipped (12.5 ms)"
-
-
 def test_a_change_says_from_where_on_what_it_saved_and_what_it_did():
     detail = Offloaded(results=2, chars=5_000)
     told = str(

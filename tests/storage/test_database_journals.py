@@ -192,24 +192,22 @@ async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url):
             await journal.append("s", 0, "entry")
 
 
-async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url):
-    async with PostgresJournal(postgres_url, table="ages") as journal:
+async def check_deletion_by_age(journal: SQLiteJournal | PostgresJournal) -> None:
+    async with journal:
         await journal.append("s", 0, "entry")
 
         assert await journal.cleanup(max_age=3600) == 0
         assert await journal.entries("s") == ["entry"]
         assert await journal.cleanup(max_age=0) == 1
         assert await journal.entries("s") == []
+
+
+async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url):
+    await check_deletion_by_age(PostgresJournal(postgres_url, table="ages"))
 
 
 async def test_those_in_sqlite_are_deleted_by_age(tmp_path):
-    async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
-        await journal.append("s", 0, "entry")
-
-        assert await journal.cleanup(max_age=3600) == 0
-        assert await journal.entries("s") == ["entry"]
-        assert await journal.cleanup(max_age=0) == 1
-        assert await journal.entries("s") == []
+    await check_deletion_by_age(SQLiteJournal(tmp_path / "journal.sqlite"))
 
 
 async def test_a_lease_that_nobody_renews_ends_in_postgres(postgres_url, monkeypatch):
@@ -338,28 +336,30 @@ async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the
         assert await resumed.history() == history
 
 
+async def check_lost_answer(
+    server: type[Postgres | RedisServer], packets: int, make: Callable[..., Any], **place: str
+) -> None:
+    """An append whose answer gets lost is not taken for another's."""
+    async with (
+        CuttingProxy(SERVERS[server].port, packets, once=True) as proxy,
+        make(server.url_at(proxy.port), patience=20, **place) as journal,
+    ):
+        assert await journal.append(f"s{packets}", 0, "entry") is True
+        assert await journal.entries(f"s{packets}") == ["entry"]
+
+
 @pytest.mark.parametrize("packets", range(1, 14))
 async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_anothers(
     postgres_url, packets: int
 ):
-    async with (
-        CuttingProxy(SERVERS[Postgres].port, packets, once=True) as proxy,
-        PostgresJournal(Postgres.url_at(proxy.port), table="lost", patience=20) as journal,
-    ):
-        assert await journal.append(f"s{packets}", 0, "entry") is True
-        assert await journal.entries(f"s{packets}") == ["entry"]
+    await check_lost_answer(Postgres, packets, PostgresJournal, table="lost")
 
 
 @pytest.mark.parametrize("packets", range(1, 6))
 async def test_an_append_to_redis_whose_answer_gets_lost_is_not_taken_for_anothers(
     redis_url, packets: int
 ):
-    async with (
-        CuttingProxy(SERVERS[RedisServer].port, packets, once=True) as proxy,
-        RedisJournal(RedisServer.url_at(proxy.port), prefix="lost", patience=20) as journal,
-    ):
-        assert await journal.append(f"s{packets}", 0, "entry") is True
-        assert await journal.entries(f"s{packets}") == ["entry"]
+    await check_lost_answer(RedisServer, packets, RedisJournal, prefix="lost")
 
 
 # Texts elsewhere ----------------------------------------------------------------------------------

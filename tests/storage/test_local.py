@@ -611,13 +611,6 @@ async def test_nothing_is_read_outside_of_the_root(storage, tmp_path, location: 
         await anyio.to_thread.run_sync(storage.key, location)
 
 
-async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(storage, root):
-    with pytest.raises(StorageError):
-        await storage.read("s/a.md")
-
-    assert not root.exists()
-
-
 # Records ------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 
 from ctxpipe.messages import Message, is_blank
 from ctxpipe.placeholders.summaries import ACKNOWLEDGED, SUMMARY
-from ctxpipe.summarizers import ExtractiveSummarizer, Summary
+from ctxpipe.summarizers import ExtractiveSummarizer
 
 HISTORY = conversation(
     user("Fix the login bug.\nNever touch the tests."),
@@ -167,14 +167,6 @@ def test_brief_leaves_requests_and_files_to_the_evidence():
     assert "The user:" not in text
     assert "src/login.py" not in section(text, "File Operations")
     assert "pytest -q" in text
-
-
-async def test_it_is_a_summarizer_that_names_itself():
-    summary = await ExtractiveSummarizer()(HISTORY)
-
-    assert summary == Summary(
-        ExtractiveSummarizer().summarize(HISTORY), writer="ExtractiveSummarizer"
-    )
 
 
 @given(histories(repeat_ids=True))

@@ -66,14 +66,6 @@ def test_the_five_dimensions_the_mandated_sentence_and_the_word_limit_are_asked_
     assert "Done, in progress, next." in asked
 
 
-def test_the_mandated_sentence_stands_word_for_word():
-    assert MOST_RECENT == (
-        "Pay special attention to the MOST RECENT messages — summarize the current task state, "
-        "what was just done, and what the next logical step should be. This information is "
-        "critical because the original recent messages will NOT be preserved."
-    )
-
-
 def test_a_focus_is_passed_on():
     assert "Attend above all to: the login bug." in instructions(100, " the login bug ")
     assert "Attend" not in instructions(100)

@@ -5,7 +5,6 @@ And what the API's bill says about them.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import json
@@ -232,24 +231,6 @@ async def test_a_tuple_of_messages_will_do():
     ledger = Ledger()
 
     assert await ledger.total(tuple(chat(3))) == await ledger.total(chat(3))
-
-
-async def test_the_caller_may_go_on_appending_to_its_list():
-    ledger, history = Ledger(), chat(3)
-    await ledger.total(history)
-
-    history.append(new())
-
-    await check_totals(ledger, history)
-
-
-async def test_counting_leaves_the_list_as_it_was():
-    history = chat(3)
-    before = copy.deepcopy(history)
-
-    await Ledger().total(history)
-
-    assert history == before
 
 
 # Calibration --------------------------------------------------------------------------------------

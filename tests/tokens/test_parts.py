@@ -67,12 +67,6 @@ def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json():
     )
 
 
-def test_a_tool_call_of_a_server_counts_like_any_other():
-    block = tool_use("t1", "web_search", {"query": "x"})
-
-    assert COUNT.block({**block, "type": "server_tool_use"}) == COUNT.block(block)
-
-
 @pytest.mark.parametrize(("content", "expected"), [("hello world", 2), ("", 0), ([], 0), (None, 0)])
 def test_a_tool_result_counts_its_content(content: Any, expected: int):
     assert COUNT.block(tool_result("a_long_tool_use_id", content)) == expected
@@ -107,17 +101,6 @@ def test_an_unknown_block_counts_by_its_json():
     block = {"type": "mystery", "note": "something the API will charge for"}
 
     assert COUNT.block(block) == COUNT.text(compact_json(block))
-
-
-def test_an_unknown_block_of_the_sdk_counts_by_its_json():
-    from anthropic.types.web_search_tool_result_error import WebSearchToolResultError
-
-    error: Any = WebSearchToolResultError(
-        type="web_search_tool_result_error", error_code="query_too_long"
-    )
-
-    expected = {"error_code": "query_too_long", "type": "web_search_tool_result_error"}
-    assert COUNT.block(error) == COUNT.text(compact_json(expected))
 
 
 def test_encoded_data_in_an_unknown_block_does_not_count_at_any_depth():
