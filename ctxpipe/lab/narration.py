@@ -16,7 +16,7 @@ from ..stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageRepo
 from ..tokens import TokenCounter
 from ..tokens.spent import KINDS, Key, Kind, Piece, Pieces
 from .cache import cache_report
-from .costs import Request, bill
+from .costs import bill
 from .replay import Moment, Replay
 from .report import Action, BlockFate, CostShare, PageTurn, Replaced, Report, Run, figures
 from .transcripts import Transcript
@@ -131,24 +131,36 @@ class _Narrator:
 
         What is in front of a prompt is read from the cache, and the rest is written to it.
         """
+        prices = self._prices
         *summaries, request = moment.requests
         for summary in summaries:  # they are no part of the conversation
             share = self._share(KINDS["summary"])
             share.sent += summary.use.prompt
-            share.cost += bill([summary], self._prices).total
-        kinds: dict[Kind, float] = dict(self._overhead)
+            share.cost += bill([summary], prices).total
+        use = request.use
+        cliff = prices.cliff(use.prompt)
+        amount = use.written * prices.cache_write + use.fresh * prices.input
+        unread = amount / (use.written + use.fresh) if amount else 0.0
+        kinds: dict[Kind, float] = {}
         position = 0.0
-        for kind, tokens in self._overhead.items():
-            position = self._send(self._share(KINDS[kind]), tokens, position, request)
-        for piece, tokens in self._parts(moment.after):
-            kinds[piece.kind] = kinds.get(piece.kind, 0.0) + tokens
-            position = self._send(self._owner(piece), tokens, position, request)
-        price = self._prices.output * self._prices.cliff(request.use.prompt).output
+        for kind, share, tokens in self._prompt(moment.after):
+            kinds[kind] = kinds.get(kind, 0.0) + tokens
+            read = min(max(use.read - position, 0.0), tokens)
+            share.cost += cliff.prompt * (read * prices.read + (tokens - read) * unread)
+            share.sent += tokens
+            position += tokens
         for message in moment.reply:
             self._pieces.learn(message)
         for piece, tokens in self._parts(moment.reply):
-            self._owner(piece).cost += tokens * price
+            self._owner(piece).cost += tokens * prices.output * cliff.output
         return {kind: tokens for kind, tokens in kinds.items() if tokens}
+
+    def _prompt(self, messages: Sequence[Message]) -> Iterator[tuple[Kind, CostShare, float]]:
+        """Each part of a prompt with *messages*, in order: its kind, who causes it, its tokens."""
+        for kind, tokens in self._overhead.items():
+            yield kind, self._share(KINDS[kind]), tokens
+        for piece, tokens in self._parts(messages):
+            yield piece.kind, self._owner(piece), tokens
 
     def _parts(self, messages: Sequence[Message]) -> Iterator[tuple[Piece, float]]:
         for message in messages:
@@ -165,17 +177,6 @@ class _Narrator:
                 share.tokens += self._sum([piece])
         return share
 
-    def _send(self, share: CostShare, tokens: float, position: float, request: Request) -> float:
-        """Bill *tokens* that begin at *position* of the prompt; return where they end."""
-        use, prices = request.use, self._prices
-        read = min(max(use.read - position, 0.0), tokens)
-        amount = use.written * prices.cache_write + use.fresh * prices.input
-        price = amount / (use.written + use.fresh) if amount else 0.0
-        cliff = prices.cliff(use.prompt).prompt
-        share.cost += cliff * (read * prices.read + (tokens - read) * price)
-        share.sent += tokens
-        return position + tokens
-
     # Actions --------------------------------------------------------------------------------------
 
     def _read_actions(self, moment: Moment, turn: PageTurn) -> None:
@@ -184,12 +185,12 @@ class _Narrator:
         for report in moment.reports:
             if report.outcome is Outcome.SKIPPED:
                 continue
-            saved = None
+            reason = report.reason or str(report.detail or "")
+            action = Action(report.stage, str(report.outcome), reason)
             if report.outcome is Outcome.CHANGED:
                 changed.append((report, len(turn.actions)))
-                saved = report.tokens_saved * self._tokens_per_raw
-            reason = report.reason or str(report.detail or "")
-            turn.actions.append(Action(report.stage, str(report.outcome), reason, saved))
+                action.tokens_saved = report.tokens_saved * self._tokens_per_raw
+            turn.actions.append(action)
         if not changed:
             return
         same = common_prefix(moment.before, moment.after)

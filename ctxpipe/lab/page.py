@@ -7,6 +7,7 @@ every request.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -114,10 +115,10 @@ def _texts(conversations: Sequence[JsonDict]) -> list[str]:
 
 
 def _shorten(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
     half = limit // 2
     missing = len(text) - 2 * half
+    if len(text) <= limit:
+        return text
     return f"{text[:half]}\n[… {missing:,} characters not shown here …]\n{text[-half:]}"
 
 
@@ -152,8 +153,8 @@ def advise(rows: Sequence[Figures]) -> Advice:
         smallest = min(rows, key=attrgetter("peak"))
         reason = f"No policy keeps every prompt below {as_number(WINDOW)} tokens."
         return Advice("Shorten further than", smallest.policy, f"{reason} This comes closest.")
-    is_too_large = baseline not in fitting
-    saving = [row for row in fitting if is_too_large or row.ratio <= 1 - LEAST_SAVED]
+    least = 1 - LEAST_SAVED if baseline in fitting else math.inf
+    saving = [row for row in fitting if row.ratio <= least]
     in_sight = [row for row in saving if row.seen >= LEAST_SEEN]
     in_reach = [row for row in saving if row.found >= LEAST_FOUND]
     best = min(in_sight or in_reach, key=attrgetter("cost"), default=None)
@@ -174,11 +175,6 @@ def advise(rows: Sequence[Figures]) -> Advice:
     return Advice("Try", best.policy, reason)
 
 
-def _difference(ratio: float) -> str:
-    """A cost in that of another, as what is more or less: 22.8% less."""
-    return f"{as_percent(abs(1 - ratio))} {'more' if ratio > 1 else 'less'}"
-
-
 def lead(subject: str, ours: Figures, baseline: Figures, unit: str) -> str:
     """What it comes to, in two sentences: cost and what stayed in sight, then the largest prompt.
 
@@ -187,9 +183,10 @@ def lead(subject: str, ours: Figures, baseline: Figures, unit: str) -> str:
     mine, theirs = (cost(row.cost, dollars=unit == "dollars") for row in (ours, baseline))
     of_what = "" if unit == "dollars" else f" {unit}"
     ratio = ours.cost / baseline.cost if baseline.cost else 1.0
+    difference = f"{as_percent(abs(1 - ratio))} {'more' if ratio > 1 else 'less'}"
     return (
         f"{subject}: {ours.policy} cost {mine}{of_what} instead of {theirs} ({baseline.policy}), "
-        f"{_difference(ratio)}, and {as_percent(ours.seen)} of what the replies used stayed in "
+        f"{difference}, and {as_percent(ours.seen)} of what the replies used stayed in "
         f"sight ({as_percent(ours.found)} with what could be read back). The largest context was "
         f"{as_number(ours.peak)} tokens instead of {as_number(baseline.peak)}."
     )

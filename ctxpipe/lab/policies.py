@@ -169,6 +169,6 @@ def clear_results(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Chang
 
 def clearable(turn: Turn, results: Sequence[ToolResult]) -> list[tuple[ToolResult, int]]:
     """Those of *results* that are longer than the API's words, each with the tokens it frees."""
-    cleared = turn.counter.text(CLEARED)
-    freed = [turn.counter.text(text_of(result.content)) - cleared for result in results]
-    return [(result, tokens) for result, tokens in zip(results, freed, strict=True) if tokens > 0]
+    count = turn.counter.text
+    freed = [(result, count(text_of(result.content)) - count(CLEARED)) for result in results]
+    return [(result, tokens) for result, tokens in freed if tokens > 0]

@@ -27,18 +27,17 @@ class Recordings:
 
     def describe_skipped(self) -> str:
         """What was skipped, for a reader; "" where nothing was."""
-        parts = []
-        if self.unreadable:
-            files = count_phrase(len(self.unreadable), "file")
-            parts.append(f"{files} without a conversation that can be read")
-        if self.others:
-            parts.append(f"{count_phrase(len(self.others), 'file')} neither JSON nor JSONL")
+        kinds = {
+            "without a conversation that can be read": len(self.unreadable),
+            "neither JSON nor JSONL": len(self.others),
+        }
+        parts = [f"{count_phrase(n, 'file')} {what}" for what, n in kinds.items() if n]
         if not parts:
             return ""
-        reasons = list(self.unreadable.values())
-        lines = [f"skipped: {', '.join(parts)}", *reasons[:MOST_REASONS]]
-        if len(reasons) > MOST_REASONS:
-            lines.append(f"and {len(reasons) - MOST_REASONS:,} more")
+        lines = [f"skipped: {', '.join(parts)}", *self.unreadable.values()]
+        more = len(lines) - 1 - MOST_REASONS
+        if more > 0:
+            lines[1 + MOST_REASONS :] = [f"and {more:,} more"]
         return "\n  ".join(lines)
 
 

@@ -32,7 +32,7 @@ class Replaced:
     __repr__ = short_repr
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False)
 class Action:
     """What a stage did in a turn, or tried to: *outcome* in one word, *reason* in a sentence."""
 
