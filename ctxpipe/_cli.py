@@ -63,7 +63,7 @@ app: typer.Typer = typer.Typer(
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
-# Warnings of the stages are for whoever runs an agent, not for whoever replays a recording.
+# Warnings of the stages are for those who run an agent, not for those who replay a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 

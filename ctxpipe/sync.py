@@ -49,7 +49,7 @@ class _Portal:
         self._thread = threading.Thread()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What *work* gives; an interrupt cancels it. Raises RuntimeError when nobody can work."""
+        """The result of *work*; an interrupt cancels it. Raises RuntimeError where no loop runs."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._start())
         except BaseException:
@@ -94,7 +94,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def call_on_loop(work: Callable[..., T], *arguments: Any) -> T:
-    """What *work* returns, called where the sessions of synchronous callers are at home."""
+    """The result of *work*, a function, called on the event loop of synchronous callers."""
 
     async def call() -> T:
         return work(*arguments)
@@ -103,7 +103,7 @@ def call_on_loop(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
-    """What *work* gives, run on the event loop of all synchronous callers.
+    """The result of *work*, run on the event loop of all synchronous callers.
 
     Raises RuntimeError when called on that loop, and while the interpreter shuts down.
     """

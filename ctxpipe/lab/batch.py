@@ -49,7 +49,7 @@ SECONDS_TO_ANSWER = 10
 class FileReplay:
     """The result for one file: a replay for each policy, by its name, or the *error* to report.
 
-    *calibration* sets the policy ``none``, where it was replayed, beside the bills in the file.
+    *calibration* sets the policy ``none``, where it was replayed, beside the usage in the file.
     """
 
     path: str
@@ -66,7 +66,7 @@ class FileReplay:
     __repr__ = short_repr
 
     def as_json(self) -> JsonDict:
-        """What was read of the file, by name."""
+        """The facts that were read from the file, by name."""
         return {
             "format": self.format,
             "model": self.model,

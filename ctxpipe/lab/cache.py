@@ -1,6 +1,6 @@
-"""What the bills in a recorded conversation tell.
+"""The usage that a recording has of its replies, read for the prompt cache.
 
-Why the prompt cache missed, and how far a replay is from what was billed.
+Why the cache missed, and how far a replay is from the usage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .transcripts import Transcript
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
 BILLED = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 LIMIT = 10**12
-"""More tokens than any prompt has; what reports them is no bill."""
+"""More tokens than any prompt has; what reports them is no usage."""
 LEAST_KEPT = 0.7
 """Of the prompt before: a shorter one is not the recorded history, but what the client made of it.
 """
@@ -32,7 +32,7 @@ LEAST_KEPT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class CacheReport(Sums):
-    """What *requests* read from the cache, and why not more.
+    """The use of the cache by *requests*, and the reasons for its misses.
 
     *read*, *written* and *uncached* are billed tokens of all. *misses* are in the order of their
     requests, *tallies* by cause, those of most tokens first. *shortened* counts the requests that
@@ -70,11 +70,11 @@ class CacheReport(Sums):
 def cache_report(
     transcript: Transcript, counter: TokenCounter, prices: Prices | None = None
 ) -> CacheReport:
-    """Why the cache missed in *transcript*.
+    """The cache misses in *transcript*, each with its cause.
 
-    Without *prices* those of its models count, where they are listed. A transcript does not tell
-    where cache marks were, so each is taken to be where the bill says that the cache ended. Raises
-    TranscriptError where the transcript holds no bills.
+    Without *prices* those of its models count, where they are listed. A transcript has no cache
+    marks, so one is assumed where the usage says that the cache ended. Raises TranscriptError where
+    the transcript has no usage.
     """
     diagnostics = CacheDiagnostics(counter)
     misses: list[CacheMiss] = []
@@ -166,7 +166,7 @@ def _seconds(transcript: Transcript, index: int, otherwise: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Sums):
-    """The prompts of *calls* whose bill is known, as billed and as simulated without management.
+    """The prompts of *calls* whose usage is known, as reported and as simulated without management.
 
     All their tokens, and the cached ones.
     """
@@ -197,7 +197,7 @@ class Calibration(Sums):
 
 
 def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
-    """*replay* of *transcript*, with no management, beside the bills in it.
+    """*replay* of *transcript*, with no management, beside the usage in it.
 
     None where it has none.
     """

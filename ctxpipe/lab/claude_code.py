@@ -57,7 +57,7 @@ def read(records: Iterable[Record]) -> Recording:
 
 
 def _reason(line: JsonObject, seen: set[str]) -> str:
-    """Why *line* is no part of the conversation; "" when it is."""
+    """The reason why *line* is no part of the conversation; "" when it is part of it."""
     if not is_session_line(line):
         return "not a message"
     if line.get("isSidechain"):
@@ -77,7 +77,7 @@ def _uuid(line: JsonObject) -> str:
 
 
 def _join(first: Entry, second: Entry) -> Entry:
-    """Both as one message, tool results in front; of a reply's bills the last one is complete."""
+    """Both as one message, tool results in front; of a reply's usages the last one is complete."""
     content = [*as_blocks(first.message), *as_blocks(second.message)]
     content.sort(key=lambda block: kind(block) != "tool_result")
     message = cast("Message", {"role": first.message["role"], "content": content})

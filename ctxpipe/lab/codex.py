@@ -39,7 +39,7 @@ def read(records: Iterable[Record]) -> Recording:
 
 
 class _Rollout:
-    """What the lines up to now have told."""
+    """The conversation as of the lines read so far."""
 
     def __init__(self) -> None:
         self._codec = ResponsesCodec()
@@ -86,7 +86,7 @@ class _Rollout:
         return self._items.recording("codex rollout", request, self._dropped)
 
     def _begin_turn(self) -> None:
-        """Note where the user's message is, which comes before the event that tells of it."""
+        """Note where the user's message is, which comes before its event."""
         last = self._last("user")
         if last is not None and last not in self._turns:
             self._turns.append(last)
@@ -127,7 +127,7 @@ class _Rollout:
             "cache_write_tokens": usage.get("cache_write_input_tokens"),
         }
         billed = {**usage, "input_tokens_details": details}
-        self._items.bill(self._items.items[last], billed, self._model)
+        self._items.note_usage(self._items.items[last], billed, self._model)
 
     def _last(self, side: str) -> int | None:
         """The index of the newest item of *side*."""

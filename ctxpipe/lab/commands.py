@@ -279,7 +279,7 @@ def inspect(
 
 
 class _Shown(Protocol):
-    """What is found in a conversation."""
+    """A view of a conversation that can be printed as JSON."""
 
     def as_json(self) -> JsonDict: ...
 
@@ -353,7 +353,7 @@ def _print_cache(name: str, report: CacheReport) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What each stage would do (its name, "would act", and what or why), and the tokens *saved*."""
+    """The plan of each stage: its name, "would act", and what or why; and the tokens *saved*."""
 
     stages: list[tuple[str, str, str]]
     saved: int
@@ -365,7 +365,7 @@ class _Plan:
 
 
 def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
-    """What the pipeline that *make* makes would do at the end of *transcript*."""
+    """The plan of the pipeline that *make* makes, at the end of *transcript*."""
     plan = partial(
         make(Workbench()).plan, session_id="plan", system=transcript.system, tools=transcript.tools
     )

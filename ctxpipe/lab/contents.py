@@ -1,4 +1,4 @@
-"""What fills a context: tokens by kind and by tool, and the largest blocks."""
+"""The contents of a context: tokens by kind and by tool, and the largest blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Contents(Sums):
-    """What fills one conversation, or several together.
+    """The contents of one conversation, or of several together.
 
     *kinds* are the raw tokens by the kind of block, *tools* those by tool, of which *tool_calls*
     counts the calls. *format* is "" for several.
@@ -70,7 +70,7 @@ class Contents(Sums):
 
 
 def contents(transcript: Transcript, counter: TokenCounter, most: int) -> Contents:
-    """What fills *transcript*, with its *most* largest blocks."""
+    """The contents of *transcript*, with its *most* largest blocks."""
     messages = transcript.messages
     found = Contents(transcript.format, len(messages), transcript.calls, len(transcript.repaired))
     pieces = Pieces(counter)

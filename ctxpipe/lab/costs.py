@@ -1,4 +1,4 @@
-"""What a conversation costs: prompt caching by the published rules, and the bill in dollars."""
+"""The costs of a conversation: prompt caching by the published rules, and its price."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ class PromptCache:
     def peek(
         self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
     ) -> CacheUse:
-        """What *context* would use, without sending it."""
+        """The use of the cache by *context*, without sending it."""
         return self._look_up(context, sums, seconds)[0]
 
     def _look_up(
         self, context: Sequence[Message], sums: Sequence[float], seconds: float | None
     ) -> tuple[CacheUse, list[int], list[Mark], int]:
-        """What *context* uses, its chain and marks, and the last block that is read."""
+        """The use by *context*, its chain and marks, and the last block that is read."""
         shared = common_prefix(self._context, context)
         ends = list(accumulate((max(1, len(blocks(one))) for one in context), initial=0))
         # The same prefix has the same numbers; what differs from the last request has new ones.
@@ -139,7 +139,7 @@ class PromptCache:
         return CacheUse(read_tokens, written, total - read_tokens - written), chain, marks, read
 
     def _marks(self, shared: int, context: Sequence[Message]) -> set[int]:
-        """How many messages precede each mark."""
+        """The number of messages before each mark."""
         marks = {0, len(context)}
         if shared == len(self._context):
             return marks
@@ -150,7 +150,7 @@ class PromptCache:
 
 
 def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
-    """Where what was rewritten ends in *after*.
+    """The end of the rewritten part in *after*.
 
     What follows was there before, and then comes what is new.
     """
@@ -168,7 +168,7 @@ def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int
 
 @dataclass(frozen=True, slots=True)
 class Bill(Sums):
-    """What requests cost, in the unit of the prices, and how many tokens that was."""
+    """The cost of requests, in the unit of the prices, and their tokens."""
 
     read: float = 0.0
     written: float = 0.0
@@ -195,7 +195,7 @@ def with_all_marks(requests: Iterable[Request]) -> list[Request]:
 
 
 def bill(requests: Iterable[Request], prices: Prices) -> Bill:
-    """What *requests* cost. They are cached for as long as the rules of their replay say."""
+    """The cost of *requests*. They are cached for as long as the rules of their replay say."""
     return sum((_request_bill(request, prices) for request in requests), Bill())
 
 

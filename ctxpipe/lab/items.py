@@ -1,4 +1,4 @@
-"""The items of another API's conversation as messages, by the codec that the mounts use."""
+"""The items of another API's conversation as messages, by the codec that the adapters use."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Items:
         self._given = given
         self._known, self.items = self.items, []
 
-    def bill(self, item: Item, usage: object, model: object) -> None:
-        """Note what the reply was billed that *item* is of, and its model."""
+    def note_usage(self, item: Item, usage: object, model: object) -> None:
+        """Note the *usage* and the *model* of the reply that *item* is part of."""
         item.usage = openai_usage(usage) or item.usage
         if isinstance(model, str):
             item.model = model or item.model
 
     def recording(self, form: Format, request: JsonObject, dropped: Mapping[str, int]) -> Recording:
-        """All of it as messages, as a mount would give them to a session.
+        """All of it as messages, as an adapter would give them to a session.
 
         The instructions of the *request*, and what leading items say that are not shaped, are the
         system prompt.

@@ -15,7 +15,7 @@ OTHER_FILES = {
     b"(\xb5/\xfd": "is compressed by zstd; unpack it first",
     b"PK\x03\x04": "is a ZIP archive; unpack it first",
 }
-"""How files begin that are taken for recordings, and what to do about it."""
+"""The first bytes of files that are mistaken for recordings, and the remedy."""
 FORMATS = "'The laboratory' in the docs lists the formats that can be read"
 
 
@@ -96,7 +96,7 @@ def _parse(text: str, name: str, line: int, *, is_last: bool = False) -> object:
 
 
 def _advice(text: str, *, is_last: bool) -> str:
-    """What to do about *text* that is no JSON; "" where nothing is known."""
+    """The remedy for *text* that is no JSON; "" where none is known."""
     stripped = text.strip()
     if not stripped.startswith(("{", "[")):
         return f"; {FORMATS}"

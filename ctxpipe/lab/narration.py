@@ -1,4 +1,4 @@
-"""What the replays of a conversation come to: turn by turn, by tool, and by its biggest blocks."""
+"""The report of a conversation's replays: turn by turn, by tool, and by its biggest blocks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def narrate(
 def _tally_recording(
     transcript: Transcript, counter: TokenCounter, prices: Prices | None
 ) -> Sequence[Tally] | None:
-    """Why the cache missed as it was recorded; None where no bill of the transcript tells."""
+    """The causes of the recorded cache misses; None where the transcript has no usage."""
     try:
         return cache_report(transcript, counter, prices).tallies
     except TranscriptError:
@@ -65,7 +65,7 @@ def _tally_recording(
 
 
 def _label(reply: Message) -> str:
-    """What a reply does, in a few words: the tools it calls, or that it is an answer."""
+    """A reply in a few words: the tools it calls, or that it is an answer."""
     times = Counter(call.name for call in tool_calls([reply]))
     if not times:
         return "an answer" if any(texts(reply)) else ""
@@ -110,7 +110,7 @@ class _Narrator:
         turn.cost += bill(moment.requests, self._prices).total
 
     def shares(self) -> list[CostShare]:
-        """Who causes the cost, the most expensive first. They add up to the bill."""
+        """The share of each tool and kind in the cost, the most expensive first."""
         shares = (share for share in self._shares.values() if share.sent or share.cost)
         return sorted(shares, key=lambda share: (-share.cost, share.name))
 
@@ -173,7 +173,7 @@ class _Narrator:
         if piece.key not in self._counted:
             self._counted.add(piece.key)
             share.calls += piece.key[0] == "call"
-            if piece.kind != "placeholders":  # which stands for a block that was counted
+            if piece.kind != "placeholders":  # in place of a block that was counted
                 share.tokens += self._sum([piece])
         return share
 

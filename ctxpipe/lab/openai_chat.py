@@ -56,7 +56,7 @@ def read(records: Sequence[Record]) -> Recording:
 
 
 def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
-    """Add the messages of a request, and those of its response with the bill, if it is there."""
+    """Add the messages of a request, and those of its response with its usage, if it is there."""
     messages = request_of(record.fields).get("messages")
     if not isinstance(messages, list):
         raise InvalidHistory(
@@ -72,7 +72,7 @@ def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
     if not (isinstance(choices, list) and choices and isinstance(choices[0], Mapping)):
         return
     _add_message(items, choices[0].get("message"), record.place, response.get("created"))
-    items.bill(items.items[-1], response.get("usage"), response.get("model"))
+    items.note_usage(items.items[-1], response.get("usage"), response.get("model"))
 
 
 def _add_message(items: Items, message: object, place: str, time: object = None) -> None:
@@ -96,4 +96,4 @@ def _add_message(items: Items, message: object, place: str, time: object = None)
     valid_object(fields.get("function_call") or {}, place, name=str)
     items.add(fields, time or fields.get("timestamp"))
     if role == "assistant":
-        items.bill(items.items[-1], fields.get("usage"), fields.get("model"))
+        items.note_usage(items.items[-1], fields.get("usage"), fields.get("model"))

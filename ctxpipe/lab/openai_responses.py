@@ -17,7 +17,7 @@ from .records import Record, Recording
 ITEMS = ANSWERED | {name + OUTPUT for name in ANSWERED} | {"item_reference", "reasoning"}
 PARTS = frozenset({"input_file", "input_image", "input_text", "output_text"})
 STORED = ("previous_response_id", "conversation")
-"""Where a request names items that the provider has kept, which it does not send again."""
+"""Fields by which a request continues items that the provider has stored."""
 
 
 def is_response_record(value: JsonObject) -> bool:
@@ -50,7 +50,7 @@ def read(records: Sequence[Record]) -> Recording:
 
 
 def _add_exchange(items: Items, record: Record) -> None:
-    """Add what is new in a request, and its response with the bill, if it is there."""
+    """Add what is new in a request, and its response with its usage, if it is there."""
     place = record.place
     request = request_of(record.fields)
     new = _input(request, place)
@@ -63,7 +63,7 @@ def _add_exchange(items: Items, record: Record) -> None:
     for item in response.get("output") or ():
         items.add(valid_item(item, place), response.get("created_at"))
     for item in items.items[start : start + 1]:
-        items.bill(item, response.get("usage"), response.get("model"))
+        items.note_usage(item, response.get("usage"), response.get("model"))
 
 
 def _input(request: JsonObject, place: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What ``opencode export SESSION`` writes: one object with the messages of a session."""
+"""Exports of opencode (``opencode export SESSION``): one object with a session's messages."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _steps(parts: list[JsonObject]) -> Iterator[list[JsonObject]]:
 
 
 def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> Iterator[Entry]:
-    """What the model said in *parts*, and the results of the tools that it called there."""
+    """The reply in *parts*, and the results of the tools that it called."""
     blocks: list[Block] = []
     results: list[Block] = []
-    bill = None
+    usage = None
     ended = None
     for part in parts:
         match part.get("type"):
@@ -87,13 +87,13 @@ def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> 
                 results += result
                 ended = _time(part.get("state"), "end")
             case "step-finish":
-                bill = _usage(part.get("tokens"))
+                usage = _usage(part.get("tokens"))
             case _:
                 blocks += _blocks(part, dropped)
     model = str(info.get("modelID") or "")
     created = _time(info, "created")
     for entry in _entry("assistant", blocks, created):
-        yield Entry(entry.message, created, bill, model)
+        yield Entry(entry.message, created, usage, model)
     yield from _entry("user", results, ended)
 
 
@@ -119,7 +119,7 @@ def _call(part: JsonObject) -> tuple[Block, list[Block]]:
 
 
 def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
-    """What a *part* says that is no call."""
+    """The block of a *part* that is no call."""
     text = part.get("text")
     match part.get("type"):
         case "text" if says(text) and not part.get("ignored"):
@@ -133,7 +133,7 @@ def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
 
 
 def _usage(tokens: object) -> Mapping[str, object] | None:
-    """A bill of opencode under the names of the Messages API, which counts the same things."""
+    """The usage of opencode under the names of the Messages API, which counts the same things."""
     if not isinstance(tokens, Mapping):
         return None
     cache = tokens.get("cache")

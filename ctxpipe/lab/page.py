@@ -61,7 +61,7 @@ def _asset(name: str) -> str:
 
 
 def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> JsonDict:
-    """What the script reads: the reports as they are, and what they come to."""
+    """The data of the page's script: the reports as they are, and their sum."""
     dollars = unit == "dollars"
     ours, advice = len(totals) - 1, None
     if ours and totals[0].calls:
@@ -126,7 +126,7 @@ LEAST_SEEN = 0.9
 """Below, an agent misses what it has read."""
 
 LEAST_FOUND = 0.95
-"""What is out of sight must at least be found again."""
+"""The least share that must be found again where it is out of sight."""
 
 LEAST_SAVED = 0.02
 """Of the baseline's cost; less is not worth a change."""
@@ -176,7 +176,7 @@ def advise(rows: Sequence[Figures]) -> Advice:
 
 
 def lead(subject: str, ours: Figures, baseline: Figures, unit: str) -> str:
-    """What it comes to, in two sentences: cost and what stayed in sight, then the largest prompt.
+    """The result in two sentences: cost and what stayed in sight, then the largest prompt.
 
     *subject* is what was replayed, such as "125 turns".
     """

@@ -26,7 +26,7 @@ class Recordings:
     others: list[str] = field(default_factory=list)
 
     def describe_skipped(self) -> str:
-        """What was skipped, for a reader; "" where nothing was."""
+        """The skipped files, for a reader; "" where there are none."""
         kinds = {
             "without a conversation that can be read": len(self.unreadable),
             "neither JSON nor JSONL": len(self.others),

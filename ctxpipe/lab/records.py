@@ -40,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message, and what the file says about it: its time, the reply's bill and model."""
+    """A message, and what the file says about it: its time, the reply's usage and model."""
 
     message: Message
     seconds: float | None = None
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a reader found in a file of one *format*.
+    """The conversation in a file of one *format*.
 
     *request* has what the requests of the *entries* have beside them, in the form of the Messages
     API: model, system and tools. *dropped* counts the records that were left out, by their kind.

@@ -1,4 +1,4 @@
-"""What a reply uses of the conversation before it, and where that is now.
+"""References of a reply to the conversation before it, and where each is now.
 
 In the context, in a file, or nowhere.
 """
@@ -113,7 +113,7 @@ class Past:
         return atom in self._holders
 
     def uses_of(self, reply: Message) -> list[Atom]:
-        """What *reply* says that was said before, in a fixed order."""
+        """The atoms of *reply* that were said before, in a fixed order."""
         return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
 
     def holders(self, atom: Atom) -> list[Source]:
@@ -228,7 +228,7 @@ class Store:
 def use_of(
     used: Iterable[Atom], past: Past, context: Context, store: Store, *, strict: bool = False
 ) -> tuple[Use, dict[Atom, float]]:
-    """Where what is *used* is now; and what of it is not visible, with its weight.
+    """The places of the *used* atoms; and the weight of each that is not visible.
 
     With *strict* that is also what is visible only in doubt.
     """

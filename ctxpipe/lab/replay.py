@@ -30,7 +30,7 @@ LAPSES_EVERY = 33
 """In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
 
 REFETCH_WEIGHT = 1.0
-"""What is missing is read back as soon as it weighs so much."""
+"""The weight from which on missing atoms are read back."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000
@@ -107,7 +107,7 @@ class Replay:
 
     @property
     def use(self) -> Use:
-        """What all replies used, and where it was when they did: the online recall."""
+        """The use by all replies together: the online recall."""
         return sum((step.use for step in self.steps), Use())
 
 
@@ -254,7 +254,7 @@ class _Run:
         return [self.settings.tokens_per_raw * (tokens + self.overhead) for tokens in sums]
 
     def _use(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
-        """What *reply* uses, and what of it the agent cannot see."""
+        """The use by *reply*, and the weight of each atom that the agent cannot see."""
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.stored)
         used = self.past.uses_of(reply)
@@ -282,7 +282,7 @@ class _Run:
         )
 
     def _request_settings(self) -> tuple[bool, bool] | None:
-        """What the cache of the context depends on besides it, where that counts."""
+        """The settings of the request on which the cache depends, where they count."""
         if not self.settings.cache.by_settings:
             return None
         return self.is_controlled, any(map(_has_image, self.context))
@@ -322,8 +322,8 @@ class _Run:
 
 
 def _summary_use(prefix: CacheUse) -> CacheUse:
-    """What a request for a summary uses, after a prompt that uses *prefix*."""
-    # Nothing is written to the cache: nobody reads it twice.
+    """The use by a request for a summary, after a prompt that uses *prefix*."""
+    # Nothing is written to the cache: no request reads it twice.
     return CacheUse(prefix.read, 0, prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""What became of conversations under some policies: what tables, JSON and page print."""
+"""The report of replays under some policies, which tables, JSON and page print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .replay import Replay
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Replaced:
-    """What was in the context (*original*) and what is there now (*placeholder*), in tokens.
+    """A replacement in the context: the *original* and the *placeholder*, with their tokens.
 
     *placeholder* is "" where nothing is, *where* the file that has the whole.
     """
@@ -34,7 +34,7 @@ class Replaced:
 
 @dataclass(slots=True, repr=False)
 class Action:
-    """What a stage did in a turn, or tried to: *outcome* in one word, *reason* in a sentence."""
+    """The action of a stage in a turn: *outcome* in one word, *reason* in a sentence."""
 
     stage: str
     outcome: str
@@ -80,7 +80,7 @@ class BlockFate:
 
 @dataclass(slots=True)
 class CostShare:
-    """What one tool, or one kind of text, is responsible for.
+    """The share of one tool, or one kind of text, in the cost.
 
     *calls* of the tool; *tokens* of its texts, each counted once; *sent* tokens, counted in every
     prompt that held them; and the part of the cost that they caused.
@@ -97,7 +97,7 @@ class CostShare:
 class Figures:
     """One policy on one conversation, or on all.
 
-    `FIGURES` tells what each figure means; costs are in the unit of the prices.
+    `FIGURES` says what each figure means; costs are in the unit of the prices.
     """
 
     policy: str
@@ -134,7 +134,7 @@ class Report:
     """One conversation's way through some policies; the first is the baseline of the others.
 
     *labels* say in a few words what the model did in each turn. *cache* has a row for each cause
-    for which the prompt cache missed, as really billed; None where no bill is known.
+    for which the prompt cache missed, as really billed; None where no usage is known.
     """
 
     title: str
@@ -157,7 +157,7 @@ FIGURES: Mapping[str, str] = {
     "strict": "the same without the lines that a stage has chosen to keep",
     "found": "the same with what the context named the place of",
 }
-"""What each figure of a replay means. Tables, JSON and the page call it by this name."""
+"""The meaning of each figure of a replay. Tables, JSON and the page call it by this name."""
 
 HEADINGS: Sequence[str] = ("policy", "calls", "cost", *FIGURES)
 

@@ -32,7 +32,7 @@ READERS: Sequence[tuple[_Question, _Reader]] = (
     (openai_responses.is_response_record, openai_responses.read),
     (openai_chat.is_chat_record, openai_chat.read),
 )
-"""What tells a form by one of its records, and who reads them all."""
+"""The question that recognizes a format by one record, and the reader of all its records."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,7 +40,7 @@ class Transcript:
     """A recorded conversation: *messages* that the Messages API would accept, and their details.
 
     *system*, *tools* and *model* are the request's, where the file has them. *seconds* is the time
-    of a message, *usages* what was billed for a reply and *models* who wrote it, all by message
+    of a message, *usages* the usage of a reply and *models* which model wrote it, all by message
     index, where known.
     *repaired* lists what was broken in the file and is repaired in *messages*, *dropped* how many
     records of which kind were left out.
@@ -192,7 +192,7 @@ def _are_objects(values: object) -> bool:
 
 
 def _recording(records: Sequence[Record], name: str) -> Recording:
-    """What the reader of their format finds in *records*."""
+    """The recording in *records*, by the reader of their format."""
     if not records:
         raise TranscriptError(f"{name} holds no message")
     try:

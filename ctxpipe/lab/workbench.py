@@ -74,7 +74,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """What a pipeline may need besides the messages; a new one for each replay."""
+    """The storage, the files and the clock of one replay."""
 
     clock: Clock = field(default_factory=Clock)
     files: SeenFiles = field(default_factory=SeenFiles)

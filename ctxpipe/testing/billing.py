@@ -1,4 +1,4 @@
-"""What a request costs: tokens of the whole prompt, and the part that is in the prompt cache."""
+"""The usage of a request: tokens of its prompt, and the part that is in the prompt cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP = 128  # documented: OpenAI caches a prompt in steps of so many tokens
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is billed for a prompt: tokens read from the cache, written to it, and neither.
+    """The billed tokens of a prompt: read from the cache, written to it, and neither.
 
     *written_for_hour* are those of the written ones that are kept for an hour.
     """
@@ -106,7 +106,7 @@ class Meter:
         return Prompt(chain[1:], sums, marks, self.bill(sums[-1]))
 
     def bill(self, raw_tokens: int) -> int:
-        """What is billed for *raw_tokens*."""
+        """The billed tokens for *raw_tokens*."""
         return math.ceil(raw_tokens * self.model.billing_factor)
 
     def output_tokens(self, blocks: Sequence[JsonObject]) -> int:

@@ -1,4 +1,4 @@
-"""What OpenAI's chat completions refuse, in their own words as far as they are known.
+"""The rules of OpenAI's chat completions, with their error messages as far as they are known.
 
 Written, as `rules`, from documented and observed behaviour, without the rest of ctxpipe. What
 neither mentions is accepted, above all keys and parts that are not named here.
@@ -150,7 +150,7 @@ def _short(where: str) -> str:
 
 
 def part_problems(where: str, part: Any, allowed: Collection[str] | None) -> Problems:
-    """What is wrong with a *part* of a content, of which *allowed* are the types; None: all are."""
+    """The errors of a *part* of a content, of which *allowed* are the types; None: all are."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict):
         yield wrong_type(where, "an object", part)

@@ -1,4 +1,4 @@
-"""Which sentences of the contract hold for which storage."""
+"""The contract of a storage, by the protocols that it implements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a storage promises of sessions that are deleted, also while somebody holds them."""
+"""The contract for sessions that are deleted, also while other processes hold them."""
 
 from __future__ import annotations
 

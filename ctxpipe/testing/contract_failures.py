@@ -1,4 +1,4 @@
-"""What a storage promises when its backend fails, and when it hides secrets."""
+"""The contract for backends that fail, for secrets, and for sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every `JournalStorage` promises."""
+"""The contract of a `JournalStorage`."""
 
 from __future__ import annotations
 

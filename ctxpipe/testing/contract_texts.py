@@ -1,4 +1,4 @@
-"""What every `TextWriter`, `TextReader` and `Archive` promises."""
+"""The contract of a `TextWriter`, a `TextReader` and an `Archive`."""
 
 from __future__ import annotations
 

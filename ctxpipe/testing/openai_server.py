@@ -58,7 +58,7 @@ class OpenAIServer(ScriptedServer):
 
     @property
     def base_url(self) -> str:
-        """What to give the SDK as ``base_url``."""
+        """The ``base_url`` for the SDK."""
         return f"{self.url}/v1"
 
     def _endpoints(self) -> Mapping[str, Endpoint]:

@@ -1,4 +1,4 @@
-"""What a script may answer, and how it goes over the wire: a JSON body, or server-sent events."""
+"""Replies of a script, and their form on the wire: a JSON body, or server-sent events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why the model stopped."""
+        """The ``stop_reason`` on the wire."""
         if self.stop_reason is not None:
             return self.stop_reason
         if any(block["type"] == "tool_use" for block in self.blocks):
@@ -75,7 +75,7 @@ class Hang:
 
 
 Reply: TypeAlias = Answer | Failure | Cut | Hang | str
-"""What a script answers; plain text stands for an `answer` with that text."""
+"""A reply of a script; plain text is an `answer` with that text."""
 
 
 # Blocks -------------------------------------------------------------------------------------------

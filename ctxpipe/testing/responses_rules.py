@@ -1,4 +1,4 @@
-"""What OpenAI's responses API refuses, in its own words as far as they are known.
+"""The rules of OpenAI's responses API, with its error messages as far as they are known.
 
 Written, as `rules`, from documented and observed behaviour, without the rest of ctxpipe. What
 neither mentions is accepted, above all items of an unknown type.

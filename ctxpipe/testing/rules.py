@@ -1,4 +1,4 @@
-"""What the Messages API refuses, in its own words as far as they are known.
+"""The rules of the Messages API, with its error messages as far as they are known.
 
 Written from the API's documented and observed behaviour, on purpose without the rest of ctxpipe: a
 mistake in ctxpipe's own checks must not hide itself here. A rule yields the messages of the errors;

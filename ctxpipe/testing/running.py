@@ -68,7 +68,7 @@ class Running:
 
 
 def application(endpoints: Mapping[str, Endpoint]) -> Starlette:
-    """What answers requests to *endpoints* (POST)."""
+    """The ASGI application with *endpoints* (POST)."""
     routes: list[Route] = []
     for path, endpoint in endpoints.items():
         routes.append(Route(path, _ignore_disconnect(endpoint), methods=["POST"]))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
-"""What the model does: replies in order, or a function from the request's body to the reply.
+"""The model: replies in order, or a function from the request's body to the reply.
 
 The function may be async.
 """
@@ -71,7 +71,7 @@ class Received:
 
 @dataclass(slots=True)
 class ScriptedServer(ABC):
-    """What every scripted API does; a provider's server says which paths and rules it has.
+    """A scripted API; a subclass for each provider has its paths and rules.
 
     It runs in the caller's event loop on a free port of 127.0.0.1, and ends with every connection
     when the block ends. Each request is checked by the API's rules and answered 400 when it breaks
@@ -108,7 +108,7 @@ class ScriptedServer(ABC):
 
     @abstractmethod
     def _endpoints(self) -> Mapping[str, Endpoint]:
-        """What answers at each path."""
+        """The endpoint of each path."""
         ...
 
     @abstractmethod
@@ -118,7 +118,7 @@ class ScriptedServer(ABC):
 
     @abstractmethod
     def _problems(self, received: Received) -> Iterator[str]:
-        """What the API would refuse; the request is counted where nothing is.
+        """The errors of the request; where there are none, it is counted.
 
         Runs in a worker thread.
         """
@@ -332,7 +332,7 @@ def is_stream(received: Received) -> bool:
 
 
 async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """What *work* returns, unless the client disconnects first: then *work* is cancelled."""
+    """The result of *work*, which is cancelled when the client disconnects."""
     from starlette.responses import Response as EmptyResponse
 
     response: Response = EmptyResponse()

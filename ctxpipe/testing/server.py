@@ -41,7 +41,7 @@ class MessagesServer(ScriptedServer):
 
     @property
     def calls(self) -> int:
-        """How many messages were asked for, refused ones included."""
+        """The number of messages that were asked for, refused ones included."""
         return [request.path for request in self.requests].count("/v1/messages")
 
     # Requests -------------------------------------------------------------------------------------

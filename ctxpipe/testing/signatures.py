@@ -53,7 +53,7 @@ class _Walk:
         return base64.b64encode(sealed.encode()).decode()
 
     def fault(self, block: JsonObject, model: Model) -> Literal["signature", "prefix"] | None:
-        """What is wrong with the thinking block *block* at this place."""
+        """The fault of the thinking block *block* at this place, None where there is none."""
         try:
             sealed = base64.b64decode(_signature(block), validate=True).decode()
             prefix, previous, own = sealed.split(".")

@@ -66,7 +66,7 @@ async def text_or_none(storage: Any, location: str) -> str | None:
 
 
 async def entries_of(journal: Any, session: str, start: int = 0) -> list[str]:
-    """What *journal* has of *session*, from entry *start* on."""
+    """The entries of *session* in *journal*, from number *start* on."""
     return list(await journal.entries(session, start))
 
 

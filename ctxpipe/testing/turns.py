@@ -1,4 +1,4 @@
-"""What the Messages API requires of calls and results, of the client's tools and of its own.
+"""The rules of the Messages API for calls and results, of the client's tools and of its own.
 
 A call of the client's tools is answered in the next message. A tool that the API runs itself is
 called and answered in the assistant's turn, which may be longer than one message: it goes on after

@@ -27,7 +27,7 @@ def test_bills_stay_when_the_whole_history_is_sent_again():
     found.begin([ASKED], "line 1")
     found.add(ASKED)
     found.add(REPLY)
-    found.bill(found.items[1], USAGE, "m-1")
+    found.note_usage(found.items[1], USAGE, "m-1")
     found.begin([ASKED, REPLY, ASKED], "line 2")
     for value in (ASKED, REPLY, ASKED):
         found.add(value)
