@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
-from .._threads.threads import run_to_completion
 from ..errors import SettingsError, StorageError
 from ..settings import FUNCTION, PATH, excerpt
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
@@ -73,22 +72,16 @@ class LocalFiles:
 
         Raises StorageError for whatever is refused.
         """
-        return await run_to_completion(self._read(path, max_bytes))
+        from anyio import to_thread
 
-    async def _read(self, path: str, max_bytes: int) -> FileText:
-        import aiofiles  # here: it takes as long to import as the rest of this package
+        return await to_thread.run_sync(self._read, path, max_bytes)
 
-        real = ""
-
-        def opener(given: str, _flags: int) -> int:
-            nonlocal real
-            real = self._real_path(given)
-            return self._open(real, max_bytes)
-
+    def _read(self, path: str, max_bytes: int) -> FileText:
         try:
-            async with aiofiles.open(path, "rb", opener=opener) as file:
+            real = self._real_path(path)
+            with open(self._open(real, max_bytes), "rb") as file:
                 # One byte more: the file may have grown, or have no size at all.
-                content = await file.read(max_bytes + 1)
+                content = file.read(max_bytes + 1)
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
             reason = getattr(error, "strerror", None) or str(error)

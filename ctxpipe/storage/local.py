@@ -254,16 +254,14 @@ class LocalStorage:
         raise StorageError(errno.ENOENT, message) from first_error
 
     def _possible_keys(self, location: str) -> Iterator[str]:
-        root = os.fspath(self.root)
-        for base in (root, self._folders.real or os.path.realpath(root)):
-            path = os.path.join(base, location)
-            yield from _keys(os.path.normpath(path), base)
-        yield from _keys(os.path.abspath(location), root)
-        # A reference made from a template ends in the key; `check_reference` sees to it.
+        for base in (self.root, self._folders.real or os.path.realpath(self.root)):
+            with suppress(StorageError):
+                path = os.path.join(base, location)
+                yield "/".join(key_parts(os.path.relpath(path, base)))
+        # A path relative to the current folder, or made from a template, ends in the key.
         path = location.replace("\\", "/")
-        ending = PurePosixPath(path).parts[-2:]
         with suppress(StorageError):
-            yield "/".join(key_parts("/".join(ending)))
+            yield "/".join(key_parts("/".join(PurePosixPath(path).parts[-2:])))
 
     def _open(self, key: str, flags: int) -> int:
         folder, name = os.path.split(key)
@@ -465,13 +463,6 @@ async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Argum
 async def _run_locked(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """The same, again while another process holds the lock."""
     return await wait_for_lock(partial(_run_in_thread, function, *arguments))
-
-
-def _keys(path: str, root: str) -> Iterator[str]:
-    """The key of *path*; nothing when it is outside *root*."""
-    key = os.path.relpath(path, root)
-    with suppress(StorageError):
-        yield "/".join(key_parts(key))
 
 
 def _is_record(name: str) -> bool:

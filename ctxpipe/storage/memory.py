@@ -24,7 +24,7 @@ from .generations import (
     tombstone_seconds,
 )
 from .protocol import Page
-from .records import Record, Redact, encode_record, record_stamp, redact_text, storable
+from .records import Record, Redact, encode_record, record_stamp, storable
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -42,7 +42,6 @@ class MemoryStorage:
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
     stored: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _records: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
     _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
     _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -65,8 +64,7 @@ class MemoryStorage:
         for key, text in texts:
             parts = key_parts(key)
             self._check(parts[0])
-            hidden = redact_text(text, self.redact) if self.redact else text
-            prepared.append(("/".join(parts), storable(hidden)))
+            prepared.append(("/".join(parts), storable(text, self.redact)))
         locations: list[str] = []
         for key, text in prepared:
             name = self._place(key, text)
@@ -104,17 +102,18 @@ class MemoryStorage:
         """Keep the session's next numbered record; return its URL. Raises StorageError."""
         folder = self._enter(session_id)
         text = storable("".join(encode_record(record, self.redact, folder)))
-        saved = self._records.setdefault(folder, [])
-        number = len(saved) + 1
+        number = len(self._record_keys(folder)) + 1
         key = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}-{number}.json"
         self.stored[key] = text
-        saved.append(key)
         return url_of(key)
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first."""
-        keys = self._records.get(session_folder(session_id), ())
-        return [url_of(key) for key in keys]
+        return list(map(url_of, self._record_keys(session_folder(session_id))))
+
+    def _record_keys(self, folder: str) -> list[str]:
+        prefix = f"{folder}/"
+        return [key for key in self.stored if key.startswith(prefix) and key.endswith(".json")]
 
     # Journals -------------------------------------------------------------------------------------
 
@@ -201,7 +200,6 @@ class MemoryStorage:
             del self.stored[key]
         for name in [name for name in self._journals if name.split("/")[0] == folder]:
             del self._journals[name]
-        self._records.pop(folder, None)
         self._locks.pop(folder, None)
 
 

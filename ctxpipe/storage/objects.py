@@ -59,7 +59,7 @@ from .generations import (
     tombstone_seconds,
 )
 from .protocol import Page
-from .records import Record, Redact, encode_record, record_stamp, redact_text, storable
+from .records import Record, Redact, encode_record, record_stamp, storable
 from .references import check_reference
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class ObjectStorage:
         raise AssertionError("there are names without end")
 
     def _encode(self, text: str) -> bytes:
-        return storable(redact_text(text, self.redact) if self.redact else text).encode()
+        return storable(text, self.redact).encode()
 
     # Reading --------------------------------------------------------------------------------------
 

@@ -84,8 +84,12 @@ def record_stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def storable(text: str) -> str:
-    """*text* with each lone surrogate, which has no UTF-8 form, written out as an escape."""
+def storable(text: str, redact: Redact | None = None) -> str:
+    """*text* as it may be stored: *redact* is applied to it, and lone surrogates, which have no
+    UTF-8 form, become escapes.
+    """
+    if redact:
+        text = redact_text(text, redact)
     if is_encodable(text):
         return text
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
@@ -102,17 +106,13 @@ def redactor_of(storage: object) -> Redact:
     StorageError when it fails.
     """
     redact = getattr(storage, "redact", None)
-    if redact is None:
-        return str
-    return partial(redact_text, redact=redact)
+    return partial(redact_text, redact=redact) if redact else str
 
 
 def message_redactor_of(storage: object) -> Callable[[Any], Any]:
     """The function that *storage* applies to messages before it writes them."""
     redact = getattr(storage, "redact", None)
-    if redact is None:
-        return lambda message: message
-    return partial(redact_message, redact=redact)
+    return partial(redact_message, redact=redact) if redact else lambda message: message
 
 
 def redact_message(message: object, redact: Redact, levels: int = 2) -> object:

@@ -19,7 +19,6 @@ MODULES = sorted(
     if "__main__" not in module.name
 )
 HEAVY = (
-    "aiofiles",
     "anthropic",
     "ast_grep_py",
     "distributed",
