@@ -221,7 +221,7 @@ class Conversation:
             entered = await self._gate.enter()
             try:
                 with self._memory.generation.running():
-                    await self._ensure_not_deleted()
+                    await self._ensure_not_deleted(in_turn=False)
                     yield
             except SessionDeleted:
                 self._begin_anew()
@@ -229,18 +229,20 @@ class Conversation:
             finally:
                 entered.leave()
 
-    async def _ensure_not_deleted(self, step: Step | None = None) -> None:
+    async def _ensure_not_deleted(self, step: Step | None = None, *, in_turn: bool = True) -> None:
         """Ask the storages of which a journal does not say it. Raises SessionDeleted.
 
         Without a journal, and as long as nothing has left the context, also not in *step*, all of
-        it is the caller's, and nothing can come back.
+        it is the caller's, and nothing can come back: after the first turn, whose answer is what a
+        later deletion is noticed by, no other turn asks.
         """
         timeline = self._memory.timeline
         has_left = timeline.placeholders or (step is not None and step.edits)
         if self.journal is not None:
             is_known = self._memory.is_read
         else:
-            is_known = timeline.is_untouched and not (self._is_owner or has_left)
+            is_own = timeline.is_untouched and not (self._is_owner or has_left)
+            is_known = is_own and in_turn and self.turns > 0
         if is_known:
             return
         for storage in self.storages:
