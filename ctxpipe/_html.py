@@ -20,12 +20,12 @@ def markup(template: str, *values: object) -> Markup:
 
     A value that is `Markup` is put in as it is, and so are several of them in a list.
     """
-    return Markup(template.format(*map(_escaped, values)))
+    return Markup(template.format(*map(_escape, values)))
 
 
-def _escaped(value: object) -> str:
+def _escape(value: object) -> str:
     if isinstance(value, list):
-        return "".join(map(_escaped, value))
+        return "".join(map(_escape, value))
     return value if isinstance(value, Markup) else escape(str(value))
 
 

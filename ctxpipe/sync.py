@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
-    from .conversation.observers import Diagnostics
     from .messages import Message
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
+    from .stages.observers import Diagnostics
     from .stages.reports import Result
     from .storage import JournalStorage
 

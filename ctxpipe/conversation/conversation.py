@@ -27,6 +27,7 @@ from ..messages.identity import says_the_same
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
 from ..stages.compact import Compact
+from ..stages.observers import Diagnostics, Shaped, observers_of
 from ..stages.reports import Result
 from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
@@ -39,7 +40,6 @@ from .commit import commit
 from .gate import Exchanges, Gate, stages_are_asking
 from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
-from .observers import Diagnostics, Shaped, observers_of
 from .open_calls import add_appended
 from .state import PipelineSettings, Request, can_be_about, last_bill, learn_window, model_of
 

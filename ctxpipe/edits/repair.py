@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from .._values import encoding_fault
 from ..messages import (
     CALLS,
     SURROGATE,
@@ -64,7 +65,6 @@ from ..messages.rules import (
     server_call,
     server_result,
 )
-from ..messages.values import encoding_fault
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 
 UNKNOWN_TOOL = "unknown_tool"

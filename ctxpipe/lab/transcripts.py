@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from .._json import JsonObject
 from .._text import short_repr
+from .._values import SURROGATE, encoding_fault
 from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
-from ..messages.values import SURROGATE, encoding_fault
 from . import claude_code, codex, openai_chat, openai_responses, opencode
 from .json_files import FORMATS, decode, json_records, message_records
 from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation

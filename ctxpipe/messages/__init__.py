@@ -1,21 +1,13 @@
-"""Anthropic's messages: their vocabulary, what is done at the door, and the API's rules.
+"""Anthropic's messages: their vocabulary, their form, and the API's rules.
 
-What the words mean: `vocabulary` has the types and the questions that anybody may ask of a message,
-`values` what can be inside one and how it is encoded.
-
-At the door: `shape` refuses what is no history, `identity` makes plain dicts of the SDK's objects
-and says which messages are the same, `bulk` which are too many to be read on an event loop.
-
-`facts` says what one message is, read once; `columns` holds the facts of a context, with prefix
-sums. `rules` is the one table of what the API refuses, and the check of it.
+`vocabulary` has the types, and the questions that a stage may ask of a message. `shape` refuses
+what is no history; `identity` makes plain dicts of the SDK's objects, and says which messages are
+the same. `facts` says what one message is, read once; `columns` has sums over the facts of a
+context. `rules` is the one table of what the API refuses, and the check of it.
 """
 
-from .bulk import is_bulky
-from .columns import Columns
-from .facts import is_blank
-from .rules import MAX_CACHE_MARKS, RULES, Problem, Rule, cache_marks, check
-from .shape import ensure_messages
-from .values import (
+from .._threads.bulk import is_bulky
+from .._values import (
     MAX_DEPTH,
     SURROGATE,
     as_dict,
@@ -30,6 +22,10 @@ from .values import (
     wire_value,
     without_surrogates,
 )
+from .columns import Columns
+from .facts import is_blank
+from .rules import MAX_CACHE_MARKS, RULES, Problem, Rule, cache_marks, check
+from .shape import ensure_messages
 from .vocabulary import (
     CALLS,
     MEDIA,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from .bulk import MAPPINGS
-from .values import SURROGATE, encoding_fault
+from .._threads.bulk import MAPPINGS
+from .._values import SURROGATE, encoding_fault
 from .vocabulary import CALLS, ROLES, SERVER_CALLS, THINKING, Block, Message, blocks, field, kind
 
 _MESSAGE_KEYS = frozenset({"role", "content"})

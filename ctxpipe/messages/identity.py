@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any, cast
 
+from .._values import as_dict, canonical_json, canonical_pieces, is_equal
 from ..errors import InvalidHistory
-from .values import as_dict, canonical_json, canonical_pieces, is_equal
 from .vocabulary import Block, Message, as_blocks, blocks, field
 
 MARK = "cache_control"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .._text import one_line
+from .._threads.bulk import MAPPINGS
 from ..errors import InvalidHistory
-from .bulk import MAPPINGS
 from .vocabulary import ROLES, SPOKEN, Block, field, kind
 
 _KEYS = frozenset({"role", "content"})

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from .bulk import MAPPINGS
-from .values import as_dict, deep_copy, is_equal
+from .._threads.bulk import MAPPINGS
+from .._values import as_dict, deep_copy, is_equal
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam as Message

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .._logs import logger
 from .._threads.threads import in_thread
-from ..conversation.observers import Observer, Shaped
 from ..conversation.state import PipelineSettings
 from ..errors import SettingsError
 from ..messages import Message
 from ..providers.prices import Prices, prices_of
+from ..stages.observers import Observer, Shaped
 from .diagnostics import CacheDiagnostics
 from .misses import CacheMiss, Cause, Tally, as_bill, most_tokens_first
 from .prompts import Sent

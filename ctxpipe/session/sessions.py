@@ -10,8 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from .._threads.bulk import weight
 from ..errors import SettingsError
-from ..messages.bulk import weight
 from ..settings import SESSION_ID, SIZE
 from ..storage.protocol import JOURNAL_STORAGE
 from .session import Session, conversation_of

@@ -65,7 +65,7 @@ class Collapse:
     Raises SettingsError for settings that are invalid.
     """
 
-    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.conversation.signals:Watch",)
+    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.stages.signals:Watch",)
 
     storage: TextWriter
     prices: Prices = field(default_factory=Prices.relative)

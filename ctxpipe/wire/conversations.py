@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import anyio
 
+from .._threads.bulk import weight
 from ..errors import CtxpipeError, SettingsError
 from ..messages import CALLS, THINKING, as_blocks, kind
 from ..messages import field as read
-from ..messages.bulk import weight
 from ..messages.identity import digest, says_the_same
 from ..pipeline import ContextPipeline
 from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id

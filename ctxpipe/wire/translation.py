@@ -16,8 +16,8 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from .._json import JsonDict, JsonObject
+from .._values import canonical_json
 from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind
-from ..messages.values import canonical_json
 from .codec import Codec, Item, MessagesCodec, Reading, Unit, head_blocks, make_units, opening_unit
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeGuard, cast
 
 from .._json import JsonDict, JsonObject
+from .._values import canonical_json
 from ..errors import InvalidHistory
 from ..messages import (
     as_dict,
@@ -19,7 +20,6 @@ from ..messages import (
     rebuilt,
     without_surrogates,
 )
-from ..messages.values import canonical_json
 
 __all__ = [
     "MARKS",

@@ -161,7 +161,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("".join(lines), "utf-8")
     (folder / ".ctxpipe").mkdir()
     (folder / "mine.toml").write_text(
-        next(block.code for block in RUN if block.kind == "toml"), "utf-8"
+        next(block.code for block in RUN if "[[stage]]" in block.code), "utf-8"
     )
     return folder
 

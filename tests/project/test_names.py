@@ -22,11 +22,13 @@ OTHER_WORDS = {"embed", "exceed", "feed", "indeed", "need", "proceed", "sed", "s
 NOUN = "says which kind of thing the noun after it is"
 API = "the API's own word"
 STATE = "a property or question that is public: a reader asks it of the object before the dot"
+EVENT = "an event, of which an observer is told"
 RESULT = "public, and reads as one phrase with what is before or after it"
 REASONS = {
     "_redacted_thinking": API,
     "acknowledged_count": NOUN,
     "appended": STATE,
+    "billed": EVENT,
     "cached": STATE,
     "cached_tokens": API,
     "changed": STATE,
@@ -41,11 +43,13 @@ REASONS = {
     "quoted_file_names": NOUN,
     "reached": STATE,
     "redacted_thinking": API,
-    "refused": STATE,
+    "refused": EVENT,
     "restored_message": NOUN,
     "restored_path": NOUN,
     "restored_text": NOUN,
     "saved": STATE,
+    "sent": EVENT,
+    "shaped": EVENT,
     "stored_text": NOUN,
     "touched_paths": NOUN,
     "unanswered_calls": NOUN,

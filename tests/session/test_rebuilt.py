@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from seeded import Talk
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe._values import is_encodable
 from ctxpipe.edits.offload import placeholder_file, text_of
 from ctxpipe.messages import Message, as_blocks, as_dict, blocks, tool_results
 from ctxpipe.messages.identity import says_the_same
-from ctxpipe.messages.values import is_encodable
 from ctxpipe.stages.gates import RatioGate
 
 

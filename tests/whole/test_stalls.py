@@ -22,15 +22,14 @@ from ctxpipe import (
     TrimReadBacks,
     activity,
 )
-from ctxpipe._threads import pieces
+from ctxpipe import _values as values
+from ctxpipe._threads import bulk, pieces
 from ctxpipe.conversation import repair, stages
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import (
-    bulk,
     compact_json,
     is_bulky,
     is_encodable,
-    values,
     without_surrogates,
 )
 

@@ -33,6 +33,7 @@ from ctxpipe import (
     RatioGate,
     SmartTruncate,
 )
+from ctxpipe._values import encoding_fault
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import (
     MAX_DEPTH,
@@ -44,7 +45,6 @@ from ctxpipe.messages import (
     rebuilt,
     strings,
 )
-from ctxpipe.messages.values import encoding_fault
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import Summary

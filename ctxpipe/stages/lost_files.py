@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import Semaphore, create_task_group
 
@@ -15,7 +15,9 @@ from ..errors import StorageError
 from ..placeholders.notes import note_of
 from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch
 from ..storage import TextReader, TextWriter
-from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from ..conversation.timeline import Timeline
 
 _AT_ONCE = 16
 

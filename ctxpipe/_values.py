@@ -19,9 +19,9 @@ from datetime import date
 from itertools import repeat
 from typing import Any, cast
 
-from .._threads.pieces import join, pieces
-from ..errors import InvalidHistory
-from .bulk import MAPPINGS, is_heavier
+from ._threads.bulk import MAPPINGS, is_heavier
+from ._threads.pieces import join, pieces
+from .errors import InvalidHistory
 
 SURROGATE = "a lone surrogate"
 MAX_DEPTH = 1_000

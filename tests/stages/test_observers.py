@@ -10,9 +10,9 @@ from models import MODEL
 from processes import new_python
 
 from ctxpipe import ContextPipeline
-from ctxpipe.conversation.observers import Observer, Shaped
 from ctxpipe.messages import Message
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.observers import Observer, Shaped
 from ctxpipe.stages.protocol import Turn
 
 

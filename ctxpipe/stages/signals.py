@@ -6,15 +6,18 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .._threads.pieces import overlapping_pieces
 from .._threads.threads import in_thread_if
 from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..placeholders.names import session_folder
 from ..placeholders.notes import find_imitations, note_of
-from ..stages.reports import Collapsed, Outcome
 from .observers import Observer, Shaped, Signals
-from .state import PipelineSettings
+from .reports import Collapsed, Outcome
+
+if TYPE_CHECKING:
+    from ..conversation.state import PipelineSettings
 
 MOST_READ_BACK = 15.0
 """Steps read back per 100 calls; on recorded sessions there are five to seven."""

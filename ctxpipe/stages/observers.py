@@ -12,11 +12,11 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ..messages import Message
-from ..stages.reports import Result
-from .state import PipelineSettings, Request
-from .timeline import Step, Timeline
+from .reports import Result
 
 if TYPE_CHECKING:
+    from ..conversation.state import PipelineSettings, Request
+    from ..conversation.timeline import Step, Timeline
     from ..prompt_cache import CacheMiss, Tally
 
 DEFAULT_OBSERVERS = ("ctxpipe.prompt_cache.watch:CacheWatch",)
