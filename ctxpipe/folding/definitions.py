@@ -384,6 +384,12 @@ def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
     return None
 
 
+# Grammars wrap a name in what is said about it: in C a function's name is inside as many
+# declarators as its type has parts, in JavaScript at the end of a path, in Haskell between its
+# arguments. So the walk goes from the field of the name inwards, a step of the table at a time,
+# until a node of another kind is left. It gives up where the name is computed (`a[i]`), where one
+# statement binds several names, and where *through* asks for a declarator that was not on the way:
+# only that tells the declaration of a function from that of a variable.
 def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
     declarator = ""
     kind = node.kind()

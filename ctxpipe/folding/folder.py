@@ -126,7 +126,7 @@ def _memo() -> Memo[Key, Definitions]:
 
 
 def _keys(files: Files) -> list[Key | None]:
-    """What the definitions of each file are remembered under: its language and its text."""
+    """Cache keys: (language, digest of the text) of each file; None in an unknown language."""
     keys: list[Key | None] = []
     for path, text in files:
         language = language_of(path)

@@ -28,9 +28,9 @@ TOLERANCE = 0.01
 
 @dataclass(slots=True)
 class _Entry(Entry):
-    """A prefix as written by request number *writer*.
+    """A cached prefix, written by request number *writer*.
 
-    *answered* is the event after which others can read it; infinite while no answer is known.
+    *answered* is the event after which other requests can read it; infinite before the response.
     """
 
     writer: int
@@ -285,6 +285,13 @@ class CacheDiagnostics:
 
     # The verdict ----------------------------------------------------------------------------------
 
+    # The usage says how many tokens were read, and no more. So three numbers are compared: the
+    # tokens that would have been read if nothing had gone wrong (*expected*: up to the last block
+    # that the request before had, too), those that the published rules allow (*predicted*: the
+    # longest cached prefix that no obstacle hides), and those that were read. What is between the
+    # last two is unexplained; what is between the first two has a cause, and the causes are asked
+    # in the order in which each alone would have cost the tokens.
+
     def _judge(self, request: _Request, bill: Bill) -> list[CacheMiss]:
         """What *request* should have read from the cache, and has not."""
         before = request.before
@@ -321,10 +328,7 @@ class CacheDiagnostics:
     def _deeper_entries(
         self, request: _Request, prompt: Prompt, bill: Bill
     ) -> list[tuple[int, Difference | None]]:
-        """The prefixes longer than what was read: tokens, and why they could not be.
-
-        The longest are first.
-        """
+        """Cached prefixes longer than the hit, with the reason each was not used; longest first."""
         sized: list[tuple[int, Difference | None]] = []
         for entry in self._matching(prompt):
             tokens = self._size(entry, prompt, bill)

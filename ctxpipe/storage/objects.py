@@ -1,7 +1,7 @@
 """Texts and records in an object store: S3, GCS, Azure, a folder, or memory, over obstore.
 
 ```text
-<session>/texts/<key>            a text
+<session>/texts/<key>            a text, after a line with its SHA-256
 <session>/records/<name>.json    an archive
 <session>/used                   when the session was used last, and what it is called
 =deleted/<digest>                that a session was deleted
@@ -162,24 +162,27 @@ class ObjectStorage:
         raise AssertionError("there are names without end")
 
     def _encode(self, text: str) -> bytes:
-        return storable(text, self.redact).encode()
+        content = storable(text, self.redact).encode()
+        return f"{hashlib.sha256(content).hexdigest()}\n".encode() + content
 
     # Reading --------------------------------------------------------------------------------------
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.
 
-        Raises StorageError when there is no such text, SettingsError for a negative number.
+        Raises StorageError when there is no such text, and when it was changed; SettingsError for a
+        negative number.
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
             content = await self._get(_text_path(key))
-            if content is None and key.endswith(".json"):
-                content = await self._get(_record_path(key))
             if content is not None:
-                text = await in_thread_if(len(content) > _LONG, content.decode, "utf-8", "replace")
+                text = await in_thread_if(len(content) > _LONG, _decode, location, content)
                 return Page.of(text, offset, limit)
+            record = await self._get(_record_path(key)) if key.endswith(".json") else None
+            if record is not None:
+                return Page.of(record.decode("utf-8", "replace"), offset, limit)
         raise StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")
 
     async def missing(self, locations: Sequence[str], /) -> list[str]:
@@ -509,3 +512,11 @@ def _owner(path: str) -> str | None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _decode(location: str, content: bytes) -> str:
+    """The text in *content*. Raises StorageError unless it is what was written."""
+    digest, _, text = content.partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != digest:
+        raise StorageError(errno.EILSEQ, f"{location} was changed")
+    return text.decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import os
 import time
 from collections import Counter
@@ -476,6 +477,19 @@ async def test_the_model_is_told_when_a_text_is_gone():
     result: Any = await reading.result(call)
 
     assert result["is_error"]
+
+
+@pytest.mark.parametrize("content", [b"", b"another text", b"0" * 64 + b"\nanother text"])
+async def test_a_text_that_was_changed_is_an_error_and_no_wrong_text(content: bytes):
+    storage = memory()
+    await storage.write([("s/a.md", LONG)])
+    [path] = [path for path in await paths(storage.store) if "/texts/" in path]
+    await storage.store.put_async(path, content)
+
+    with pytest.raises(StorageError, match="was changed") as changed:
+        await storage.read("s/a.md")
+
+    assert changed.value.errno == errno.EILSEQ
 
 
 async def test_while_a_store_answers_503_results_stay_in_the_context_and_leave_later():
