@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from .._logs import logger
 from .._threads.threads import in_thread
@@ -90,14 +91,19 @@ class CacheWatch(Observer):
         misses, self._unreported = self._unreported, []
         for miss in misses:
             is_new = miss.cause not in self._tallies
-            prices = self._prices_for(miss)
-            tally = self._tallies.setdefault(miss.cause, Tally(miss.cause))
-            tally.add(miss, None if prices is None else miss.cost(prices))
+            sentence = f"prompt cache: {miss.sentence(self._count(miss, self._tallies))}"
             if is_new and miss.cause.is_avoidable:
-                sentences.append(f"prompt cache: {miss.sentence(prices)}")
+                sentences.append(sentence)
             elif is_new:
-                logger.info("prompt cache: %s", miss.sentence(prices))
+                logger.info("%s", sentence)
         return sentences
+
+    def _count(self, miss: CacheMiss, tallies: dict[Cause, Tally]) -> Prices | None:
+        """Add *miss* to *tallies*; the prices that it is counted by."""
+        prices = self._prices_for(miss)
+        tally = tallies.setdefault(miss.cause, Tally(miss.cause))
+        tally.add(miss, None if prices is None else miss.cost(prices))
+        return prices
 
     def _prices_for(self, miss: CacheMiss) -> Prices | None:
         return self.settings.prices or self._listed.get(miss.model)
@@ -106,14 +112,9 @@ class CacheWatch(Observer):
         return {"cache_misses": tuple(self.misses), "cache_tally": self._all_tallies()}
 
     def _all_tallies(self) -> list[Tally]:
-        tallies = {
-            cause: Tally(cause, tally.misses, tally.tokens, tally.cost, tally.detail)
-            for cause, tally in self._tallies.items()
-        }
+        tallies = {cause: replace(tally) for cause, tally in self._tallies.items()}
         for miss in self._unreported:
-            prices = self._prices_for(miss)
-            tally = tallies.setdefault(miss.cause, Tally(miss.cause))
-            tally.add(miss, None if prices is None else miss.cost(prices))
+            self._count(miss, tallies)
         return most_tokens_first(tallies.values())
 
 

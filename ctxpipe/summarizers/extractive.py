@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .._text import short_repr
 from .._threads.threads import in_thread
@@ -52,6 +53,9 @@ _ERROR_LINE = re.compile(
 )
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
+Answered: TypeAlias = tuple[ToolCall, object]
+"""A call and its result; None where there is none."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExtractiveSummarizer:
@@ -77,6 +81,8 @@ class ExtractiveSummarizer:
 
     def summarize(self, messages: Sequence[Message]) -> str:
         """The summary's text."""
+        results = results_by_id(messages)
+        calls = [(call, results.get(call.id)) for call in tool_calls(messages)]
         goals = _decisions(messages)
         files = [_ELSEWHERE]
         if not self.brief:
@@ -85,9 +91,9 @@ class ExtractiveSummarizer:
         new = {
             GOALS: goals,
             FILES: files,
-            CALLS: _calls(messages),
-            STATUS: _status(messages),
-            ERRORS: _errors(messages),
+            CALLS: _calls(calls),
+            STATUS: _status(messages, calls),
+            ERRORS: _errors(calls),
         }
         old = _earlier_items(messages)
         if new[STATUS]:
@@ -101,13 +107,9 @@ class ExtractiveSummarizer:
 
 
 def _section(name: str, items: Iterable[str], max_chars: int) -> str:
-    requests: list[str] = []
-    others: list[str] = []
-    for item in dict.fromkeys(items):
-        if item.startswith(_USER):
-            requests.append(item)
-        else:
-            others.append(item)
+    distinct = list(dict.fromkeys(items))
+    requests = [item for item in distinct if item.startswith(_USER)]
+    others = [item for item in distinct if not item.startswith(_USER)]
     kept = _fit(requests, max_chars * 2 // 3, keep_first=True)
     kept += _fit(others, max_chars - sum(map(len, kept)))
     if not kept:
@@ -150,59 +152,35 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _files(messages: Sequence[Message]) -> list[str]:
-    files: list[str] = []
-    for path, is_written in touched_paths(messages).items():
-        verb = "read or named"
-        if is_written:
-            verb = "wrote"
-        files.append(f"{verb} {path}")
-    return files
+    files = touched_paths(messages).items()
+    return [f"{'wrote' if is_written else 'read or named'} {path}" for path, is_written in files]
 
 
-def _calls(messages: Sequence[Message]) -> list[str]:
-    results = results_by_id(messages)
-    calls = list(tool_calls(messages))
-    lines: list[str] = []
-    for call in calls:
-        if is_about_file(call):
-            continue  # files have their own section
-        lines.append(_outcome(call, results.get(call.id)))
+def _calls(calls: Sequence[Answered]) -> list[str]:
+    # Files have their own section.
+    lines = [_outcome(call, result) for call, result in calls if not is_about_file(call)]
     if calls:
-        most = Counter(call.name for call in calls).most_common(12)
+        most = Counter(call.name for call, _ in calls).most_common(12)
         lines.append(_COUNTS + ", ".join([f"{name} ×{times}" for name, times in most]))
     return lines
 
 
 def _outcome(call: ToolCall, result: object) -> str:
-    outcome = "ok"
-    if is_failure(result):
-        outcome = "failed"
-    text = f"{_action(call)} → {outcome}"
+    text = f"{_action(call)} → {'failed' if is_failure(result) else 'ok'}"
     lines = _nonblank_lines(result_text(result))
     if lines:
         text += f": {_line(lines[-1], 120)}"
     return text
 
 
-def _errors(messages: Sequence[Message]) -> list[str]:
-    results = results_by_id(messages)
-    calls = list(tool_calls(messages))
-    still_fails: dict[str, bool] = {}
-    for call in calls:
-        result = results.get(call.id)
-        action = _action(call)
-        still_fails[action] = is_failure(result)
+def _errors(calls: Sequence[Answered]) -> list[str]:
+    still_fails = {_action(call): is_failure(result) for call, result in calls}
     errors: list[str] = []
-    for call in calls:
-        result = results.get(call.id)
-        if not is_failure(result):
-            continue
-        action = _action(call)
-        error = _error_line(result_text(result))
-        state = "worked later"
-        if still_fails[action]:
-            state = "still failing"
-        errors.append(f"{action}: {error} ({state})")
+    for call, result in calls:
+        if is_failure(result):
+            action = _action(call)
+            state = "still failing" if still_fails[action] else "worked later"
+            errors.append(f"{action}: {_error_line(result_text(result))} ({state})")
     return errors
 
 
@@ -216,19 +194,14 @@ def _nonblank_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _status(messages: Sequence[Message]) -> list[str]:
-    results = results_by_id(messages)
-    calls = list(tool_calls(messages))
+def _status(messages: Sequence[Message], calls: Sequence[Answered]) -> list[str]:
     lines: list[str] = []
-    plans = [call.input for call in calls if PLAN_NAME.search(call.name) and call.input]
+    plans = [call.input for call, _ in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:
         plan = _line(compact_json(plans[-1]), 600)
         lines.append(f"the plan, as last noted: {plan}")
-    for call in calls[-6:]:
-        result = results.get(call.id)
-        outcome = "done"
-        if is_failure(result):
-            outcome = "failed"
+    for call, result in calls[-6:]:
+        outcome = "failed" if is_failure(result) else "done"
         lines.append(f"recently done: {_action(call)}: {outcome}")
     replies = [text for text in _assistant_texts(messages) if text.strip()]
     if replies:
