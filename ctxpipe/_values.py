@@ -366,7 +366,12 @@ def deep_copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except (RecursionError, TypeError, copy.Error):
-        return rebuilt(value, lambda item: item)
+        return unshared(value)
+
+
+def unshared(value: Any) -> Any:
+    """*value* in new lists and dicts, with the very same texts, however long."""
+    return rebuilt(value, lambda item: item)
 
 
 def is_equal(one: object, other: object) -> bool:
@@ -375,3 +380,41 @@ def is_equal(one: object, other: object) -> bool:
         return bool(one == other)
     except RecursionError:
         return as_json(one) == as_json(other)
+
+
+# Texts by their places ----------------------------------------------------------------------------
+
+
+def find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
+    """Where in *value* the texts are that *locations* names, and where each is."""
+    pending: list[tuple[Any, list[Any]]] = [(value, [])]
+    while pending:
+        item, place = pending.pop()
+        if isinstance(item, str):
+            if item in locations and is_encodable(item):
+                yield place, locations[item]
+        elif isinstance(item, Mapping):
+            for key, held in item.items():
+                if isinstance(key, str):  # JSON makes other keys into texts
+                    pending.append((held, [*place, key]))
+        elif isinstance(item, list | tuple):
+            for index, held in enumerate(item):
+                pending.append((held, [*place, index]))
+
+
+def value_at(value: Any, place: Sequence[Any]) -> Any:
+    """What is at *place* in *value*; None when there is no such place."""
+    try:
+        for part in place:
+            value = value[part]
+    except (LookupError, TypeError):
+        return None
+    return value
+
+
+def replace_text(value: Any, place: Sequence[Any], text: str) -> bool:
+    """Replace the text at *place* in *value* by *text*; False when there is no text."""
+    if not isinstance(value_at(value, place), str):
+        return False
+    value_at(value, place[:-1])[place[-1]] = text
+    return True

@@ -31,6 +31,7 @@ from ..stages.observers import Diagnostics, Shaped, observers_of
 from ..stages.reports import Result
 from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
+from ..storage.sealed import KEYS, as_keys
 from ..storage.waiting import lock_deadline
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens, check_usage, has_usage
@@ -38,7 +39,6 @@ from . import walk
 from .align import align
 from .commit import commit
 from .gate import Exchanges, Gate, stages_are_asking
-from .journal import KEYS, as_keys
 from .memory import DELETED, Memory
 from .open_calls import add_appended
 from .state import PipelineSettings, Request, can_be_about, last_bill, learn_window, model_of

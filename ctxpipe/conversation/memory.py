@@ -21,7 +21,7 @@ from ..stages.lost_files import write_lost_files
 from ..storage import JournalStorage, TextReader
 from ..storage.generations import Generation
 from ..storage.protocol import texts_of
-from .journal import DAMAGED, Entry, Journal, chain
+from ..storage.sealed import DAMAGED, Entry, Journal, chain
 from .packing import Packing, Replay
 from .state import State
 from .timeline import Step, Timeline

@@ -6,22 +6,23 @@ import asyncio
 import errno
 import hmac
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from .._threads.pieces import pieces
 from .._threads.threads import in_thread_if
+from .._values import find_texts, replace_text, unshared, value_at
 from ..edits.diff import Edit
 from ..errors import StorageError, storage_errors
-from ..messages import Message, ensure_messages, is_encodable, rebuilt, strings
+from ..messages import Message, ensure_messages, strings
 from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..placeholders.names import session_folder
 from ..storage import JournalStorage
 from ..storage.protocol import texts_of
 from ..storage.records import redact_except_folder, redact_message
-from .journal import Entry
+from ..storage.sealed import Entry
 from .timeline import Step, Timeline
 
 _DIGEST = 16  # bytes
@@ -152,7 +153,7 @@ class Packing:
                 texts = strings(message)
                 if locations.keys().isdisjoint(texts):
                     continue
-                packed = rebuilt(messages[index], _as_it_is)  # shares the texts, however long
+                packed = unshared(messages[index])  # shares the texts, however long
                 messages[index] = packed
                 files[index] = self._move_texts(message, packed, locations)
                 digests[index] = self._digest(message)
@@ -188,11 +189,11 @@ class Packing:
     def _move_texts(self, raw: Any, packed: Any, locations: Mapping[str, str]) -> list[Any]:
         """Empty the texts of *packed* that *locations* has for *raw*; where each of them is."""
         files: list[Any] = []
-        for place, where in _find_texts(raw, locations):
-            text = _value_at(packed, place)
+        for place, where in find_texts(raw, locations):
+            text = value_at(packed, place)
             if not isinstance(text, str):
                 continue
-            if _replace_text(packed, place, ""):
+            if replace_text(packed, place, ""):
                 files.append([place, where, self._text_digest(text)])
         return files
 
@@ -251,9 +252,9 @@ class Packing:
         for index, files in sorted(replay.files.items()):
             # A message that the caller has is whole already.
             message = raw[index]
-            missing = [file for file in files if _value_at(message, file[0]) == ""]
+            missing = [file for file in files if value_at(message, file[0]) == ""]
             if missing:
-                raw[index] = rebuilt(message, _as_it_is)
+                raw[index] = unshared(message)
             for place, where, digest in missing:
                 reference = (index, place, where, digest)
                 references.append(reference)
@@ -272,7 +273,7 @@ class Packing:
                     continue
                 if isinstance(text, BaseException):
                     raise text
-                _replace_text(raw[index], place, text)
+                replace_text(raw[index], place, text)
         return raw, lost
 
     async def _read(self, where: str, digest: str) -> str:
@@ -309,10 +310,10 @@ def _fill_texts(
         return turn
     messages = list(turn["messages"])
     for number, moved in files.items():
-        messages[int(number)] = rebuilt(messages[int(number)], _as_it_is)
+        messages[int(number)] = unshared(messages[int(number)])
         for place, _, digest in moved:
             if digest in texts:
-                _replace_text(messages[int(number)], place, texts[digest])
+                replace_text(messages[int(number)], place, texts[digest])
     return {**turn, "messages": messages}
 
 
@@ -351,45 +352,3 @@ def _unpack(
     for message, digest in zip(packed, digests, strict=True):
         messages.append(known.get(digest, message))
     return messages
-
-
-# Texts that are in files ------------------------------------------------------------------------
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
-    """Where in *value* the texts are that *locations* names, and where each is."""
-    pending: list[tuple[Any, list[Any]]] = [(value, [])]
-    while pending:
-        item, place = pending.pop()
-        if isinstance(item, str):
-            if item in locations and is_encodable(item):
-                yield place, locations[item]
-        elif isinstance(item, Mapping):
-            for key, held in item.items():
-                if isinstance(key, str):  # JSON makes other keys into texts
-                    pending.append((held, [*place, key]))
-        elif isinstance(item, list | tuple):
-            for index, held in enumerate(item):
-                pending.append((held, [*place, index]))
-
-
-def _value_at(value: Any, place: Sequence[Any]) -> Any:
-    """What is at *place* in *value*; None when there is no such place."""
-    try:
-        for part in place:
-            value = value[part]
-    except (LookupError, TypeError):
-        return None
-    return value
-
-
-def _replace_text(value: Any, place: Sequence[Any], text: str) -> bool:
-    """Replace the text at *place* in *value* by *text*; False when there is no text."""
-    if not isinstance(_value_at(value, place), str):
-        return False
-    _value_at(value, place[:-1])[place[-1]] = text
-    return True

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from .._logs import logger
+from .._spans import describe, span_of
 from .._threads.threads import in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
@@ -22,13 +19,13 @@ from ..messages import Columns, Problem, check, common_prefix, ensure_messages, 
 from ..messages.rules import mark_problems
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
-from ..stages.reports import Compacted, Offloaded, Outcome, Result, StageReport
+from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
 from .open_calls import newest_reply
 from .state import PipelineSettings, State
 from .timeline import Step
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Tracer
 
 _LEVELS = {
     Outcome.FAILED: logging.WARNING,
@@ -57,7 +54,7 @@ async def ask_stages(
         with span_of(tracer, stage_name(stage), turn.session_id) as span:
             change, report = await _ask_stage(state.settings, stage, stage_turn, tokens, is_plan)
             if span is not None:
-                _describe(span, report)
+                describe(span, report)
             if not is_plan:
                 _emit(state.settings, report)
         reports.append(report)
@@ -242,54 +239,3 @@ def _log(report: StageReport) -> None:
         logger.debug("%s failed with", report.stage, exc_info=report.error)
     elif writing is not None and (writing.files or writing.failed):
         logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)
-
-
-@cache
-def _is_set_by_environment() -> bool:
-    return "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-
-
-def find_tracer() -> Tracer | None:
-    """OpenTelemetry's tracer.
-
-    None as long as no SDK is configured, since even a span that does nothing costs 10 µs.
-    """
-    # Whoever configures an SDK in code has imported the module. To import it here would hold the
-    # event loop for 60 ms and more in the first turn of every program, for nothing.
-    if "opentelemetry.trace" not in sys.modules and not _is_set_by_environment():
-        return None
-    from opentelemetry import trace
-
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return None
-    return trace.get_tracer("ctxpipe")
-
-
-def _describe(span: Span, report: StageReport) -> None:
-    set_token_attributes(span, report)
-    span.set_attribute("ctxpipe.outcome", report.outcome.value)
-    if report.error is not None:
-        span.set_attribute("error.type", type(report.error).__name__)
-
-
-def span_of(
-    tracer: Tracer | None, name: str, session_id: str
-) -> AbstractContextManager[Span | None]:
-    """A span of a turn, or of one stage of it; None without a *tracer*."""
-    if tracer is None:
-        return nullcontext()
-    # The text of an error may quote the conversation: the caller gets it with the error, a trace
-    # must not.
-    return tracer.start_as_current_span(
-        f"ctxpipe.{name}",
-        attributes={"ctxpipe.session_id": session_id},
-        record_exception=False,
-        set_status_on_exception=False,
-    )
-
-
-def set_token_attributes(span: Span, source: StageReport | Result) -> None:
-    """Say in *span* how many tokens there were before and after."""
-    span.set_attribute("ctxpipe.tokens_before", source.tokens_before)
-    span.set_attribute("ctxpipe.tokens_after", source.tokens_after)
-    span.set_attribute("ctxpipe.tokens_saved", source.tokens_saved)

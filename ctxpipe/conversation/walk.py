@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .._logs import logger
+from .._spans import find_tracer, set_token_attributes, span_of
 from .._threads.threads import in_thread, in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import safe_text
@@ -17,7 +18,7 @@ from ..stages.reports import Result
 from .align import align_with_last
 from .finish import finish, messages_to_send
 from .repair import repair_context
-from .stages import ask_stages, find_tracer, set_token_attributes, span_of
+from .stages import ask_stages
 from .state import Overhead, PipelineSettings, Request, State, model_of
 from .timeline import Step
 

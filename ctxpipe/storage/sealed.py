@@ -1,4 +1,4 @@
-"""What a session writes down: numbered entries, each sealed together with the one before it.
+"""The journal of a session: numbered entries, each sealed together with the one before it.
 
 The seal of an entry covers session, number, the seal before it and its text. The first entry whose
 seal is wrong, and all after it, are never used.
@@ -16,8 +16,8 @@ from .._threads.threads import in_thread, in_thread_if
 from ..errors import StorageError, storage_errors
 from ..messages import is_encodable, json_pieces
 from ..settings import Wanted
-from ..storage import JournalStorage
 from ..tokens.ledger import SavedSample
+from .protocol import JournalStorage
 
 FORM = 2
 """The form of an entry. A journal with a newer one is neither read nor written."""
