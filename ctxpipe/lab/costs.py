@@ -74,7 +74,6 @@ class Request:
     purpose: Purpose
     use: CacheUse
     output: float
-    seconds: float | None = None
     marked: CacheUse | None = None
 
 

@@ -60,19 +60,18 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Step:
-    """One call of a replay.
-
-    What was sent, what the pipeline did before it, and what the reply used.
-    """
+    """One *call* of a replay: its *requests*, the call itself last, and the *use* by the reply."""
 
     call: int
-    prompt_tokens: float
-    messages: int
     requests: tuple[Request, ...]
-    reports: tuple[StageReport, ...]
     use: Use
 
     __repr__ = short_repr
+
+    @property
+    def prompt_tokens(self) -> float:
+        """The tokens of the prompt that the reply answers."""
+        return self.requests[-1].use.prompt
 
 
 @dataclass(slots=True)
@@ -180,15 +179,7 @@ class _Run:
         self.past.learn(reply)
         self.bench.files.learn([reply])
         requests = [request for moment in moments for request in moment.requests]
-        reports = [report for moment in moments for report in moment.reports]
-        return Step(
-            call=call,
-            prompt_tokens=requests[-1].use.prompt,
-            messages=len(self.context) - 1,
-            requests=tuple(requests),
-            reports=tuple(each for each in reports if each.outcome is not Outcome.SKIPPED),
-            use=use,
-        )
+        return Step(call, tuple(requests), use)
 
     def _append_until(self, at: int) -> None:
         """Add what was said since the last reply to the context, and advance the clock."""
@@ -237,13 +228,13 @@ class _Run:
         if compacted.input_tokens:
             cached = compacted.cached_tokens
             use = CacheUse(cached, 0, compacted.input_tokens - cached)
-            return Request(moment.call, "summary", use, compacted.output_tokens, now)
+            return Request(moment.call, "summary", use, compacted.output_tokens)
         sums = await self._sums(moment.before)
         use, marked = (
             _summary_use(cache.peek(moment.before, sums, now))
             for cache in (self.cache, self.marked_cache)
         )
-        return Request(moment.call, "summary", use, SUMMARY_TOKENS, now, marked)
+        return Request(moment.call, "summary", use, SUMMARY_TOKENS, marked)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
         if self.overhead is None:
@@ -269,7 +260,7 @@ class _Run:
             for cache in (self.cache, self.marked_cache)
         )
         tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
-        moment.requests.append(Request(moment.call, purpose, use, tokens, self._seconds, marked))
+        moment.requests.append(Request(moment.call, purpose, use, tokens, marked))
         moment.reply = [output]
         if self.watch is not None:
             self.watch(moment)

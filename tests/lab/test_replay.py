@@ -35,7 +35,7 @@ from ctxpipe import (
 )
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
-from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
+from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, compact_json, tool_calls, tool_results
@@ -96,7 +96,6 @@ async def test_each_reply_is_one_call_with_all_that_was_said_before_it():
 
     assert seen.contexts == [history[:1], history[:3], history[:5], history[:7]]
     assert [one.call for one in found.steps] == [0, 1, 2, 3]
-    assert [one.messages for one in found.steps] == [1, 3, 5, 7]
 
 
 @settings(max_examples=settings().max_examples // 10)
@@ -134,13 +133,6 @@ async def test_the_same_input_gives_the_same_replay():
 
     assert one.requests == two.requests
     assert one.use == two.use
-
-
-async def test_only_what_stages_did_is_reported():
-    found = await replay(recorded(work(6, long=[0])), offloading(), FREE)
-    told = [(one.call, report.outcome) for one in found.steps for report in one.reports]
-
-    assert told == [(2, Outcome.CHANGED)]
 
 
 # Time ---------------------------------------------------------------------------------------------
@@ -196,11 +188,19 @@ async def test_where_settings_count_the_control_for_stale_thinking_does_so_too(
     _, *history = work(5, long=[0])
     history[4] = assistant(thinking(), tool_use("t2"))
 
+    moments: list[Moment] = []
     found = await replay(
-        recorded([user(LOG), *history]), offloading(2), BY_SETTINGS if counts else FREE
+        recorded([user(LOG), *history]),
+        offloading(2),
+        BY_SETTINGS if counts else FREE,
+        watch=moments.append,
     )
 
-    changed = next(step.call for step in found.steps if step.reports)
+    changed = next(
+        moment.call
+        for moment in moments
+        if any(report.outcome is Outcome.CHANGED for report in moment.reports)
+    )
     assert (found.requests[changed].use.read == 0) == counts
 
 

@@ -13,7 +13,7 @@ PRICES = Prices.relative()
 
 def replayed(*, read: float, fresh: float, use: Use) -> Replay:
     request = Request(0, "reply", CacheUse(read, 0.0, fresh), 0.0)
-    return Replay("t", (Step(0, read + fresh, 1, (request,), (), use),))
+    return Replay("t", (Step(0, (request,), use),))
 
 
 def test_the_cost_is_told_in_that_of_the_baseline():
@@ -49,7 +49,7 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
     def marked(fresh: float, with_marks: float) -> Replay:
         use = CacheUse(0.0, 0.0, fresh)
         request = Request(0, "reply", use, 0.0, marked=CacheUse(0.0, 0.0, with_marks))
-        return Replay("t", (Step(0, fresh, 1, (request,), (), Use()),))
+        return Replay("t", (Step(0, (request,), Use()),))
 
     replays = {"none": marked(1000, 800), "some": marked(900, 200)}
     none, some = figures([replays], PRICES, "none")
