@@ -167,28 +167,20 @@ class Context:
 
     def _count(self, message: Message, sign: int) -> None:
         """Add the atoms and keys of *message*, or with a *sign* of -1 take them away."""
-        for counts, found in (
-            (self._counts, self._index.message(message)),
-            (self._doubted, self._atoms_of_note(message)),
-            (self._keys, self._keys_in(message)),
-        ):
-            for each in found:
-                counts[each] += sign
-
-    def _atoms_of_note(self, message: Message) -> AbstractSet[Atom]:
-        """The atoms of *message* where it is a note, whose lines a stage has chosen."""
-        return frozenset() if note_of(message) is None else self._index.message(message)
-
-    def _keys_in(self, message: Message) -> set[str]:
+        atoms = self._index.message(message)
         keys: set[str] = set()
         for text in message_texts(message):
             keys.update(self._key.findall(text))
         note = note_of(message)
-        if note is None:
-            return keys
-        for number in range(note.first, note.last + 1):
-            keys.add(f"{self._folder}/{PurePosixPath(note.path(number)).name}")
-        return keys
+        if note is not None:  # a stage has chosen its lines
+            for number in range(note.first, note.last + 1):
+                keys.add(f"{self._folder}/{PurePosixPath(note.path(number)).name}")
+            for atom in atoms:
+                self._doubted[atom] += sign
+        for atom in atoms:
+            self._counts[atom] += sign
+        for key in keys:
+            self._keys[key] += sign
 
 
 class Store:
@@ -206,14 +198,11 @@ class Store:
             if before is text or before == text:
                 continue
             if before is not None:
-                self._forget(before, key)
+                for atom in self._atoms(before, key):
+                    self._holders[atom].remove(key)
             self._texts[key] = text
             for atom in self._atoms(text, key):
                 self._holders.setdefault(atom, []).append(key)
-
-    def _forget(self, text: str, key: str) -> None:
-        for atom in self._atoms(text, key):
-            self._holders[atom].remove(key)
 
     def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):

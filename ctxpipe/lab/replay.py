@@ -230,10 +230,13 @@ class _Run:
             use = CacheUse(cached, 0, compacted.input_tokens - cached)
             return Request(moment.call, "summary", use, compacted.output_tokens)
         sums = await self._sums(moment.before)
-        use, marked = (
-            _summary_use(cache.peek(moment.before, sums, now))
-            for cache in (self.cache, self.marked_cache)
-        )
+        uses = []
+        for cache in (self.cache, self.marked_cache):
+            prefix = cache.peek(moment.before, sums, now)
+            # Nothing is written to the cache: no request reads it twice.
+            fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
+            uses.append(CacheUse(prefix.read, 0, fresh))
+        use, marked = uses
         return Request(moment.call, "summary", use, SUMMARY_TOKENS, marked)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
@@ -254,7 +257,9 @@ class _Run:
     async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""
         sums = await self._sums(self.context)
-        settings = self._request_settings()
+        settings = None
+        if self.settings.cache.by_settings:
+            settings = self.is_controlled, any(map(_has_image, self.context))
         use, marked = (
             cache.request(self.context, sums, self._seconds, settings)
             for cache in (self.cache, self.marked_cache)
@@ -271,12 +276,6 @@ class _Run:
                 "cache_creation_input_tokens": round(use.written),
             }
         )
-
-    def _request_settings(self) -> tuple[bool, bool] | None:
-        """The settings of the request on which the cache depends, where they count."""
-        if not self.settings.cache.by_settings:
-            return None
-        return self.is_controlled, any(map(_has_image, self.context))
 
     # Reading back ---------------------------------------------------------------------------------
 
@@ -310,12 +309,6 @@ class _Run:
                 if call.id == source.call_id:
                     return call.name, call.input
         return "read_history", {"message": source.message}
-
-
-def _summary_use(prefix: CacheUse) -> CacheUse:
-    """The use by a request for a summary, after a prompt that uses *prefix*."""
-    # Nothing is written to the cache: no request reads it twice.
-    return CacheUse(prefix.read, 0, prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS)
 
 
 def _has_image(message: Message) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..edits.views import viewed_path
 from ..errors import StorageError
-from ..messages import Message, ToolResult, result_text, tool_calls, tool_results
+from ..messages import Message, result_text, tool_calls, tool_results
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..storage.files import FileText
 from ..storage.memory import MemoryStorage
@@ -40,18 +40,14 @@ class SeenFiles:
             if isinstance(path, str) and isinstance(text, str):
                 self._writes[call.id] = path, text
         for result in tool_results(messages):
-            self._learn_result(result)
-
-    def _learn_result(self, result: ToolResult) -> None:
-        # A call that failed, or was never run, has shown and written nothing.
-        if result.is_error:
-            return
-        path = self._views.get(result.tool_use_id)
-        if path is not None:
-            self._texts[path] = result_text(result)
-        elif result.tool_use_id in self._writes:
-            path, text = self._writes[result.tool_use_id]
-            self._texts[path] = text
+            call_id = result.tool_use_id
+            if result.is_error:
+                continue  # a call that failed, or was never run, has shown and written nothing
+            if call_id in self._views:
+                self._texts[self._views[call_id]] = result_text(result)
+            elif call_id in self._writes:
+                path, text = self._writes[call_id]
+                self._texts[path] = text
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
         text = self._texts.get(path)

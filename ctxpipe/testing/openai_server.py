@@ -83,7 +83,8 @@ class OpenAIServer(ScriptedServer):
         key = "messages" if is_chat else "input"
         received.prompt = self._meter.read_items(self._effective(received), key)
         received.tokens = received.prompt.tokens
-        if received.tokens > self.model.window and not self._refuses_late(received):
+        refuses_late = self.late_refusal and not is_chat and is_stream(received)
+        if received.tokens > self.model.window and not refuses_late:
             yield self._too_long(received)
 
     def _too_long(self, received: Received) -> str:
@@ -97,9 +98,6 @@ class OpenAIServer(ScriptedServer):
             "Your input exceeds the context window of this model. Please adjust your input and "
             "try again."
         )
-
-    def _refuses_late(self, received: Received) -> bool:
-        return self.late_refusal and received.path == RESPONSES and is_stream(received)
 
     def _response_problems(self, received: Received, body: JsonObject) -> list[str]:
         previous = body.get("previous_response_id")
@@ -147,11 +145,12 @@ class OpenAIServer(ScriptedServer):
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            body["input"] = before + [self._item_in_store(item) for item in items]
+            stored = self._stored
+            body["input"] = before + [
+                stored.get(item.get("id", ""), item) if isinstance(item, dict) else item
+                for item in items
+            ]
         return body
-
-    def _item_in_store(self, item: Any) -> Any:
-        return self._stored.get(item.get("id", ""), item) if isinstance(item, dict) else item
 
     # Replies --------------------------------------------------------------------------------------
 

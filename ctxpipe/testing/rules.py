@@ -375,7 +375,8 @@ def _system_places(messages: Messages) -> Problems:
         neighbours = list(group)
         stop = start + len(neighbours)
         if role == "system" and not all(map(_sets_effort, neighbours)):
-            if start and _awaits_user(messages[start - 1]):
+            before = messages[start - 1] if start else {"role": "user"}
+            if before["role"] == "assistant" and not turns.ends_in_result(before):
                 yield f"messages.{start}: a `system` message must follow a `user` message"
             if stop < len(messages) and messages[stop]["role"] == "user":
                 yield (
@@ -383,10 +384,6 @@ def _system_places(messages: Messages) -> Problems:
                     "message or end the conversation"
                 )
         start = stop
-
-
-def _awaits_user(message: JsonObject) -> bool:
-    return message["role"] == "assistant" and not turns.ends_in_result(message)
 
 
 def _turn_scope(where: str, message: JsonObject) -> Problems:

@@ -95,7 +95,10 @@ class MessagesServer(ScriptedServer):
             usage=received.usage.as_dict(tokens),
         )
         if received.dropped:
-            message["input_transformations"] = list(map(_drop_notice, received.dropped))
+            notice = {"type": "thinking_dropped", "reason": "prefix_binding_mismatch"}
+            message["input_transformations"] = [
+                {**notice, "path": path} for path in received.dropped
+            ]
         return message
 
     def _sign(self, body: RequestBody, blocks: Sequence[_Block]) -> tuple[Sequence[_Block], int]:
@@ -121,7 +124,3 @@ class MessagesServer(ScriptedServer):
 
     def _error_body(self, failure: Failure, received: Received) -> JsonDict:
         return error_json(failure.type, failure.message, received.id)
-
-
-def _drop_notice(path: str) -> dict[str, str]:
-    return {"type": "thinking_dropped", "path": path, "reason": "prefix_binding_mismatch"}
