@@ -75,7 +75,10 @@ class _Rollout:
             case "event_msg", "item_completed" if kind(field(payload, "item")) == "UserMessage":
                 self._begin_turn()
             case "event_msg", "thread_rolled_back":
-                self._take_back(field(payload, "num_turns"))
+                turns = field(payload, "num_turns")
+                if isinstance(turns, int) and turns > 0 and self._turns:
+                    self._drop_from(self._turns[-turns:][0], "taken back by the user")
+                    del self._turns[-turns:]
             case "event_msg", "token_count":
                 self._bill(field(field(payload, "info"), "last_token_usage"))
         self._dropped["not a message"] += 1
@@ -90,12 +93,6 @@ class _Rollout:
         last = self._last("user")
         if last is not None and last not in self._turns:
             self._turns.append(last)
-
-    def _take_back(self, turns: object) -> None:
-        if not isinstance(turns, int) or turns < 1 or not self._turns:
-            return
-        self._drop_from(self._turns[-turns:][0], "taken back by the user")
-        del self._turns[-turns:]
 
     def _drop_summary(self, compaction: str) -> None:
         """Drop the reply that is the summary; the file has it again in the text of a *compaction*.

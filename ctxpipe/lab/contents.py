@@ -12,7 +12,7 @@ from .._json import JsonDict
 from .._text import count_phrase, one_line
 from ..messages import THINKING
 from ..tokens import TokenCounter
-from ..tokens.spent import KINDS, Piece, Pieces
+from ..tokens.spent import KINDS, Pieces
 from .sums import Sums
 from .transcripts import Transcript
 
@@ -78,21 +78,18 @@ def contents(transcript: Transcript, counter: TokenCounter, most: int) -> Conten
     for index, message in enumerate(messages):
         pieces.learn(message)
         for piece in pieces.of(message):
-            what = _what(piece)
+            # What is neither text nor of a tool is called as the API calls it.
+            name = piece.key[0]
+            is_of_kind = name in {"text", "call", "result", *THINKING}
+            what = KINDS[piece.kind] if is_of_kind else name
             found.kinds[what] += piece.tokens
             if piece.tool:
                 what = piece.name
                 found.tools[piece.tool] += piece.tokens
-                found.tool_calls[piece.tool] += piece.key[0] == "call"
+                found.tool_calls[piece.tool] += name == "call"
             begins = one_line(piece.text)
             blocks.append(Block(index, what, piece.tokens, begins, transcript.name))
     return replace(found, largest=nlargest(most, blocks, key=attrgetter("tokens")))
-
-
-def _what(piece: Piece) -> str:
-    """The kind of *piece*; what is neither text nor of a tool is called as the API calls it."""
-    name = piece.key[0]
-    return KINDS[piece.kind] if name in {"text", "call", "result", *THINKING} else name
 
 
 def total_contents(all_contents: Iterable[Contents], most: int) -> Contents:

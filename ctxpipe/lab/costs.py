@@ -126,9 +126,14 @@ class PromptCache:
         # The same prefix has the same numbers; what differs from the last request has new ones.
         chain = self._chain[: ends[shared] + 1]
         chain += [next(self._numbers) for _ in range(len(chain), ends[-1] + 1)]
+        lengths = {0, len(context)}  # how many messages precede each mark
+        if shared < len(self._context):
+            lengths.add(shared)
+            if self.rules.mark_behind:
+                lengths.add(_change_end(self._context, context, shared))
         marks = [
             Mark(ends[length], self.rules.ttl_seconds)
-            for length in sorted(self._marks(shared, context))
+            for length in sorted(lengths)
             if sums[length] >= self.rules.min_tokens
         ]
         read = self._cache.find(chain, marks, seconds or 0.0)
@@ -136,16 +141,6 @@ class PromptCache:
         read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]
         written = total - read_tokens if marks else 0.0
         return CacheUse(read_tokens, written, total - read_tokens - written), chain, marks, read
-
-    def _marks(self, shared: int, context: Sequence[Message]) -> set[int]:
-        """The number of messages before each mark."""
-        marks = {0, len(context)}
-        if shared == len(self._context):
-            return marks
-        marks.add(shared)
-        if self.rules.mark_behind:
-            marks.add(_change_end(self._context, context, shared))
-        return marks
 
 
 def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from heapq import nlargest
 from pathlib import PurePath
 
 from .._text import count_phrase
 from ..errors import TranscriptError
 from ..messages import Message, common_prefix, texts, tool_calls
-from ..prompt_cache import Tally
 from ..providers.prices import Prices
 from ..stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport
 from ..tokens import TokenCounter
@@ -46,22 +46,15 @@ def narrate(
         for moment in replays[row.policy][1]:
             narrator.read(moment)
         runs.append(Run(row, list(narrator.turns.values()), narrator.shares(), narrator.biggest()))
+    cache = None
+    with suppress(TranscriptError):  # no usage, so no causes of misses
+        cache = cache_report(transcript, counter, prices).tallies
     return Report(
         title=transcript.name.rpartition("/")[2],
         runs=runs,
         labels=[_label(transcript.messages[place]) for place in transcript.replies],
-        cache=_tally_recording(transcript, counter, prices),
+        cache=cache,
     )
-
-
-def _tally_recording(
-    transcript: Transcript, counter: TokenCounter, prices: Prices | None
-) -> Sequence[Tally] | None:
-    """The causes of the recorded cache misses; None where the transcript has no usage."""
-    try:
-        return cache_report(transcript, counter, prices).tallies
-    except TranscriptError:
-        return None
 
 
 def _label(reply: Message) -> str:

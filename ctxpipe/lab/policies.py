@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import Literal, TypeAlias
 
@@ -107,10 +108,6 @@ def _coding(
     )
 
 
-def _lean(bench: Workbench, prices: Prices) -> list[Stage]:
-    return _coding(bench, prices, "lines")
-
-
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
     return presets.chat(
         bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock
@@ -128,7 +125,7 @@ POLICIES: Mapping[str, _Stages] = {
         _compact(bench),
     ],
     "coding": _coding,
-    "lean": _lean,
+    "lean": partial(_coding, old_exchanges="lines"),
     "chat": _chat,
 }
 """The stages behind each name."""

@@ -102,7 +102,7 @@ class Past:
         parts = blocks(message) or [message]
         texts = message_texts(message)
         for text, block in zip(texts, parts, strict=True):
-            call_id = _call_id(block)
+            call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
             view = self._views.get(call_id) if kind(block) == "tool_result" else None
             for atom in self._index.text(text):
                 self._holders.setdefault(atom, []).append(len(self.sources))
@@ -119,11 +119,6 @@ class Past:
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""
         return [self.sources[index] for index in self._holders.get(atom, ())]
-
-
-def _call_id(block: object) -> str:
-    """The id of the call that *block* is part of, "" where it is of none."""
-    return str(field(block, "tool_use_id") or field(block, "id") or "")
 
 
 class Context:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from .._text import short_repr
-from ..edits.atoms import Atom, AtomIndex
+from ..edits.atoms import AtomIndex
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
 from ..messages import field as value_of
 from ..pipeline import ContextPipeline
@@ -168,7 +168,12 @@ class _Run:
         if every and call and call % every == 0 and not self.transcript.seconds:
             self.bench.clock.now += self.settings.cache.ttl_seconds + 1
         moments = [await self._run_pipeline(call)]
-        use, missing = self._use(reply)
+        self.visible.update(self.context)
+        self.store.learn(self.bench.storage.stored)
+        used = self.past.uses_of(reply)
+        use, missing = use_of(
+            used, self.past, self.visible, self.store, strict=self.settings.strict
+        )
         if self.settings.refetch and sum(missing.values()) >= REFETCH_WEIGHT:
             ask, answer = self._refetch(sources_to_fetch(missing, self.past))
             await self._send(moments[0], "refetch", ask)
@@ -246,13 +251,6 @@ class _Run:
             )
         sums = await self.ledger.prefix_sums(context)
         return [self.settings.tokens_per_raw * (tokens + self.overhead) for tokens in sums]
-
-    def _use(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
-        """The use by *reply*, and the weight of each atom that the agent cannot see."""
-        self.visible.update(self.context)
-        self.store.learn(self.bench.storage.stored)
-        used = self.past.uses_of(reply)
-        return use_of(used, self.past, self.visible, self.store, strict=self.settings.strict)
 
     async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""

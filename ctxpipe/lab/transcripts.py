@@ -92,17 +92,13 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """
     try:
         if path == STDIN:
-            return _standard_input()
+            if sys.stdin is None:  # the process was started without one
+                raise TranscriptError("standard input is closed")
+            return sys.stdin.buffer.read()
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         raise TranscriptError(f"{_name(path)}: {error.strerror or error}") from error
-
-
-def _standard_input() -> bytes:
-    if sys.stdin is None:  # the process was started without one
-        raise TranscriptError("standard input is closed")
-    return sys.stdin.buffer.read()
 
 
 def _name(path: str | os.PathLike[str]) -> str:

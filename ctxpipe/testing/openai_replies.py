@@ -70,7 +70,14 @@ def chat_json(
         message["reasoning_content"] = thought
     uses = [block for block in reply.blocks if block["type"] == "tool_use"]
     if uses:
-        message["tool_calls"] = list(map(_chat_call, calls, uses))
+        message["tool_calls"] = [
+            {
+                "id": call,
+                "type": "function",
+                "function": {"name": use["name"], "arguments": json.dumps(use["input"])},
+            }
+            for call, use in zip(calls, uses, strict=True)
+        ]
     choice = {
         "index": 0,
         "message": message,
@@ -93,11 +100,6 @@ def chat_json(
         "service_tier": "default",
         "system_fingerprint": None,
     }
-
-
-def _chat_call(call: str, use: JsonObject) -> JsonDict:
-    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
-    return {"id": call, "type": "function", "function": function}
 
 
 def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
@@ -230,25 +232,18 @@ def _events(body: JsonObject) -> Iterator[JsonDict]:
 
 
 def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
-    yield {"type": "response.output_item.added", "output_index": index, "item": _announcement(item)}
     match item["type"]:
         case "message":
-            yield from _text_events(index, item)
+            said, events = {"status": "in_progress", "content": []}, _text_events(index, item)
         case "function_call":
-            yield from _call_events(index, item)
-    yield {"type": "response.output_item.done", "output_index": index, "item": item}
-
-
-def _announcement(item: JsonObject) -> JsonDict:
-    """*item* as it is announced, before what it says."""
-    match item["type"]:
-        case "message":
-            return {**item, "status": "in_progress", "content": []}
-        case "function_call":
-            return {**item, "status": "in_progress", "arguments": ""}
+            said, events = {"status": "in_progress", "arguments": ""}, _call_events(index, item)
         case _:
             # Observed: what is encrypted may not be complete here.
-            return {**item, "encrypted_content": ""}
+            said, events = {"encrypted_content": ""}, iter(())
+    announced = {**item, **said}
+    yield {"type": "response.output_item.added", "output_index": index, "item": announced}
+    yield from events
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _text_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
