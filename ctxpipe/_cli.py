@@ -146,7 +146,9 @@ def clean(
     A session whose journal is younger than --max-days stays whole; without --max-days every session
     with a journal does.
     """
-    limits = _clean_limits(max_mb, max_days, records=records)
+    max_bytes = _limit("--max-mb", max_mb, 1_000_000)
+    max_age = _limit("--max-days", max_days, 86_400)
+    limits = Limits(None if max_bytes is None else round(max_bytes), max_age, records)
     has_limit = max_mb is not None or max_days is not None
     is_whole = session is not None or prefix is not None
     if is_whole and (has_limit or records):
@@ -174,7 +176,10 @@ def clean(
             files = choose_files(find_files(folder), limits, time.time())
         delete = partial(delete_files, folder, files)
     if dry_run:
-        _list_files(folder, files)
+        for file in files:
+            print_line(os.path.join(folder.path, file.folder, file.name))
+        size = sum(file.size for file in files)
+        print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
         return
     if (files or journal) and not yes:
         _ask_to_delete(root, files)
@@ -215,12 +220,11 @@ def _open_journal(folder: StorageRoot, url: str) -> SharedJournal:
 def _delete_sessions(folder: StorageRoot, names: Sequence[str], journal: str | None) -> Cleaned:
     """Delete the sessions *names* below *folder*, and from the *journal* at a URL."""
     elsewhere = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
-    where = "here; give --journal"
-    if journal is not None:  # first: who still had it would write its texts again
-        where = "there either"
-        elsewhere -= anyio.run(_delete_journals, folder, names, journal)
-    cleaned = anyio.run(_delete_texts, LocalStorage(folder.path), names)
-    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in sorted(elsewhere)]
+    texts = LocalStorage(folder.path)
+    known, cleaned = anyio.run(_delete_in_both, texts, folder, names, journal)
+    where = "there either" if journal is not None else "here; give --journal"
+    lost = sorted(elsewhere - known)
+    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in lost]
     return Cleaned(
         tuple(file for each in cleaned for file in each.files),
         sum(each.bytes for each in cleaned),
@@ -228,29 +232,16 @@ def _delete_sessions(folder: StorageRoot, names: Sequence[str], journal: str | N
     )
 
 
-async def _delete_journals(folder: StorageRoot, names: Sequence[str], journal: str) -> set[str]:
-    async with _open_journal(folder, journal) as storage:
-        known = await storage.sessions()
-        for name in names:
-            await storage.delete(name)
-    return set(known)
-
-
-async def _delete_texts(texts: LocalStorage, names: Sequence[str]) -> list[Cleaned]:
-    return [await texts.delete(name) for name in names]
-
-
-def _clean_limits(max_mb: float | None, max_days: float | None, *, records: bool) -> Limits:
-    max_bytes = _limit("--max-mb", max_mb, 1_000_000)
-    max_age = _limit("--max-days", max_days, 86_400)
-    return Limits(None if max_bytes is None else round(max_bytes), max_age, records)
-
-
-def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
-    for file in files:
-        print_line(os.path.join(folder.path, file.folder, file.name))
-    size = sum(file.size for file in files)
-    print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
+async def _delete_in_both(
+    texts: LocalStorage, folder: StorageRoot, names: Sequence[str], journal: str | None
+) -> tuple[set[str], list[Cleaned]]:
+    known: set[str] = set()
+    if journal is not None:  # first: who still had it would write its texts again
+        async with _open_journal(folder, journal) as storage:
+            known.update(await storage.sessions())
+            for name in names:
+                await storage.delete(name)
+    return known, [await texts.delete(name) for name in names]
 
 
 def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
@@ -265,11 +256,9 @@ def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
 
 
 def _limit(option: str, given: float | None, unit: int) -> float | None:
-    if given is None:
-        return None
-    if not (math.isfinite(given) and given >= 0):
+    if given is not None and not (math.isfinite(given) and given >= 0):
         raise SettingsError(f"{option} is {given}; give a number, 0 or more")
-    return given * unit
+    return None if given is None else given * unit
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ neither mentions is accepted, above all items of an unknown type.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from .._json import JsonObject
@@ -191,13 +192,11 @@ def _words(kind: str) -> str:
 
 def _reasoning(items: Sequence[JsonObject]) -> Problems:
     """Observed: what was reasoned comes with what it led to."""
-    for index, item in enumerate(items):
-        if item_type(item) != "reasoning":
-            continue
-        following: JsonObject = items[index + 1] if index + 1 < len(items) else {"type": ""}
+    for item, following in pairwise([*items, {"type": ""}]):
         kind = item_type(following)
         is_said = kind != "message" or following.get("role") == "assistant"
-        if not ((kind in REASONED or kind.endswith("_call")) and is_said):
+        is_output = kind in REASONED or kind.endswith("_call")
+        if item_type(item) == "reasoning" and not (is_output and is_said):
             yield (
                 f"Item '{item['id']}' of type 'reasoning' was provided without its required "
                 "following item."
