@@ -94,13 +94,18 @@ async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
     expect((await fill(other, "s"))[:6] == gone[:6], "a session of that name begins anew")
 
 
-async def whoever_holds_a_deleted_session_drops_it(place: StoragePlace) -> None:
+async def holders_of_deleted(place: StoragePlace) -> list[Session]:
+    """Several that hold one session, which is deleted now."""
     sessions = [session_on(storage) for storage in await place.storages(HOLDERS)]
     for session in sessions:
         await session.run(talk(WORDS))
     await (await place.storage()).delete(SESSION)
+    return sessions
+
+
+async def whoever_holds_a_deleted_session_drops_it(place: StoragePlace) -> None:
     history = request_of("hello again")
-    for session in sessions:
+    for session in await holders_of_deleted(place):
         result = await session.run(history)
         expect(result.messages == history, "what is handed in begins a new conversation")
         expect(len(result.notices) == 1, "one notice says so")
@@ -127,10 +132,7 @@ async def an_owner_of_a_deleted_session_does_not_ask_without_it(place: StoragePl
 
 
 async def a_deleted_session_has_an_empty_history_and_no_error(place: StoragePlace) -> None:
-    sessions = [session_on(storage) for storage in await place.storages(HOLDERS)]
-    for session in sessions:
-        await session.run(talk(WORDS))
-    await (await place.storage()).delete(SESSION)
+    sessions = await holders_of_deleted(place)
     for session in sessions:
         for _ in range(2):
             history = await session.history()

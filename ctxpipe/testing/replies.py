@@ -39,9 +39,8 @@ class Answer:
         if any(block["type"] == "tool_use" for block in self.blocks):
             return "tool_use"
         answered = {block.get("tool_use_id") for block in self.blocks}
-        waiting = [block for block in self.blocks if block["type"] in SERVER_USES]
-        is_paused = any(block.get("id") not in answered for block in waiting)
-        return "pause_turn" if is_paused else "end_turn"
+        calls = {block.get("id") for block in self.blocks if block["type"] in SERVER_USES}
+        return "pause_turn" if calls - answered else "end_turn"
 
 
 @dataclass(frozen=True, slots=True)

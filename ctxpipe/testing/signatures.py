@@ -49,7 +49,7 @@ class _Walk:
 
     def seal(self, block: JsonObject) -> str:
         """The signature of the thinking block *block* at this place."""
-        sealed = f"{self.digest.hexdigest()}.{self.previous or NONE}.{_own_digest(block)}"
+        sealed = f"{self.digest.hexdigest()}.{self.previous or NONE}.{_digest(block.get('thinking', ''))}"
         return base64.b64encode(sealed.encode()).decode()
 
     def fault(self, block: JsonObject, model: Model) -> Literal["signature", "prefix"] | None:
@@ -59,7 +59,7 @@ class _Walk:
             prefix, previous, own = sealed.split(".")
         except (binascii.Error, ValueError):
             return "signature"
-        if own != _own_digest(block):
+        if own != _digest(block.get("thinking", "")):
             return "signature"
         # Thinking may be removed from the start of a conversation, not from its middle.
         is_bound = prefix == self.digest.hexdigest() and self.previous in ("", previous)
@@ -127,16 +127,12 @@ def _blocks(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
             yield f"messages.{index}.content.{place}", message["role"], block
 
 
-def _own_digest(block: JsonObject) -> str:
-    return _digest(str(block.get("thinking", "")))
-
-
 def _signature(block: JsonObject) -> str:
     return str(block.get("signature") or block.get("data") or "")
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def _digest(text: object) -> str:
+    return hashlib.blake2b(str(text).encode(), digest_size=8).hexdigest()
 
 
 def as_blocks(content: str | Sequence[JsonObject]) -> Sequence[JsonObject]:

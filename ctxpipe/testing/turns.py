@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
@@ -73,17 +73,15 @@ def ends_in_result(message: JsonObject) -> bool:
 
 def _is_server_use(block: JsonObject) -> bool:
     # A type that is not known yet may be called and answered like the known ones.
-    kind: str = block["type"]
-    return kind in SERVER_USES or kind.endswith("_tool_use")
+    return str(block["type"]).endswith("_tool_use")
 
 
 def _is_server_result(block: JsonObject) -> bool:
-    kind: str = block["type"]
-    return kind in SERVER_RESULTS or kind.endswith("_tool_result")
+    return str(block["type"]).endswith("_tool_result")
 
 
-def _ids(blocks: Iterable[JsonObject], kind: str, name: str) -> list[str]:
-    return [block[name] for block in blocks if block["type"] == kind]
+def _call_ids(message: JsonObject) -> list[str]:
+    return [block["id"] for block in blocks_of(message) if block["type"] == "tool_use"]
 
 
 def _is_result(block: JsonObject) -> bool:
@@ -113,7 +111,7 @@ def client_calls(messages: Messages) -> Problems:
     """Observed: every call is answered in the next message, once, before anything else in it."""
     for index, (message, following) in enumerate(pairwise([*messages, {}])):
         yield from _duplicate_ids(index, message)
-        calls = _ids(blocks_of(message), "tool_use", "id")
+        calls = _call_ids(message)
         results = takewhile(_is_result, blocks_of(following))
         answers = Counter(result["tool_use_id"] for result in results)
         missing = [call for call in calls if call not in answers]
@@ -152,7 +150,7 @@ def orphans(messages: Messages) -> Problems:
                     f"`tool_result` blocks: {block['tool_use_id']}. Each `tool_result` block must "
                     "have a corresponding `tool_use` block in the previous message."
                 )
-        calls = _ids(blocks_of(message), "tool_use", "id")
+        calls = _call_ids(message)
 
 
 def server_calls(messages: Messages) -> Problems:
@@ -178,20 +176,17 @@ def server_calls(messages: Messages) -> Problems:
                 answered = [it for it in waiting if it[1].get("id") == block.get("tool_use_id")]
                 if answered:
                     waiting.remove(answered[0])
-                elif _needs_call(block):
+                elif block["type"] in SERVER_RESULTS or _has_server_id(block):
                     yield _no_call(f"messages.{index}.content.{place}", block)
 
 
-def _needs_call(result: JsonObject) -> bool:
-    is_known = result["type"] in SERVER_RESULTS
-    return is_known or SERVER_ID.fullmatch(str(result.get("tool_use_id"))) is not None
+def _has_server_id(result: JsonObject) -> bool:
+    return SERVER_ID.fullmatch(str(result.get("tool_use_id"))) is not None
 
 
 def _no_result(index: int, use: JsonObject) -> str:
-    tool = use["name"]
-    if use["type"] == "mcp_tool_use":
-        tool = "mcp"
-    elif tool.startswith("tool_search_tool"):
+    tool = "mcp" if use["type"] == "mcp_tool_use" else use["name"]
+    if tool.startswith("tool_search_tool"):
         tool = "tool_search"
     return (
         f"messages.{index}: `{use['name']}` tool use with id `{use['id']}` was found without a "
