@@ -43,9 +43,7 @@ def read(records: Iterable[Record]) -> Recording:
         fields = line["message"]
         new = entry(as_message(fields, record.place), fields, line.get("timestamp"))
         reply = str(fields.get("id") or "")
-        at = None
-        if reply:
-            at = replies.get(reply)
+        at = replies.get(reply) if reply else None
         if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
             found[at] = _join(found[at], new)
         elif found and new.message["role"] == found[-1].message["role"] == "user":
@@ -81,9 +79,12 @@ def _join(first: Entry, second: Entry) -> Entry:
     content = [*as_blocks(first.message), *as_blocks(second.message)]
     content.sort(key=lambda block: kind(block) != "tool_result")
     message = cast("Message", {"role": first.message["role"], "content": content})
-    usage = second.usage or first.usage
-    model = first.model or second.model
-    return replace(first, message=message, usage=usage, model=model)
+    return replace(
+        first,
+        message=message,
+        usage=second.usage or first.usage,
+        model=first.model or second.model,
+    )
 
 
 def _is_results(message: Message) -> bool:

@@ -49,7 +49,8 @@ class _Walk:
 
     def seal(self, block: JsonObject) -> str:
         """The signature of the thinking block *block* at this place."""
-        sealed = f"{self.digest.hexdigest()}.{self.previous or NONE}.{_digest(block.get('thinking', ''))}"
+        own = _digest(block.get("thinking", ""))
+        sealed = f"{self.digest.hexdigest()}.{self.previous or NONE}.{own}"
         return base64.b64encode(sealed.encode()).decode()
 
     def fault(self, block: JsonObject, model: Model) -> Literal["signature", "prefix"] | None:
