@@ -70,48 +70,30 @@ def without_gutter(text: str) -> tuple[str, list[int]]:
     list is empty.
     """
     _, text, first_line = view(text)
-    if not _is_numbered(text[:SAMPLE]):
-        if first_line is None:
-            return text, []
-        count = text.count("\n") + 1
-        return text, list(range(first_line, first_line + count))
-    code: list[str] = []
-    numbers: list[int] = []
-    for line in text.split("\n"):
-        row = NUMBERED_LINE.match(line)
-        if row is None:
-            code.append("")
-            numbers.append(0)
-        else:
-            code.append(row[3])
-            numbers.append(int(row[1]))
-    lines_of_code = (line for line in code if line)
-    if all(line.startswith(" ") for line in lines_of_code):
-        code = [line[1:] for line in code]  # the blank after "12:" is the gutter's
-    return "\n".join(code), numbers
+    if _is_numbered(text[:SAMPLE]):
+        rows = [NUMBERED_LINE.match(line) for line in text.split("\n")]
+        code = [row[3] if row else "" for row in rows]
+        if all(line.startswith(" ") for line in code if line):
+            code = [line[1:] for line in code]  # the blank after "12:" is the gutter's
+        return "\n".join(code), [int(row[1]) if row else 0 for row in rows]
+    if first_line is None:
+        return text, []
+    return text, list(range(first_line, first_line + text.count("\n") + 1))
 
 
 def _is_numbered(sample: str) -> bool:
     rows = list(NUMBERED_LINE.finditer(sample))
-    if len(rows) < 2:
-        return False
     text_lines = [line for line in sample.splitlines() if line and not line.isspace()]
-    if 2 * len(rows) < len(text_lines):
+    if len(rows) < 2 or 2 * len(rows) < len(text_lines) or len({row[2] for row in rows}) > 1:
         return False
-    if len({row[2] for row in rows}) > 1:
-        return False
-    numbers = [int(row[1]) for row in rows]
-    return all(one < other for one, other in pairwise(numbers))
+    return all(int(one[1]) < int(other[1]) for one, other in pairwise(rows))
 
 
 def _without_long_lines(source: str) -> str:
     lines = source.split("\n")
     if max(map(len, lines)) <= LONGEST_LINE:
         return source
-    for index, line in enumerate(lines):
-        if len(line) > LONGEST_LINE:
-            lines[index] = ""
-    return "\n".join(lines)
+    return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in lines)
 
 
 # Parsing ------------------------------------------------------------------------------------------
@@ -214,8 +196,7 @@ def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> li
         found += _definitions_by_keyword(tree, language)
     if is_doubtful:
         found = [each for each in found if each.name not in NO_NAMES]
-    found.sort(key=lambda each: each.line)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sorted(found, key=lambda each: each.line)))
 
 
 def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
@@ -241,9 +222,7 @@ def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definitio
 
 
 def _is_name(text: str) -> bool:
-    if not 0 < len(text) <= LONGEST_NAME:
-        return False
-    return ODD.search(text) is None
+    return 0 < len(text) <= LONGEST_NAME and ODD.search(text) is None
 
 
 def _line(node: SgNode) -> int:
@@ -345,9 +324,7 @@ WRAPPERS = frozenset(
 
 def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
     """The names of a definition: the target's that it is assigned to, if any, and its own."""
-    target = None
-    if language.named_by:
-        target = _target_name(node, language)
+    target = _target_name(node, language) if language.named_by else None
     if target is not None:
         yield target
     kind = node.kind()

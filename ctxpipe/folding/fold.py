@@ -134,9 +134,8 @@ def merge_functions(
 
 def _continues(run: Sequence[Definition], definition: Definition, max_line_span: int) -> bool:
     first = run[0]
-    if first.type != "function" or definition.type != "function":
-        return False
-    return definition.line - first.line <= max_line_span
+    is_function = first.type == definition.type == "function"
+    return is_function and definition.line - first.line <= max_line_span
 
 
 _outline = merge_functions  # the option of fold_files has the same name
@@ -144,10 +143,8 @@ _outline = merge_functions  # the option of fold_files has the same name
 
 def _section(run: Sequence[Definition]) -> Section:
     first = run[0]
-    names = tuple(dict.fromkeys(definition.name for definition in run))
-    if first.type == "function":
-        return Section("functions", names, first.line)
-    return Section(first.type, names, first.line)
+    kind = "functions" if first.type == "function" else first.type
+    return Section(kind, tuple(dict.fromkeys(each.name for each in run)), first.line)
 
 
 def format_sections(sections: Iterable[Section]) -> str:
@@ -156,10 +153,8 @@ def format_sections(sections: Iterable[Section]) -> str:
 
 
 def _section_line(section: Section) -> str:
-    names = ", ".join(section.names)
-    if section.type == "functions":
-        return f"{section.start_line} | {names}"
-    return f"{section.start_line} | {section.type} {names}"
+    kind = "" if section.type == "functions" else f"{section.type} "
+    return f"{section.start_line} | {kind}{', '.join(section.names)}"
 
 
 def format_file(path: str, sections: Iterable[Section]) -> str:
