@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +17,7 @@ from ..settings import COUNT, TEXT, check_extra, excerpt
 from .protocol import TextReader
 from .records import Redact
 from .shared_journals import ServerJournal
-from .sql_journals import SQLJournal, Statement
+from .sql_journals import SQLJournal, Work
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -108,9 +108,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     # Transactions ---------------------------------------------------------------------------------
 
-    async def _transact(
-        self, work: Callable[[], Generator[Statement, list[Any], T]], session: str = ""
-    ) -> T:
+    async def _transact(self, work: Callable[[], Work[T]], session: str = "") -> T:
         async def transact(connection: AsyncConnection[Any]) -> T:
             statements = work()
             rows: Any = None

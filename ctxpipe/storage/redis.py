@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from ..settings import POSITIVE, TEXT, check_extra
 from .generations import tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
-from .shared_journals import LEASE_SECONDS, NewEntry, ServerJournal
+from .shared_journals import LEASE_SECONDS, Contents, NewEntry, ServerJournal
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -132,12 +132,10 @@ class RedisJournal(ServerJournal):
         answer = await self._run(lambda redis: redis.eval(_APPEND, len(keys), *keys, *values))
         return answer.decode() if answer else None
 
-    async def _entries(
-        self, session: str, start: int, grave: str
-    ) -> tuple[str | None, Sequence[str], str | None]:
+    async def _entries(self, session: str, start: int, grave: str) -> Contents:
         key = self._key(session, "journal")
 
-        async def read(redis: Redis) -> tuple[str | None, list[str], str | None]:
+        async def read(redis: Redis) -> Contents:
             async with redis.pipeline(transaction=True) as both:
                 both.lrange(key, 0, 0)
                 both.lrange(key, start + 1, -1)
@@ -147,8 +145,7 @@ class RedisJournal(ServerJournal):
             journal = journals[0].decode() if journals else None
             return journal, entries, tombstone.decode() if tombstone else None
 
-        answer: tuple[str | None, list[str], str | None] = await self._run(read)
-        return answer
+        return await self._run(read)
 
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:
         del name  # the keys of a session begin alike

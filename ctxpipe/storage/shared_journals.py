@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from anyio import sleep
 
@@ -33,6 +33,10 @@ _RETRY_SECONDS = 0.2
 LEASE_SECONDS = 15.0
 """After a kill of its holder a session is free again."""
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
+
+
+Contents: TypeAlias = tuple[str | None, Sequence[str], str | None]
+"""A journal's name, its entries from some number on, and the session's tombstone; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +187,8 @@ class SharedJournal(ABC):
         """Write *new*; the journal's name, None when it was not written."""
 
     @abstractmethod
-    async def _entries(
-        self, session: str, start: int, grave: str
-    ) -> tuple[str | None, Sequence[str], str | None]:
-        """The journal's name, its entries from *start* on, and the tombstone; None for none."""
+    async def _entries(self, session: str, start: int, grave: str) -> Contents:
+        """The journal of *session*, its entries from *start* on, and the tombstone at *grave*."""
 
     @abstractmethod
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias, TypeVar
 
 from ..settings import NUMBER
 from .generations import tombstone_seconds
-from .shared_journals import LEASE_SECONDS, NewEntry, SharedJournal
+from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
 
 T = TypeVar("T")
 
 Statement: TypeAlias = tuple[str, Mapping[str, object]]
 """A statement and its values; names in capitals stand for what `SQLJournal._sql` puts there."""
+
+Work: TypeAlias = Generator[Statement, list[Any], T]
+"""An operation: it yields statements, is sent the rows of each, and returns its result."""
 
 # Number -1 is what the session is called. No session's name begins with "/", as those of tombstones
 # and leases do, and "0" is the character after it: what is between them begins with "/".
@@ -69,7 +72,7 @@ class SQLJournal(SharedJournal):
         """
         NUMBER.check("max_age", max_age)
 
-        def delete() -> Generator[Statement, list[Any], int]:
+        def delete() -> Work[int]:
             yield _OLD_TOMBSTONES, {"seconds": tombstone_seconds()}
             [[count]] = yield _COUNT_STALE, {"seconds": max_age}
             yield _DELETE_STALE, {"seconds": max_age}
@@ -80,7 +83,7 @@ class SQLJournal(SharedJournal):
     async def _append(self, new: NewEntry) -> str | None:
         row = asdict(new)
 
-        def append() -> Generator[Statement, list[Any], str | None]:
+        def append() -> Work[str | None]:
             [[count, journal, tombstone, there]] = yield _STATE, row
             if there == new.token:  # written by an earlier try, the answer to which got lost
                 return str(journal)
@@ -94,16 +97,14 @@ class SQLJournal(SharedJournal):
 
         return await self._transact(append, new.session)
 
-    async def _entries(
-        self, session: str, start: int, grave: str
-    ) -> tuple[str | None, Sequence[str], str | None]:
+    async def _entries(self, session: str, start: int, grave: str) -> Contents:
         rows = await self._rows(_ENTRIES, {"session": session, "start": start, "grave": grave})
         tokens = {number: token for number, _, token in rows if number <= 0}
         entries = [entry for number, entry, _ in rows if number >= start]
         return tokens.get(0), entries, tokens.get(-2)
 
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:
-        def rename() -> Generator[Statement, list[Any], bool]:
+        def rename() -> Work[bool]:
             if (yield _FIRST, {"session": session}) != [(seen,)]:
                 return False
             yield _RENAME, {"session": session, "name": name}
@@ -112,7 +113,7 @@ class SQLJournal(SharedJournal):
         return await self._transact(rename, session)
 
     async def _delete(self, session: str, grave: str, tombstone: str) -> None:
-        def delete() -> Generator[Statement, list[Any], None]:
+        def delete() -> Work[None]:
             yield _DELETE, {"session": session, "grave": grave}
             yield _INSERT, {"session": grave, "number": 0, "entry": "", "token": tombstone}
 
@@ -124,7 +125,7 @@ class SQLJournal(SharedJournal):
     async def _lease(self, session: str, token: str) -> bool:
         row = {"session": f"/lease/{session}", "number": 0, "entry": "", "token": token}
 
-        def lease() -> Generator[Statement, list[Any], bool]:
+        def lease() -> Work[bool]:
             # What is written anew is as young as can be.
             yield _LAPSE, {**row, "seconds": LEASE_SECONDS}
             yield _INSERT, row
@@ -133,14 +134,14 @@ class SQLJournal(SharedJournal):
         return await self._transact(lease, session)
 
     async def _release(self, session: str, token: str) -> None:
-        def release() -> Generator[Statement, list[Any], None]:
+        def release() -> Work[None]:
             values = {"session": f"/lease/{session}", "token": token, "seconds": LEASE_SECONDS}
             yield _LAPSE, values
 
         await self._transact(release, session)
 
     async def _rows(self, statement: str, values: Mapping[str, object]) -> list[Any]:
-        def read() -> Generator[Statement, list[Any], list[Any]]:
+        def read() -> Work[list[Any]]:
             return (yield statement, values)
 
         return await self._transact(read)
@@ -152,7 +153,5 @@ class SQLJournal(SharedJournal):
         return statement
 
     @abstractmethod
-    async def _transact(
-        self, work: Callable[[], Generator[Statement, list[Any], T]], session: str = ""
-    ) -> T:
+    async def _transact(self, work: Callable[[], Work[T]], session: str = "") -> T:
         """What *work* returns, as one transaction; it writes to *session*. Raises StorageError."""

@@ -6,7 +6,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from ..errors import StorageError
 from ..settings import FLAG, PATH
 from .protocol import TextReader
 from .records import Redact
-from .sql_journals import SQLJournal, Statement
+from .sql_journals import SQLJournal, Work
 from .waiting import Locked, wait_for_lock
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class SQLiteJournal(SQLJournal):
 
     async def _transact(
         self,
-        work: Callable[[], Generator[Statement, list[Any], T]],
+        work: Callable[[], Work[T]],
         session: str = "",  # noqa: ARG002  a transaction has the whole file for itself
     ) -> T:
         if self._pid != os.getpid():
@@ -100,7 +100,7 @@ class SQLiteJournal(SQLJournal):
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await to_thread.run_sync(work, limiter=thread_limiter("sqlite", _AT_ONCE))
 
-    def _run(self, work: Callable[[], Generator[Statement, list[Any], T]]) -> T:
+    def _run(self, work: Callable[[], Work[T]]) -> T:
         with self._lock:
             try:
                 database = self._open()
@@ -114,9 +114,7 @@ class SQLiteJournal(SQLJournal):
                 reason = f"cannot use the journal {self.path}: {error}"
                 raise StorageError(_errno(error), reason) from error
 
-    def _perform(
-        self, database: sqlite3.Connection, statements: Generator[Statement, list[Any], T]
-    ) -> T:
+    def _perform(self, database: sqlite3.Connection, statements: Work[T]) -> T:
         rows: Any = None
         while True:
             try:
