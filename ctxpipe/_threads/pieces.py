@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
@@ -24,6 +25,14 @@ def pieces(text: str, chars: int = _PIECE_CHARS) -> Iterator[str]:
             end += 1
         yield text[start:end]
         start = end
+
+
+def text_digest(text: str) -> bytes:
+    """16 bytes that stand for *text*, where it is too long to be kept itself."""
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces(text):
+        digest.update(piece.encode(errors="surrogatepass"))
+    return digest.digest()
 
 
 def join(texts: Iterable[str]) -> str:

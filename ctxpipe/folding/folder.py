@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -10,7 +9,7 @@ from typing import TypeAlias
 
 from .._logs import logger
 from .._text import short_repr
-from .._threads.pieces import pieces
+from .._threads.pieces import text_digest
 from .._threads.processes import in_process
 from .._threads.threads import in_thread
 from ..settings import FLAG, SIZE, check_settings
@@ -133,15 +132,8 @@ def _keys(files: Files) -> list[Key | None]:
         if language is None:
             keys.append(None)
         else:
-            keys.append((language.name, _digest(text)))
+            keys.append((language.name, text_digest(text)))
     return keys
-
-
-def _digest(text: str) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in pieces(text):
-        digest.update(piece.encode(errors="surrogatepass"))
-    return digest.digest()
 
 
 async def _parse(files: Files) -> list[Definitions]:

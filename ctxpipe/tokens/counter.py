@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
 import sys
@@ -14,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from .._callables import is_async
-from .._threads.pieces import pieces
+from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
@@ -240,21 +239,15 @@ class TokenCounter:
 
     def _learn(self, text: str) -> int:
         tokens = self._encoder.count(text)
-        self._keep(text, tokens)
-        return tokens
-
-    def _keep(self, text: str, tokens: int) -> None:
         key = self._key(text)
         self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
+        return tokens
 
     def _key(self, text: str) -> str:
         """What *text* is remembered under: a digest where it is too large to be kept itself."""
         if sys.getsizeof(text) + _ENTRY_BYTES <= self._known.largest:
             return text
-        hasher = hashlib.blake2b(digest_size=16)
-        for piece in pieces(text):
-            hasher.update(piece.encode(errors="surrogatepass"))
-        return f"\0{hasher.hexdigest()}"
+        return f"\0{text_digest(text).hex()}"
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""
