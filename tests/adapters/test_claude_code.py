@@ -21,7 +21,18 @@ from ctxpipe.placeholders.placeholders import any_reference
 LONG = "a long line of output\n" * 400
 UNNEEDED = {"anyio", "anthropic", "asyncio", "genai_prices", "httpx2", "opentelemetry", "psycopg"}
 UNNEEDED |= {"redis", "regex", "rich", "sqlite3", "ssl", "tenacity", "tiktoken", "typer"}
-NEEDED = {"__main__", "_callables", "_lazy", "_logs", "_text", "_threads", "adapters", "errors"}
+NEEDED = {
+    "__main__",
+    "_callables",
+    "_json",
+    "_lazy",
+    "_logs",
+    "_text",
+    "_threads",
+    "_values",
+    "adapters",
+    "errors",
+}
 NEEDED |= {"messages", "placeholders", "providers", "settings", "storage"}
 COMMAND = ["/usr/bin/python3", "-m", "ctxpipe", "claude-code", "hook"]
 
