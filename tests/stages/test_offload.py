@@ -173,6 +173,12 @@ async def test_a_writer_of_ones_own_is_used(root, tmp_path):
     assert files_below(tmp_path) == {"root/tool-result-a.md": LOG, "root/s/a.md": LOG}
 
 
+async def test_its_own_output_is_left_alone(root):
+    first = await offload_tool_results(old(LOG, LOG), output_dir=root)
+
+    assert (await offload_tool_results(first.messages, output_dir=root)).messages is first.messages
+
+
 @pytest.mark.parametrize(
     "broken",
     [[user("go"), {"role": "user"}], [user("go"), "x"], {"role": "user"}, [user("x"), None]],
