@@ -366,10 +366,10 @@ def deep_copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except (RecursionError, TypeError, copy.Error):
-        return unshared(value)
+        return copy_containers(value)
 
 
-def unshared(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """*value* in new lists and dicts, with the very same texts, however long."""
     return rebuilt(value, lambda item: item)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from .._threads.pieces import pieces
 from .._threads.threads import in_thread_if
-from .._values import find_texts, replace_text, unshared, value_at
+from .._values import copy_containers, find_texts, replace_text, value_at
 from ..edits.diff import Edit
 from ..errors import StorageError, storage_errors
 from ..messages import Message, ensure_messages, strings
@@ -153,7 +153,7 @@ class Packing:
                 texts = strings(message)
                 if locations.keys().isdisjoint(texts):
                     continue
-                packed = unshared(messages[index])  # shares the texts, however long
+                packed = copy_containers(messages[index])  # shares the texts, however long
                 messages[index] = packed
                 files[index] = self._move_texts(message, packed, locations)
                 digests[index] = self._digest(message)
@@ -254,7 +254,7 @@ class Packing:
             message = raw[index]
             missing = [file for file in files if value_at(message, file[0]) == ""]
             if missing:
-                raw[index] = unshared(message)
+                raw[index] = copy_containers(message)
             for place, where, digest in missing:
                 reference = (index, place, where, digest)
                 references.append(reference)
@@ -310,7 +310,7 @@ def _fill_texts(
         return turn
     messages = list(turn["messages"])
     for number, moved in files.items():
-        messages[int(number)] = unshared(messages[int(number)])
+        messages[int(number)] = copy_containers(messages[int(number)])
         for place, _, digest in moved:
             if digest in texts:
                 replace_text(messages[int(number)], place, texts[digest])
