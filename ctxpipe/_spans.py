@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -43,12 +43,8 @@ def describe(span: Span, report: StageReport) -> None:
         span.set_attribute("error.type", type(report.error).__name__)
 
 
-def span_of(
-    tracer: Tracer | None, name: str, session_id: str
-) -> AbstractContextManager[Span | None]:
-    """A span of a turn, or of one stage of it; None without a *tracer*."""
-    if tracer is None:
-        return nullcontext()
+def span_of(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
+    """A span of a turn, or of one stage of it."""
     # The text of an error may quote the conversation: the caller gets it with the error, a trace
     # must not.
     return tracer.start_as_current_span(

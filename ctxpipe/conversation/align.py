@@ -21,7 +21,8 @@ async def align(memory: Memory, history: list[Message], *, thorough: bool) -> St
     timeline = memory.timeline
     known = 0 if thorough or timeline.verify else len(timeline.history)
     is_bulk = is_bulky(history, max(0, known - 1))
-    step = await in_thread_if(is_bulk, partial(timeline.begin, history, thorough=thorough))
+    begin = partial(timeline.begin, history, thorough=thorough, has_left=memory.is_behind)
+    step = await in_thread_if(is_bulk, begin)
     if not step.agreement.is_cut and step.same == step.kept:
         step.agreement.is_bulk = is_bulk
     if not memory.is_adopted and not step.adopted:

@@ -296,27 +296,35 @@ class Conversation:
     async def _run(
         self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
     ) -> Result:
-        """The turn, begun anew when the history was edited or others were faster meanwhile."""
+        """The turn, for this process alone where the session is leased."""
         ensure_messages(history, sys.maxsize)  # only that it is a list
         try:
+            if self._lease_seconds is None:
+                return await self._run_held(history, asked, stages)
             async with self._memory.lease(self._lease_seconds):
-                try:
-                    await self._catch_up(history)
-                except SessionDeleted:
-                    # What a caller hands in after a deletion is his to begin anew with.
-                    is_own = self._is_owner or history is self._memory.timeline.history
-                    self._begin_anew()
-                    if is_own:
-                        raise
-                    await self._catch_up(history)
-                try:
-                    with self._memory.generation.running():
-                        return await self._run_stages(history, asked, stages)
-                except SessionDeleted:
-                    self._begin_anew()
-                    raise
+                return await self._run_held(history, asked, stages)
         except (LookupError, TypeError, AttributeError):
             ensure_messages(history)  # the caller may have emptied a message meanwhile
+            raise
+
+    async def _run_held(
+        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None
+    ) -> Result:
+        """The turn, begun anew when the history was edited or others were faster meanwhile."""
+        try:
+            await self._catch_up(history)
+        except SessionDeleted:
+            # What a caller hands in after a deletion is his to begin anew with.
+            is_own = self._is_owner or history is self._memory.timeline.history
+            self._begin_anew()
+            if is_own:
+                raise
+            await self._catch_up(history)
+        try:
+            with self._memory.generation.running():
+                return await self._run_stages(history, asked, stages)
+        except SessionDeleted:
+            self._begin_anew()
             raise
 
     async def _catch_up(self, history: list[Message]) -> None:

@@ -108,8 +108,8 @@ class Gate:
 
     def _join(self) -> _Line:
         self.ensure_open()
-        session = excerpt(self._session_id)
         if self._pid != os.getpid():
+            session = excerpt(self._session_id)
             raise SettingsError(
                 f"session {session} belongs to another process: make a new one after a fork"
             )
@@ -118,6 +118,7 @@ class Gate:
             line = self._line
             if line.loop is not loop:  # an asyncio lock is of one loop
                 if line.tasks and line.loop is not None and not line.loop.is_closed():
+                    session = excerpt(self._session_id)
                     raise SettingsError(
                         f"session {session} is in use by another event loop; for threads use "
                         "ctxpipe.sync.Session, for several processes a journal"

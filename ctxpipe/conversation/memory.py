@@ -94,7 +94,7 @@ class Memory:
         self.taken: int = 0
         self._doubtful = 0  # appended messages in the entry that was given to the journal last
         self._found = ""  # the seal of such an entry that is there, and not in the timeline yet
-        self._is_behind = False  # the branch has entries that the history does not continue
+        self.is_behind: bool = False  # the branch has entries that the history does not continue
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
@@ -138,7 +138,7 @@ class Memory:
         if journal is None:
             return
         try:
-            is_stale = self._is_behind or self._refused_at is not None
+            is_stale = self.is_behind or self._refused_at is not None
             if not self._is_read:
                 await self._resume(journal, history)
             elif is_stale or await self._has_news(journal):
@@ -208,7 +208,7 @@ class Memory:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
         else:
-            self._is_behind = True
+            self.is_behind = True
 
     def _is_in(self, entries: Sequence[Entry]) -> bool:
         """Whether the entry that the timeline rests on is one of *entries*."""
@@ -266,7 +266,7 @@ class Memory:
         self.is_adopted = line.replay.is_adopted
         self._base = line.base
         self._branch = line.branch
-        self._is_behind = line.base < _length(entries, line.branch)
+        self.is_behind = line.base < _length(entries, line.branch)
         self._unwritten = []
         self._found = ""
         self._state.agreed = 0
@@ -301,14 +301,14 @@ class Memory:
             self.notify(f"{files} that the context refers to: gone, and not in the history given")
 
     @asynccontextmanager
-    async def lease(self, seconds: float | None) -> AsyncIterator[None]:
-        """The session for this process alone, where the storage has leases and *seconds* is given.
+    async def lease(self, seconds: float) -> AsyncIterator[None]:
+        """The session for this process alone, where the storage has leases.
 
         It saves money, nothing else: without one the turn goes on.
         """
         leased: AbstractAsyncContextManager[object] | None = None
         acquire = getattr(self.storage, "lease", None)
-        if seconds is not None and acquire is not None:
+        if acquire is not None:
             with self._notify_failure("the session cannot be leased"):
                 lease = acquire(self._session_id, seconds)
                 await lease.__aenter__()
@@ -360,13 +360,13 @@ class Memory:
         if self._unwritten or not step.is_idle:
             return True
         has_news = self._has_learned() or self._attempts() != self._saved_attempts
-        return has_news and not self._is_behind
+        return has_news and not self.is_behind
 
     async def _append(
         self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
     ) -> bool:
         """Append *turns* as one entry; False when entries of others have to be read first."""
-        begins_branch = self._is_behind and self._is_shared
+        begins_branch = self.is_behind and self._is_shared
         branch = self._branch
         while True:
             number = journal.count
@@ -388,7 +388,7 @@ class Memory:
         self._seal = journal.seal
         self._branch = branch
         self._found = ""
-        self._is_behind = False
+        self.is_behind = False
         return True
 
     def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:

@@ -50,13 +50,15 @@ async def ask_stages(
     """
     reports: list[StageReport] = []
     for place, stage in stages.items():
-        stage_turn = replace(turn, memory=state.memories.setdefault(place, {}))
-        with span_of(tracer, stage_name(stage), turn.session_id) as span:
-            change, report = await _ask_stage(state.settings, stage, stage_turn, tokens, is_plan)
-            if span is not None:
+        turn.bind(state.memories.setdefault(place, {}))
+        if tracer is None:
+            change, report = await _ask_stage(state.settings, stage, turn, tokens, is_plan)
+        else:
+            with span_of(tracer, stage_name(stage), turn.session_id) as span:
+                change, report = await _ask_stage(state.settings, stage, turn, tokens, is_plan)
                 describe(span, report)
-            if not is_plan:
-                _emit(state.settings, report)
+        if not is_plan:
+            _emit(state.settings, report)
         reports.append(report)
         tokens = report.tokens_after
         if report.error is not None and state.settings.on_error == "raise":
@@ -230,8 +232,9 @@ def _log(report: StageReport) -> None:
     level = _LEVELS.get(report.outcome, logging.INFO)
     if writing is not None and writing.failed:
         level = logging.WARNING
-    if logger.isEnabledFor(level):
-        logger.log(level, "%s", report)
+    if not logger.isEnabledFor(level):
+        return
+    logger.log(level, "%s", report)
     if not logger.isEnabledFor(logging.DEBUG):
         return
     # Texts of errors and paths of files, for whoever asks for them.

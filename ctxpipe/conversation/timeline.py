@@ -204,12 +204,15 @@ class Timeline:
 
     # A turn ---------------------------------------------------------------------------------------
 
-    def begin(self, history: list[Message], *, thorough: bool = False) -> Step:
+    def begin(
+        self, history: list[Message], *, thorough: bool = False, has_left: bool = False
+    ) -> Step:
         """The step that *history* makes; the timeline does not change until `apply`.
 
         A history that was shortened, branched or rebuilt agrees up to its first difference. The
         caller may also continue the context instead of the history. With *thorough* all known
-        messages are checked for edits in place. Raises InvalidHistory.
+        messages are checked for edits in place. With *has_left* the history has left what another
+        timeline holds, which knows what is offloaded there. Raises InvalidHistory.
         """
         ensure_messages(history, sys.maxsize)  # the new ones are checked when they are repaired
         now = list(history)  # what is appended during the turn belongs to the next one
@@ -239,7 +242,7 @@ class Timeline:
                     step.stale[place] = block
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
-        if agreement.has_diverged:
+        if agreement.has_diverged or has_left:
             self._offload_again(step, ours)
         return step
 

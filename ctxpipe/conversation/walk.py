@@ -39,12 +39,13 @@ async def run(
     take part.
     """
     tracer = find_tracer()
+    if tracer is None:
+        return await _shape(step, session_id, state, request, stages)
     with span_of(tracer, "run", session_id) as span:
         result = await _shape(step, session_id, state, request, stages, tracer=tracer)
-        if span is not None:
-            set_token_attributes(span, result)
-            span.set_attribute("ctxpipe.messages", len(result.messages))
-            span.set_attribute("ctxpipe.repaired", len(result.repaired))
+        set_token_attributes(span, result)
+        span.set_attribute("ctxpipe.messages", len(result.messages))
+        span.set_attribute("ctxpipe.repaired", len(result.repaired))
         return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from .._threads.threads import in_thread_if
 from ..messages import Columns, Message, is_bulky
@@ -56,7 +56,7 @@ class Turn:
     budget: Budget = field(default_factory=Budget)
     ledger: Ledger = field(default_factory=lambda: Ledger(TokenCounter()), repr=False)
     overhead: int = 0
-    memory: MutableMapping[object, object] = field(default_factory=dict, repr=False)
+    memory: MutableMapping[object, Any] = field(default_factory=dict, repr=False)
     tracked: Tracked | None = field(default=None, repr=False)
     protected: int = 0
     cache_expired: bool = False
@@ -103,13 +103,16 @@ class Turn:
     def _ledger_length(self) -> int | None:
         return None if self.tracked is None else self.ledger.known
 
+    def bind(self, memory: MutableMapping[object, Any]) -> None:
+        """Give the turn to the stage whose record *memory* is: one turn serves all stages."""
+        object.__setattr__(self, "memory", memory)
+
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""
-        record = self.memory.get(kind)
-        if record is None:
-            record = kind()
-            self.memory[kind] = record
-        return cast("T", record)
+        if kind not in self.memory:
+            self.memory[kind] = kind()
+        record: T = self.memory[kind]
+        return record
 
 
 class Stored(NamedTuple):

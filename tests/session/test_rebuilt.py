@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, cast
 
 from api_histories import few
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from seeded import Talk
 
@@ -117,6 +117,7 @@ async def converse(seed: int, folder: Path, *, has_journal: bool) -> Seen:
 
 @few
 @given(st.integers(0, 2**32), st.booleans())
+@example(seed=427, has_journal=True)  # a new process begins where the history left the journal
 def test_what_has_left_a_context_stays_out_however_the_history_is_rebuilt(
     tmp_path_factory, seed: int, has_journal: bool
 ):
