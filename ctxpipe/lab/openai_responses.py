@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from .._json import JsonObject
 from ..errors import InvalidHistory
@@ -53,7 +52,15 @@ def _add_exchange(items: Items, record: Record) -> None:
     """Add what is new in a request, and its response with its usage, if it is there."""
     place = record.place
     request = request_of(record.fields)
-    new = _input(request, place)
+    if "input" not in request:
+        raise InvalidHistory(
+            f"{place}: a response without the request that it answers; record both, as "
+            '{"request": {"input": …}, "response": {"output": …}}'
+        )
+    new = valid_object(request, place, input=TEXT_OR_LIST)["input"]
+    if isinstance(new, str):
+        new = [{"role": "user", "content": new}]
+    new = new or []
     if not any(request.get(name) for name in STORED):
         items.begin(new, place)
     for item in new:
@@ -64,16 +71,6 @@ def _add_exchange(items: Items, record: Record) -> None:
         items.add(valid_item(item, place), response.get("created_at"))
     for item in items.items[start : start + 1]:
         items.note_usage(item, response.get("usage"), response.get("model"))
-
-
-def _input(request: JsonObject, place: str) -> list[Any]:
-    if "input" not in request:
-        raise InvalidHistory(
-            f"{place}: a response without the request that it answers; record both, as "
-            '{"request": {"input": …}, "response": {"output": …}}'
-        )
-    given = valid_object(request, place, input=TEXT_OR_LIST)["input"]
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given or []
 
 
 def _is_item(value: JsonObject) -> bool:

@@ -165,9 +165,10 @@ class OpenAIServer(ScriptedServer):
         received.usage = usage
         output = self._meter.output_tokens(reply.blocks)
         if received.path == CHAT:
+            uses = (block for block in reply.blocks if block["type"] == "tool_use")
             return chat_json(
                 reply,
-                list(self._call_ids(reply)),
+                [str(use["id"] or f"call_{next(self._numbers):020d}") for use in uses],
                 name=received.id.replace("req_", "chatcmpl-"),
                 model=effective["model"],
                 usage=usage,
@@ -177,11 +178,6 @@ class OpenAIServer(ScriptedServer):
         name = received.id.replace("req_", "resp_")
         self._store(name, effective, items)
         return response_json(reply, items, name=name, body=effective, usage=usage, output=output)
-
-    def _call_ids(self, reply: Answer) -> Iterator[str]:
-        for block in reply.blocks:
-            if block["type"] == "tool_use":
-                yield str(block["id"] or f"call_{next(self._numbers):020d}")
 
     def _store(self, name: str, body: JsonObject, items: list[JsonDict]) -> None:
         thought = None
