@@ -29,7 +29,7 @@ class Item:
 
     fields: JsonObject
     seconds: float | None = None
-    usage: Mapping[str, object] | None = None
+    usage: JsonObject | None = None
     model: str = ""
 
 

@@ -132,7 +132,7 @@ def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
             dropped["not a message"] += 1
 
 
-def _usage(tokens: object) -> Mapping[str, object] | None:
+def _usage(tokens: object) -> JsonObject | None:
     """The usage of opencode under the names of the Messages API, which counts the same things."""
     if not isinstance(tokens, Mapping):
         return None

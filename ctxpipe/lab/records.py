@@ -44,7 +44,7 @@ class Entry:
 
     message: Message
     seconds: float | None = None
-    usage: Mapping[str, object] | None = None
+    usage: JsonObject | None = None
     model: str = ""
 
 
@@ -58,7 +58,7 @@ class Recording:
 
     format: Format
     entries: Sequence[Entry]
-    request: Mapping[str, object] = field(default_factory=dict)
+    request: JsonObject = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 

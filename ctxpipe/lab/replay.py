@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
+from .._json import JsonObject
 from .._text import short_repr
 from ..edits.atoms import AtomIndex
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
@@ -293,7 +294,7 @@ class _Run:
         answer = {"role": "user", "content": results}
         return cast("Message", ask), cast("Message", answer)
 
-    def _call(self, source: Source, pointer: str | None) -> tuple[str, Mapping[str, object]]:
+    def _call(self, source: Source, pointer: str | None) -> tuple[str, JsonObject]:
         """The tool and the arguments that bring *source* back.
 
         Read the file that the placeholder or the note names, else repeat the call, else ask for the

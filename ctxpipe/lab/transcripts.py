@@ -53,7 +53,7 @@ class Transcript:
     system: object = field(default=None, repr=False)
     tools: Sequence[object] | None = None
     seconds: Mapping[int, float] = field(default_factory=dict)
-    usages: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+    usages: Mapping[int, JsonObject] = field(default_factory=dict)
     models: Mapping[int, str] = field(default_factory=dict)
     repaired: tuple[Problem, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     )
 
 
-def _system(request: Mapping[str, object], name: str) -> object:
+def _system(request: JsonObject, name: str) -> object:
     system = request.get("system")
     if not (system is None or isinstance(system, str) or _are_objects(system)):
         raise TranscriptError(f"{name}: the system prompt is neither text nor a list of blocks")
@@ -163,7 +163,7 @@ def _system(request: Mapping[str, object], name: str) -> object:
     return system
 
 
-def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
+def _tools(request: JsonObject, name: str) -> list[object] | None:
     tools = request.get("tools")
     if not isinstance(tools, list):
         return None  # under a header this is their number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .._json import JsonDict, JsonObject
 from .billing import Usage
@@ -25,7 +25,7 @@ CODES = (
 )
 
 
-def sse(data: Mapping[str, object] | str, name: str = "") -> bytes:
+def sse(data: JsonObject | str, name: str = "") -> bytes:
     """One server-sent event, called *name*."""
     text = data if isinstance(data, str) else json.dumps(data)
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()

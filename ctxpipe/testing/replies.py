@@ -151,11 +151,11 @@ def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
 
 def message_json(
     reply: Answer,
-    blocks: Sequence[Mapping[str, object]],
+    blocks: Sequence[JsonObject],
     *,
     name: str,
     model: str,
-    usage: Mapping[str, object],
+    usage: JsonObject,
 ) -> JsonDict:
     """The body of a plain answer."""
     refused = {"type": "refusal", "category": None, "explanation": None}
@@ -181,7 +181,7 @@ def error_json(error_type: str, message: str, request_id: str) -> JsonDict:
     }
 
 
-def event(data: Mapping[str, object]) -> bytes:
+def event(data: JsonObject) -> bytes:
     """One server-sent event."""
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 

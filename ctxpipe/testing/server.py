@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .running import Endpoint
 
 ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use": "mcptoolu"}
-
-_Block: TypeAlias = Mapping[str, object]
 
 
 @dataclass(slots=True)
@@ -101,7 +99,9 @@ class MessagesServer(ScriptedServer):
             ]
         return message
 
-    def _sign(self, body: RequestBody, blocks: Sequence[_Block]) -> tuple[Sequence[_Block], int]:
+    def _sign(
+        self, body: RequestBody, blocks: Sequence[JsonObject]
+    ) -> tuple[Sequence[JsonObject], int]:
         """*blocks* with the signatures of their thinking, and their tokens.
 
         Runs in a worker thread.
@@ -110,7 +110,7 @@ class MessagesServer(ScriptedServer):
             blocks = sign(body, blocks)
         return blocks, self._meter.output_tokens(blocks)
 
-    def _with_id(self, block: _Block) -> _Block:
+    def _with_id(self, block: JsonObject) -> JsonObject:
         prefix = ID_PREFIXES.get(str(block["type"]))
         if prefix is None or block.get("id") is not None:
             return block
