@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .pieces import pieces
 from .threads import in_thread
 from .worker import READY, Job
+
+if TYPE_CHECKING:
+    from anyio.abc import Process
 
 End: TypeAlias = Literal["done", "late", "failed", "unavailable"]
 Work: TypeAlias = Callable[[Sequence[str]], Iterable[object]]
@@ -53,27 +57,39 @@ async def in_process(
     # Not `anyio.to_process`: its workers import the caller's main module, so that a script without
     # a guard runs a second time, including its model calls; and they search for modules in the
     # current folder.
-    from anyio import BrokenResourceError, move_on_after, run_process, to_process
+    from anyio import BrokenResourceError, move_on_after, to_process
 
     job = Job(work.__module__, work.__qualname__, len(texts), seconds, memory_bytes, os.getpid())
-    command = [sys.executable or "python3", "-I", "-c", _WORKER]
     given = await in_thread(_pickle, job, texts)
-    worker: subprocess.CompletedProcess[bytes] | None = None
+    output = bytearray()
+    status: int | None = None
     try:
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
-                worker = await run_process(
-                    command, input=given, stderr=subprocess.DEVNULL, check=False
-                )
-    except* (OSError, BrokenResourceError, NotImplementedError):
-        pass  # it did not start, or ended before it was told what to do; a loop on Windows cannot
-    if worker is None:
-        return Answers([], "unavailable")
-    first, *lines = worker.stdout.split(b"\n")
+                async with await _start() as worker:
+                    if worker.stdin is not None and worker.stdout is not None:
+                        with suppress(BrokenResourceError):  # it has ended, after all its answers
+                            await worker.stdin.send(given)
+                        async for chunk in worker.stdout:
+                            output += chunk
+                    status = await worker.wait()
+    except (OSError, NotImplementedError):  # the latter from a loop on Windows
+        pass
+    first, *lines = bytes(output).split(b"\n")
     if first != READY:
         return Answers([], "unavailable")
     # What follows the last line break is an answer that was not finished.
-    return Answers(await in_thread(_decode, lines[:-1]), _end(worker.returncode))
+    return Answers(await in_thread(_decode, lines[:-1]), _end(status))
+
+
+async def _start() -> Process:
+    from anyio import CancelScope, open_process
+
+    command = [sys.executable or "python3", "-I", "-c", _WORKER]
+    # A start that is cancelled half-way would leave a process that nobody waits for.
+    with CancelScope(shield=True):
+        worker = await open_process(command, stderr=subprocess.DEVNULL)
+    return worker  # noqa: RET504  a cancel scope may swallow an exception, as far as types go
 
 
 def _pickle(job: Job, texts: Iterable[str]) -> bytes:
@@ -95,9 +111,11 @@ def _decode(lines: Iterable[bytes]) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def _end(status: int) -> End:
+def _end(status: int | None) -> End:
     if status == 0:
         return "done"
+    if status is None:
+        return "late"
     if os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU):
         return "late"
     return "failed"
