@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from io import BytesIO
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import httpx2
@@ -114,11 +115,11 @@ class Upstream:
 async def read_whole(request: Request) -> bytes:
     """The body of *request*. Raises Refused for one of more than MAX_BODY bytes."""
     check_size(int(request.headers.get("content-length", "0")))
-    body = bytearray()
+    body = BytesIO()  # which gives its bytes without a copy
     async for chunk in request.stream():
-        body += chunk
-        check_size(len(body))
-    return bytes(body)
+        body.write(chunk)
+        check_size(body.tell())
+    return body.getvalue()
 
 
 async def until_gone(

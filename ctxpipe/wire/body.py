@@ -7,6 +7,7 @@ keeps its bytes.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from bisect import bisect_right
@@ -25,8 +26,12 @@ MAX_ITEMS = 100_000
 """So many messages a request may have; the Messages API takes no more."""
 
 FIRST_STEP = 4096  # bytes of two bodies that are compared first
+MOST_AT_ONCE = 1 << 20  # bytes that are compared at once
+WINDOW = 1 << 16  # bytes of a body that are decoded at once, unless a value is longer
 
 _CLOSING = b'}]"'
+_GOES_ON = "e+1"
+"""The longest that must be seen of what follows a number, to know that it ends there."""
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _decoder = json.JSONDecoder()
 
@@ -61,35 +66,29 @@ class Body:
 
         What is unchanged, an item by its identity, keeps its bytes and its place.
         """
-        known: dict[int, Span] = {}
-        for item, span in zip(self.items, self.spans, strict=True):
-            known[id(item)] = span
-        pieces: list[bytes] = []
+        raw = memoryview(self.raw)
+        known = dict(zip(map(id, self.items), self.spans, strict=True))
+        new_list: list[bytes | memoryview] = []
         for item in items:
-            place = known.get(id(item))
-            if place is None:
-                pieces.append(_encode(item))
-            else:
-                pieces.append(self.raw[place.start : place.stop])
-        new_list = b"[" + b",".join(pieces) + b"]"
-        changes = [(self.places[self.key], new_list)]
-        added = b""
+            span = known.get(id(item))
+            said = _encode(item) if span is None else raw[span.start : span.stop]
+            new_list += (b"," if new_list else b"[", said)
+        new_list.append(b"]" if new_list else b"[]")
+        end = self.raw.rindex(b"}")
+        changes = {self.places[self.key]: new_list}
+        added: list[bytes | memoryview] = []
         for name, value in values.items():
-            new_value = _encode(value)
             if name in self.places:
-                changes.append((self.places[name], new_value))
+                changes[self.places[name]] = [_encode(value)]
             else:
-                added += b"," + _encode(name) + b":" + new_value
-        if added:
-            end = self.raw.rindex(b"}")
-            changes.append((Span(end, end), added))
-        changes.sort()
-        written: list[bytes] = []
+                added += (b",", _encode(name), b":", _encode(value))
+        changes[Span(end, end)] = added
+        written: list[bytes | memoryview] = []
         position = 0
-        for span, new in changes:
-            written += (self.raw[position : span.start], new)
+        for span, new in sorted(changes.items()):
+            written += (raw[position : span.start], *new)
             position = span.stop
-        return b"".join([*written, self.raw[position:]])
+        return b"".join([*written, raw[position:]])
 
 
 def _encode(value: Any) -> bytes:
@@ -140,7 +139,10 @@ def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, 
 
 
 class _Reader:
-    """Reads one body; positions in its text become bytes where a value is noted."""
+    """Reads one body, a window of its bytes as text at a time, so that it is never there twice.
+
+    Positions in the text become bytes where a value is noted.
+    """
 
     def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
         self.body = Body(raw, key)
@@ -154,10 +156,9 @@ class _Reader:
                     self.body.places[name] = span
                     self.body.values[name] = last.values[name]
             start = self.body.spans[-1].stop
-        self.base = start  # the byte at which the text begins
-        self.text = raw[start:].decode()
-        self.is_ascii = self.text.isascii()
+        self.text = ""
         self.at = 0
+        self.stop = start  # the byte at which the text ends
         self.counted = (0, start)  # a position, and its byte
 
     def read(self) -> Body | None:
@@ -227,7 +228,17 @@ class _Reader:
 
     def read_value(self) -> Any:
         self.skip_blanks()
-        value, self.at = _decoder.raw_decode(self.text, self.at)
+        while True:
+            try:
+                value, at = _decoder.raw_decode(self.text, self.at)
+            except JSONDecodeError:
+                if not self.has_more():
+                    raise
+            else:
+                if at + len(_GOES_ON) <= len(self.text) or not self.has_more():
+                    break
+            self.read_on()
+        self.at = at
         if _is_deeper(value, MAX_DEPTH):
             raise TooDeep(_TOO_DEEP)
         return value
@@ -250,18 +261,38 @@ class _Reader:
             raise JSONDecodeError("there is more than one value", self.text, self.at)
 
     def skip_blanks(self) -> None:
-        match = _BLANKS.match(self.text, self.at)
-        if match is not None:
-            self.at = match.end()
+        self.at = _end_of_blanks(self.text, self.at)
+        while self.at == len(self.text) and self.has_more():
+            self.read_on()
+            self.at = _end_of_blanks(self.text, 0)
+
+    def has_more(self) -> bool:
+        """Whether there are bytes after the text."""
+        return self.stop < len(self.body.raw)
+
+    def read_on(self) -> None:
+        """Have the text begin where it is read by now, and go on twice as far."""
+        start = self.byte(self.at)
+        stop = self.stop + max(WINDOW, self.stop - start)
+        part = self.body.raw[start:stop]
+        is_end = stop >= len(self.body.raw)
+        self.text, length = codecs.utf_8_decode(part, "strict", is_end)
+        self.at, self.stop, self.counted = 0, start + length, (0, start)
 
     def byte(self, position: int) -> int:
         """The byte at which *position* of the text is; positions only rise."""
-        if self.is_ascii:
-            return self.base + position
         before, byte = self.counted
-        byte += len(self.text[before:position].encode())
+        if self.text.isascii():
+            byte += position - before
+        else:
+            byte += len(self.text[before:position].encode())
         self.counted = (position, byte)
         return byte
+
+
+def _end_of_blanks(text: str, start: int) -> int:
+    match = _BLANKS.match(text, start)
+    return start if match is None else match.end()
 
 
 def _same_items(last: Body, raw: bytes) -> int:
@@ -281,7 +312,7 @@ def _common_bytes(one: bytes, other: bytes) -> int:
     # Each step is twice as long: bodies that differ early cost little, equal ones few steps.
     while start < length and one[start:stop] == other[start:stop]:
         start = stop
-        step *= 2
+        step = min(2 * step, MOST_AT_ONCE)
         stop = min(length, start + step)
     while start < stop:
         middle = (start + stop + 1) // 2

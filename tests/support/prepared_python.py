@@ -66,7 +66,7 @@ def serve(address: str) -> list[str] | None:
     import select
 
     for name in MODULES:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, SystemExit):  # a command says what it needs
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here is garbage in no program

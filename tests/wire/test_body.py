@@ -1,14 +1,20 @@
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxpipe.wire import body as reading
 from ctxpipe.wire.body import MAX_DEPTH, Body, TooDeep, read_body
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=8,
 )
@@ -57,6 +63,44 @@ def test_a_body_is_read_as_a_json_reader_reads_it(given):
         assert json.loads(raw[span.start : span.stop]) == item
     for name, span in body.places.items():
         assert json.loads(raw[span.start : span.stop]) == value[name]
+
+
+@given(encodings().filter(lambda given: is_utf8(given[1])), st.integers(4, 40))
+def test_a_body_is_the_same_however_many_bytes_are_decoded_at_once(given, window):
+    _, raw = given
+    whole = parsed(raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "WINDOW", window)
+        assert parsed(raw) == whole
+
+
+@pytest.mark.parametrize("number", ["1", "-12", "1.5", "1e5", "1.5E+30", "2e-7"])
+@pytest.mark.parametrize("window", range(4, 30))
+def test_a_number_is_whole_wherever_the_decoded_bytes_end(monkeypatch, window, number):
+    monkeypatch.setattr(reading, "WINDOW", window)
+    body = parsed(f'{{"messages":[{number},{number} ],"top_p":{number}}}'.encode())
+    assert body.items == [float(number)] * 2
+    assert body.values == {"top_p": float(number)}
+
+
+def test_a_large_body_takes_little_more_memory_than_its_items():
+    text = "x" * 20_000 + "→"  # which Python holds in two bytes a character
+    raw = json.dumps({"messages": [text] * 200}, ensure_ascii=False).encode()
+    tracemalloc.start()
+    body = parsed(raw)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(body.items) == 200
+    assert peak < held + 1_000_000
+
+
+def test_to_write_a_large_body_takes_its_size_in_memory_once():
+    body = parsed(json.dumps({"messages": ["x" * 20_000] * 200, "top_k": 1}).encode())
+    tracemalloc.start()
+    written = body.write(body.items[1:], {"top_k": 2})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.1 * len(written)
 
 
 @given(encodings(), st.lists(JSON, max_size=3), st.integers(0, 6), OTHERS)
