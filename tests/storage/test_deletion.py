@@ -34,7 +34,9 @@ from ctxpipe import (
     SQLiteJournal,
     StorageError,
 )
+from ctxpipe.conversation.memory import DELETED
 from ctxpipe.placeholders.names import session_folder
+from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import Generation, delete_sessions, waiting
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
@@ -246,6 +248,22 @@ async def test_compacting_by_hand_brings_no_deleted_history_back():
 
     assert await storage.entries("s") == []
     assert await storage.records("s") == []
+
+
+async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
+    storage = MemoryStorage()
+
+    async def delete(turn):
+        if len(turn.messages) > len(talk()):
+            await storage.delete("s")
+
+    session = ContextPipeline([delete]).session("s", journal=storage)
+    await session.run(talk())
+    with pytest.raises(SessionDeleted):
+        await session.run([*talk(), user("go on")])
+
+    assert list(conversation_of(session).known) == []
+    assert (await session.run(conversation(user("hello again")))).notices == (DELETED,)
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])
