@@ -41,7 +41,7 @@ from .commit import commit
 from .gate import Exchanges, Gate, stages_are_asking
 from .memory import DELETED, Memory
 from .open_calls import add_appended
-from .state import PipelineSettings, Request, can_be_about, last_bill, learn_window, model_of
+from .state import PipelineSettings, Request, learn_window, model_of
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -634,9 +634,9 @@ class Conversation:
         state = self._state
         tokens = state.ledger.estimate(sent.tokens_after, sent.messages)
         model = model_of(state, options)
-        if not can_be_about(refusal, state, sent.tokens_after, model):
+        if not state.ledger.can_be_about(refusal, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)
-        likely = tokens if last_bill(state, model) else conservative(sent.tokens_after)
+        likely = tokens if state.ledger.last_bill(model) else conservative(sent.tokens_after)
         budget = self._settings.budget_for(state, options)
         if notice := learn_window(refusal, state, budget, model, likely):
             self._memory.notify(notice)

@@ -10,12 +10,11 @@ from ..edits.thinking import Stale
 from ..errors import SettingsError
 from ..messages import Columns, Message
 from ..providers.prices import Prices, context_window
-from ..providers.refusals import LEAST_SHARE, Refusal
+from ..providers.refusals import Refusal
 from ..settings import FLAG, MAPPING, excerpt
 from ..stages.protocol import Change, Stage, Turn
 from ..stages.reports import StageReport
 from ..tokens import Budget, Ledger, TokenCounter
-from ..tokens.ledger import is_possible
 from .timeline import Step
 
 if TYPE_CHECKING:
@@ -150,26 +149,6 @@ class PipelineSettings:
         return self.budget.within(window)
 
 
-def can_be_about(refusal: Refusal, state: State, raw: int, model: str | None) -> bool:
-    """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
-
-    Our count may be far too low, as for pictures, until a bill has shown that it is not. A prompt
-    that was billed has fitted into the window.
-    """
-    if refusal.window is not None and refusal.window < last_bill(state, model):
-        return False
-    if refusal.tokens is None:
-        return True
-    if refusal.tokens < LEAST_SHARE * raw:
-        return False
-    return not state.ledger.samples or is_possible(raw, refusal.tokens)
-
-
-def last_bill(state: State, model: str | None) -> int:
-    """What the last request to *model* was billed, 0 before its first usage."""
-    return max((sample[2] for sample in state.ledger.samples if sample[0] == model), default=0)
-
-
 def learn_window(
     refusal: Refusal, state: State, budget: Budget, model: str | None, tokens: int
 ) -> str:
@@ -184,7 +163,7 @@ def learn_window(
         reserved = budget.reserve_output or 0  # the budget keeps it free in any window
         window -= max(0, refusal.answer_tokens - reserved)
     elif refusal.has_code:
-        window = max(tokens, last_bill(state, model))
+        window = max(tokens, state.ledger.last_bill(model))
     if window is None or window >= budget.window:
         return ""
     state.windows[model] = window

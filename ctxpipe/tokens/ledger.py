@@ -12,6 +12,7 @@ from typing import TypeAlias
 from .._threads.threads import in_thread_if
 from ..messages import Message, common_prefix, is_equal
 from ..messages import field as read
+from ..providers.refusals import LEAST_SHARE, Refusal
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
@@ -263,6 +264,24 @@ class Ledger:
             bill = self._bills[model]
             saved.append((model, bill.raw, bill.billed, *bill.since))
         return saved
+
+    def last_bill(self, model: str | None) -> int:
+        """What the last request to *model* was billed, 0 before its first usage."""
+        return max((sample[2] for sample in self.samples if sample[0] == model), default=0)
+
+    def can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
+        """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
+
+        Our count may be far too low, as for pictures, until a bill has shown that it is not. A
+        prompt that was billed has fitted into the window.
+        """
+        if refusal.window is not None and refusal.window < self.last_bill(model):
+            return False
+        if refusal.tokens is None:
+            return True
+        if refusal.tokens < LEAST_SHARE * raw:
+            return False
+        return not self.samples or is_possible(raw, refusal.tokens)
 
     def load(self, samples: Iterable[SavedSample]) -> None:
         """Take over the `samples` of another ledger of this conversation."""

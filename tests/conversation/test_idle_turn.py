@@ -1,0 +1,63 @@
+"""What a turn costs in which no stage has anything to do: counted in calls, which are exact."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from histories import conversation, step, user
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Restore,
+    SmartTruncate,
+)
+from ctxpipe.summarizers import ExtractiveSummarizer
+
+MOST_CALLS = 500
+"""Python calls of a turn with two new messages, through the four stages of the README."""
+
+
+async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
+    """The Python calls of a turn after so many *exchanges*, of two messages each."""
+    storage = LocalStorage(folder)
+    pipeline = (
+        ContextPipeline(budget=Budget(window=10_000_000))
+        .use(DirectOffload(storage))
+        .use(BatchOffload(storage))
+        .use(Compact(ExtractiveSummarizer(), archive=storage, restore=Restore(work_dir=folder)))
+        .use(SmartTruncate(archive=storage))
+    )
+    session = pipeline.new_session("s")
+    history = conversation(user("go"), *(step(f"t{number}") for number in range(exchanges)))
+    await session.run(history)
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _value: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    for number in range(3):  # the first turns remember what later ones look up
+        history += step(f"n{number}")
+        calls = 0
+        sys.setprofile(count)
+        try:
+            result = await session.run(history)
+        finally:
+            sys.setprofile(None)
+        assert not result.changed
+    return calls
+
+
+@pytest.mark.parametrize("exchanges", [100, 1_000, 10_000])
+async def test_a_turn_with_nothing_to_do_makes_as_few_calls_however_long_the_history_is(
+    exchanges: int, tmp_path: Path
+):
+    assert await calls_of_a_turn(tmp_path, exchanges) <= MOST_CALLS
