@@ -61,7 +61,7 @@ COLUMNS = {
 }
 MOUNTS = (
     Mount("anthropic", "anthropic", "2.11.0", beside=("anthropic[bedrock,vertex]",)),
-    Mount("openai", "openai", "3.0.0", "openai"),
+    Mount("openai", "openai", "1.66.2", "openai"),  # from 1.60 on without responses
     Mount(
         "mcp",
         "mcp",
@@ -88,7 +88,7 @@ MOUNTS = (
         "langchain",
         beside=("langchain-openai", "langchain-anthropic", "langgraph"),
     ),
-    Mount("pydantic-ai", "pydantic-ai-slim", "2.64.0", "pydantic-ai", beside=("openai>=3.0",)),
+    Mount("pydantic-ai", "pydantic-ai-slim", "2.64.0", "pydantic-ai", beside=("openai",)),
     Mount(
         "litellm",
         "litellm",

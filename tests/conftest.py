@@ -9,6 +9,7 @@ import gc
 import ipaddress
 import logging
 import os
+import platform
 import signal
 import socket
 import ssl
@@ -32,6 +33,9 @@ if (
 # a look at the file of every frame, this would be a fifth of the whole run.
 walk_stack = traceback.walk_stack
 traceback.walk_stack = lambda frame: islice(walk_stack(frame), 1)  # type: ignore[assignment]
+
+# What older SDKs ask with their first request: Python starts `uname` for it, once.
+platform.platform()
 
 # No test speaks TLS; the certificates of a client take longer to read than its requests.
 ssl.SSLContext.load_verify_locations = lambda *_, **__: None  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from ..settings import one_of
 from ..wire.conversations import SessionName, texts_at
 from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, warn
 from ..wire.formats import MESSAGES
-from .http_client import Requests, make_client, make_sync_client
+from .http_client import Requests, library_of, make_client, make_sync_client
 
 if TYPE_CHECKING:
     import httpx2
@@ -334,8 +334,7 @@ def _client_of(call_next: Any) -> object:
 
 def _cannot_be_threaded(request: APIRequest) -> Exception:
     """The API's own answer to a request that it cannot thread, which the SDK handles."""
-    import httpx2
-    from anthropic import BadRequestError
+    import anthropic
 
     text = (
         "ctxpipe shapes the messages that a client sends, and cannot do so while the server holds"
@@ -344,9 +343,10 @@ def _cannot_be_threaded(request: APIRequest) -> Exception:
     )
     details = {"error_code": "thread_unsupported_request", "unsupported": ["client-side context"]}
     error = {"type": "invalid_request_error", "message": text, "details": details}
-    sent = httpx2.Request("POST", f"http://ctxpipe.invalid{request.url}")
-    answer = httpx2.Response(400, request=sent)
-    return BadRequestError(text, response=answer, body={"type": "error", "error": error})
+    http = library_of(anthropic)
+    sent = http.Request("POST", f"http://ctxpipe.invalid{request.url}")
+    answer = http.Response(400, request=sent)
+    return anthropic.BadRequestError(text, response=answer, body={"type": "error", "error": error})
 
 
 def _ensure_sdk_knows_middleware() -> None:
@@ -355,8 +355,8 @@ def _ensure_sdk_knows_middleware() -> None:
     if not hasattr(anthropic, "APIRequest"):
         raise SettingsError(
             f"anthropic {anthropic.__version__} knows no client middleware:"
-            " install 'anthropic>=2.11', or have the session call the model:"
-            " pipeline.session(...).create(client, ...)"
+            " install 'anthropic>=2.11', give the client http_client=ctxpipe_client(pipeline),"
+            " or have the session call the model: pipeline.session(...).create(client, ...)"
         )
 
 

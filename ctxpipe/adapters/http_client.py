@@ -1,12 +1,15 @@
-"""HTTP clients for the SDKs that send with httpx2: their transports send the context."""
+"""HTTP clients for the SDKs that send with httpx or httpx2: their transports send the context.
+
+Which of the two it is, the SDK decides; our classes become its subclasses when a client is made.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import suppress
-from typing import Any
-
-import httpx2
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .. import sync
 from .._json import JsonObject
@@ -16,9 +19,13 @@ from ..wire.conversations import OpenSession, texts_at
 from ..wire.exchange import HttpExchange, Mount
 from ..wire.formats import Format, format_of
 
-with suppress(ImportError):
-    # httpx2 reads it from the disk when a client is made, which may be on an event loop.
-    import httpcore2  # noqa: F401
+if TYPE_CHECKING:
+    import httpx2
+
+for _http, _core in (("httpx", "httpcore"), ("httpx2", "httpcore2")):
+    if _http in sys.modules:
+        # Else it is read from the disk when a client is made, which may be on an event loop.
+        import_module(_core)
 
 LENGTHS = frozenset({"content-length", "transfer-encoding"})
 
@@ -56,6 +63,18 @@ class Requests:
         return name, self._mount.open_session(name)
 
 
+def library_of(sdk: Any) -> Any:
+    """What *sdk* sends with: the module httpx or httpx2."""
+    client = next(base for base in sdk.DefaultHttpxClient.__mro__ if base.__name__ == "Client")
+    return import_module(client.__module__.partition(".")[0])
+
+
+@cache
+def _joined(ours: type, base: type) -> Any:
+    """*ours* as a subclass of *base*, which is a class of httpx or httpx2."""
+    return type(ours.__name__, (ours, base), {})
+
+
 def make_client(
     sdk: Any,
     requests: Requests,
@@ -66,10 +85,11 @@ def make_client(
 
     Raises SettingsError.
     """
-    inner = transport or httpx2.AsyncHTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
-    if not isinstance(inner, httpx2.AsyncBaseTransport):
-        raise SettingsError("transport is no httpx2.AsyncBaseTransport")
-    made = _AsyncTransport(inner, requests)
+    http = library_of(sdk)
+    inner = transport or http.AsyncHTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
+    if not isinstance(inner, http.AsyncBaseTransport):
+        raise SettingsError(f"transport is no {http.__name__}.AsyncBaseTransport")
+    made = _joined(_AsyncTransport, http.AsyncBaseTransport)(inner, requests, http.AsyncByteStream)
     client: httpx2.AsyncClient = sdk.DefaultAsyncHttpxClient(transport=made, **settings)
     return client
 
@@ -81,10 +101,11 @@ def make_sync_client(
     settings: JsonObject,
 ) -> httpx2.Client:
     """As `make_client`, for synchronous callers in any thread."""
-    inner = transport or httpx2.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
-    if not isinstance(inner, httpx2.BaseTransport):
-        raise SettingsError("transport is no httpx2.BaseTransport")
-    made = _SyncTransport(inner, requests)
+    http = library_of(sdk)
+    inner = transport or http.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
+    if not isinstance(inner, http.BaseTransport):
+        raise SettingsError(f"transport is no {http.__name__}.BaseTransport")
+    made = _joined(_SyncTransport, http.BaseTransport)(inner, requests, http.SyncByteStream)
     client: httpx2.Client = sdk.DefaultHttpxClient(transport=made, **settings)
     return client
 
@@ -92,7 +113,7 @@ def make_sync_client(
 def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
     """*request* with what the exchange sends."""
     headers = exchange.headers(request.headers.multi_items())
-    return httpx2.Request(
+    return type(request)(
         request.method,
         request.url,
         headers=[(name, value) for name, value in headers if name not in LENGTHS],
@@ -107,7 +128,7 @@ def _begin(exchange: HttpExchange, response: httpx2.Response) -> None:
 
 def _reply(response: httpx2.Response, stream: Any) -> httpx2.Response:
     """*response*, whose body is the *stream*."""
-    return httpx2.Response(
+    return type(response)(
         response.status_code,
         headers=response.headers,
         stream=stream,
@@ -115,7 +136,7 @@ def _reply(response: httpx2.Response, stream: Any) -> httpx2.Response:
     )
 
 
-class _AsyncStream(httpx2.AsyncByteStream):
+class _AsyncStream:
     """The body of a response on its way back, past the *exchange*."""
 
     def __init__(self, inner: Any, exchange: HttpExchange) -> None:
@@ -148,10 +169,11 @@ class _AsyncStream(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-class _AsyncTransport(httpx2.AsyncBaseTransport):
-    def __init__(self, inner: httpx2.AsyncBaseTransport, requests: Requests) -> None:
+class _AsyncTransport:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, requests: Requests, stream: type) -> None:
         self._inner = inner
         self._requests = requests
+        self._stream = _joined(_AsyncStream, stream)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = self._requests.exchange(request)
@@ -169,7 +191,7 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
     async def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
         response = await self._inner.handle_async_request(_to_send(request, exchange))
         _begin(exchange, response)
-        stream = _AsyncStream(response.stream, exchange)
+        stream = self._stream(response.stream, exchange)
         await stream.hold_back()
         return _reply(response, stream)
 
@@ -177,7 +199,7 @@ class _AsyncTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-class _SyncStream(httpx2.SyncByteStream):
+class _SyncStream:
     """As `_AsyncStream`."""
 
     def __init__(self, inner: Any, exchange: HttpExchange) -> None:
@@ -207,10 +229,11 @@ class _SyncStream(httpx2.SyncByteStream):
         self._inner.close()
 
 
-class _SyncTransport(httpx2.BaseTransport):
-    def __init__(self, inner: httpx2.BaseTransport, requests: Requests) -> None:
+class _SyncTransport:
+    def __init__(self, inner: httpx2.BaseTransport, requests: Requests, stream: type) -> None:
         self._inner = inner
         self._requests = requests
+        self._stream = _joined(_SyncStream, stream)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = self._requests.exchange(request)
@@ -228,7 +251,7 @@ class _SyncTransport(httpx2.BaseTransport):
     def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
         response = self._inner.handle_request(_to_send(request, exchange))
         _begin(exchange, response)
-        stream = _SyncStream(response.stream, exchange)
+        stream = self._stream(response.stream, exchange)
         stream.hold_back()
         return _reply(response, stream)
 

@@ -12,11 +12,12 @@ from ..wire.exchange import Mount
 from ..wire.formats import CHAT, RESPONSES
 from ..wire.versions import Versions, ensure_hook, load
 
-VERSIONS = Versions("openai", "openai", "3.0.0", "3.54.0")
+VERSIONS = Versions("openai", "openai", "1.60.0", "3.57.0")
 _sdk = load("openai", VERSIONS)
 ensure_hook(VERSIONS, getattr(_sdk, "AsyncOpenAI", None), ["http_client"])
 
-from .http_client import Requests, make_client, make_sync_client  # noqa: E402  of the SDK's httpx2
+# When the SDK is there: it decides what is sent with.
+from .http_client import Requests, make_client, make_sync_client  # noqa: E402
 
 if TYPE_CHECKING:
     import httpx2

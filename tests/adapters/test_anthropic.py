@@ -14,19 +14,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anthropic
 import anyio
-import httpx2
 import pytest
-from anthropic import beta_async_tool
 from histories import MARK, conversation, histories, python_source, step, text, tool_result, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import in_memory, messages_api
 from mounts import CALLS, Factors, placeholders, result, rounds
 from readme import run_row
+from sdks import needs_middleware
 
 from ctxpipe import (
     BatchOffload,
@@ -48,7 +47,7 @@ from ctxpipe.adapters.anthropic import (
     ctxpipe_sync_client,
     ctxpipe_sync_middleware,
 )
-from ctxpipe.errors import SettingsError
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.messages import Message, cache_marks
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry
 from ctxpipe.testing import (
@@ -66,6 +65,13 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
+
+if TYPE_CHECKING:
+    import httpx2 as http
+else:
+    http = library_of(anthropic)
+
+pytestmark = needs_middleware
 
 LONG = "a long line of output\n" * 100
 BETA = "anthropic-beta"
@@ -306,7 +312,7 @@ async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
                 http_client = ctxpipe_client(pipeline, transport=transport, **given)
                 client = anthropic.AsyncAnthropic(http_client=http_client, **reached)
             else:
-                bare = httpx2.AsyncClient(transport=transport)
+                bare = http.AsyncClient(transport=transport)
                 middleware = [ctxpipe_middleware(pipeline, **given)]
                 client = anthropic.AsyncAnthropic(
                     http_client=bare, middleware=middleware, **reached
@@ -394,7 +400,7 @@ async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
 ):
     seen: list[int] = []
 
-    @beta_async_tool(
+    @anthropic.beta_async_tool(
         name="look", description="Looks.", input_schema={"type": "object", "properties": {}}
     )
     async def look(**given: int) -> str:
@@ -880,7 +886,7 @@ async def test_a_request_is_the_same_object_where_nothing_is_to_do(tmp_path):
     assert before[1].json["messages"] == loop(1)  # what other middleware has seen stays as it was
 
 
-@pytest.mark.parametrize("kind", [httpx2.Response, dict[str, Any], object])
+@pytest.mark.parametrize("kind", [http.Response, dict[str, Any], object])
 async def test_a_caller_may_have_the_answer_in_any_form(tmp_path, kind: Any):
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
     body = {"model": "m", "max_tokens": 9, "messages": loop(20)}
@@ -888,7 +894,7 @@ async def test_a_caller_may_have_the_answer_in_any_form(tmp_path, kind: Any):
     async with talk([prompt_too_long(), "Hello."], shaping) as (_, client):
         got: Any = await client.post("/v1/messages", cast_to=kind, body=body)
 
-    reply = got.json() if kind is httpx2.Response else got
+    reply = got.json() if kind is http.Response else got
     assert reply["content"][0]["text"] == "Hello."
 
 
@@ -1192,15 +1198,6 @@ async def test_a_thread_that_is_passed_goes_out_untouched(tmp_path):
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_an_sdk_without_middleware_is_named_with_the_way_out(
-    monkeypatch,
-):
-    monkeypatch.delattr(anthropic, "APIRequest")
-
-    with pytest.raises(SettingsError, match=r"anthropic>=2\.11.*\.create\(client"):
-        ctxpipe_middleware(ContextPipeline(), session_id="s")
-
-
 def test_the_synchronous_client_says_that_it_cannot_await_it():
     with pytest.raises(TypeError, match="ctxpipe_middleware is an async function"):
         anthropic.Anthropic(
@@ -1212,7 +1209,7 @@ def test_the_synchronous_client_says_that_it_cannot_await_it():
 
 
 async def test_the_row_of_the_readme_sends_placeholders(tmp_path, monkeypatch):
-    @beta_async_tool
+    @anthropic.beta_async_tool
     async def look(number: int) -> str:
         """Looks."""
         return result(number)

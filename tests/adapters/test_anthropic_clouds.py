@@ -15,23 +15,16 @@ import pytest
 from adapter_contract import AdapterContract, Done
 from anthropic.lib.bedrock._stream_decoder import get_response_stream_shape
 from clouds import CLOUDS, Front, fronting
-from mounts import result
+from sdks import needs_middleware, run_messages
 
 from ctxpipe import ContextPipeline
 from ctxpipe.adapters.anthropic import ctxpipe_middleware, ctxpipe_sync_middleware
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import MessagesServer, Script
 
-TOOLS: Any = [
-    {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
-]
+pytestmark = needs_middleware
+
 AMAZON = ("bedrock", "mantle", "aws")
-REQUEST = {
-    "model": "m",
-    "max_tokens": 2000,
-    "tools": TOOLS,
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
-}
 
 
 class TestContract(AdapterContract):
@@ -68,46 +61,9 @@ class TestContract(AdapterContract):
         if isinstance(client, anthropic.AsyncAnthropicBedrock):
             # The SDK reads botocore's tables when the first stream comes: not on a watched loop.
             await anyio.to_thread.run_sync(get_response_stream_shape)
-        ask = ask_async if is_async else ask_in_thread
-        messages = [*(history or [{"role": "user", "content": "go"}])]
-        kept: list[str] = []
-        while True:
-            reply = await ask(client, {**REQUEST, "messages": messages}, stream)
-            said = [block.model_dump(exclude_none=True) for block in reply.content]
-            messages.append({"role": "assistant", "content": said})
-            calls = [block["id"] for block in said if block["type"] == "tool_use"]
-            if not calls:
-                break
-            answers = [answered(call) for call in calls]
-            messages.append({"role": "user", "content": answers})
-            kept += [answer["content"] for answer in answers]
-        await (client.close() if is_async else anyio.to_thread.run_sync(client.close))
+        done = await run_messages(client, history, is_async=is_async, stream=stream)
         assert CLOUDS[cloud].path.partition(":")[0] in reached.paths[0]
-        return Done(said[-1]["text"], kept, messages[:-1])
-
-
-async def ask_async(client: Any, request: Any, stream: bool) -> Any:
-    """The reply of an asynchronous client."""
-    if not stream:
-        return await client.messages.create(**request)
-    async with client.messages.stream(**request) as events:
-        return await events.get_final_message()
-
-
-async def ask_in_thread(client: Any, request: Any, stream: bool) -> Any:
-    """The reply of a synchronous client."""
-
-    def ask() -> Any:
-        if not stream:
-            return client.messages.create(**request)
-        with client.messages.stream(**request) as events:
-            return events.get_final_message()
-
-    return await anyio.to_thread.run_sync(ask)
-
-
-def answered(call: str) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": call, "content": result(int(call[1:]))}
+        return done
 
 
 @pytest.mark.parametrize("cloud", AMAZON)

@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import httpx2
 import openai
 import pytest
 from adapter_contract import AdapterContract, Done
 from in_memory import in_memory
 from mounts import placeholders, result
 from readme import run_row
+from sdks import responses_of
 
 from ctxpipe import (
     BatchOffload,
@@ -33,6 +33,7 @@ from ctxpipe import (
     SmartTruncate,
     Turn,
 )
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
 from ctxpipe.errors import SettingsError
 from ctxpipe.storage import JournalStorage
@@ -50,6 +51,11 @@ from ctxpipe.testing import (
 )
 from ctxpipe.wire import conversation
 
+if TYPE_CHECKING:
+    import httpx2 as http
+else:
+    http = library_of(openai)
+
 LONG = "a long line of output\n" * 100
 
 every_api = pytest.mark.parametrize("api", ["chat", "responses"])
@@ -59,7 +65,7 @@ every_way = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stre
 # Talking ------------------------------------------------------------------------------------------
 
 
-Shaping = Callable[..., httpx2.AsyncClient]
+Shaping = Callable[..., http.AsyncClient]
 
 
 def shaping(pipeline: ContextPipeline, **settings: Any) -> Shaping:
@@ -69,7 +75,7 @@ def shaping(pipeline: ContextPipeline, **settings: Any) -> Shaping:
 
 @asynccontextmanager
 async def talk(
-    script: Script, http_client: Shaping = httpx2.AsyncClient, **settings: Any
+    script: Script, http_client: Shaping = http.AsyncClient, **settings: Any
 ) -> AsyncIterator[tuple[OpenAIServer, openai.AsyncOpenAI]]:
     """A server that follows *script*, and a client that sends through an *http_client*."""
     server = OpenAIServer(script, **settings)
@@ -83,6 +89,12 @@ async def talk(
         ) as client,
     ):
         yield server, client
+
+
+def chat_stream_of(client: Any) -> Any:
+    """What streams the chats of *client*: in older versions a part of its beta."""
+    chat = client.chat if hasattr(client.chat.completions, "stream") else client.beta.chat
+    return chat.completions.stream
 
 
 async def ask(
@@ -99,26 +111,28 @@ async def ask_chat(client: openai.AsyncOpenAI, items: Any, stream: bool, options
             await client.chat.completions.create(model="m", messages=items, **options)
         )
     options = {"stream_options": {"include_usage": True}, **options}
-    async with client.chat.completions.stream(model="m", messages=items, **options) as events:
+    async with chat_stream_of(client)(model="m", messages=items, **options) as events:
         return said_in_chat(await events.get_final_completion())
 
 
 async def ask_response(client: openai.AsyncOpenAI, items: Any, stream: bool, options: Any) -> Any:
     if not stream:
-        return said_in_response(await client.responses.create(model="m", input=items, **options))
-    async with client.responses.stream(model="m", input=items, **options) as events:
+        return said_in_response(
+            await responses_of(client).create(model="m", input=items, **options)
+        )
+    async with responses_of(client).stream(model="m", input=items, **options) as events:
         return said_in_response(await events.get_final_response())
 
 
 def ask_in_thread(client: openai.OpenAI, api: str, items: Any, stream: bool) -> list[Any]:
     """As `ask`, by a synchronous client."""
-    chat, responses = client.chat.completions, client.responses
     if api == "chat" and not stream:
-        return said_in_chat(chat.create(model="m", messages=items))
+        return said_in_chat(client.chat.completions.create(model="m", messages=items))
     if api == "chat":
         usage: Any = {"include_usage": True}
-        with chat.stream(model="m", messages=items, stream_options=usage) as chunks:
+        with chat_stream_of(client)(model="m", messages=items, stream_options=usage) as chunks:
             return said_in_chat(chunks.get_final_completion())
+    responses = responses_of(client)
     if not stream:
         return said_in_response(responses.create(model="m", input=items))
     with responses.stream(model="m", input=items) as events:
@@ -252,7 +266,7 @@ async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxp
     tmp_path, api: str, stream: bool
 ):
     received = []
-    for http_client in (httpx2.AsyncClient, shaping(full(tmp_path))):
+    for http_client in (http.AsyncClient, shaping(full(tmp_path))):
         async with talk(lambda _: "é😀", http_client) as (server, client):
             items = [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ok"}]
             await ask(client, api, [*items, items[0]], stream=stream, temperature=0.5)
@@ -273,7 +287,7 @@ def comparable(headers: Any) -> dict[str, str]:
 @every_way
 async def test_the_answer_is_the_one_without_ctxpipe(tmp_path, api: str, stream: bool):
     replies = []
-    for http_client in (httpx2.AsyncClient, shaping(offloading(tmp_path))):
+    for http_client in (http.AsyncClient, shaping(offloading(tmp_path))):
         async with talk([answer("Hello.", tool_use("look", {}, id="c"))], http_client) as (_, c):
             replies.append(await ask(c, api, [{"role": "user", "content": "hi"}], stream=stream))
 
@@ -327,10 +341,10 @@ async def test_of_what_the_provider_holds_a_result_stays_that_may_have_been_read
     output = {"type": "function_call_output", "output": LONG}
 
     async with talk(call_twice, http_client) as (server, client):
-        first = await client.responses.create(model="m", input="go")
+        first = await responses_of(client).create(model="m", input="go")
         calls = [item.call_id for item in first.output if item.type == "function_call"]
         given: Any = [{**output, "call_id": call} for call in calls]
-        await client.responses.create(model="m", input=given, previous_response_id=first.id)
+        await responses_of(client).create(model="m", input=given, previous_response_id=first.id)
 
     assert not server.refused
     assert items_of(server.requests[1]) == given
@@ -340,8 +354,8 @@ async def test_of_what_the_provider_holds_a_result_stays_that_may_have_been_read
 async def answer_of(client: openai.AsyncOpenAI, *, stream: bool, **given: Any) -> Any:
     """The response to a request, which may be streamed."""
     if not stream:
-        return await client.responses.create(model="m", **given)
-    async with client.responses.stream(model="m", **given) as streamed:
+        return await responses_of(client).create(model="m", **given)
+    async with responses_of(client).stream(model="m", **given) as streamed:
         return await streamed.get_final_response()
 
 
@@ -364,7 +378,7 @@ async def test_a_body_without_usage_teaches_nothing(caplog):
     http_client = ctxpipe_client(
         ContextPipeline(),
         session_id="s",
-        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={"choices": []})),
+        transport=http.MockTransport(lambda _: http.Response(200, json={"choices": []})),
     )
     async with openai.AsyncOpenAI(api_key="k", http_client=http_client) as client:
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
@@ -472,7 +486,8 @@ Named = Callable[[openai.AsyncOpenAI], Awaitable[Any]]
 
 
 async def by_cache_key(client: openai.AsyncOpenAI) -> None:
-    await ask(client, "responses", history_of("responses", 1), prompt_cache_key="job")
+    named: Any = {"extra_body": {"prompt_cache_key": "job"}}
+    await ask(client, "responses", history_of("responses", 1), **named)
 
 
 async def by_metadata(client: openai.AsyncOpenAI) -> None:

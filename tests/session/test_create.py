@@ -11,14 +11,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import anthropic
 import anyio
-import httpx2
 import pytest
 from histories import MARK, conversation, step, tool_result, user
 from in_memory import messages_api
+from sdks import NOT_GIVEN, needs_automatic_caching
 
 from ctxpipe import (
     Budget,
@@ -30,6 +30,7 @@ from ctxpipe import (
     SmartTruncate,
     Turn,
 )
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, cache_marks, rewrite, tool_results
 from ctxpipe.providers.refusals import Refusal
@@ -52,6 +53,11 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
+
+if TYPE_CHECKING:
+    import httpx2 as http
+else:
+    http = library_of(anthropic)
 
 LONG = "a long line of output\n" * 100
 TOOLS: list[dict[str, Any]] = [
@@ -206,17 +212,17 @@ REPLY: dict[str, Any] = {
 async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
     told: Any, is_streamed: bool
 ):
-    def gateway(_: httpx2.Request) -> httpx2.Response:
+    def gateway(_: http.Request) -> http.Response:
         if isinstance(told, str):
-            return httpx2.Response(200, text=told, headers={"content-type": "text/html"})
+            return http.Response(200, text=told, headers={"content-type": "text/html"})
         if not is_streamed:
-            return httpx2.Response(200, json=told)
+            return http.Response(200, json=told)
         begun = json.dumps({"type": "message_start", "message": told})
         events = (
             f"event: message_start\ndata: {begun}\n\nevent: message_stop\ndata: "
             f'{{"type": "message_stop"}}\n\n'
         )
-        return httpx2.Response(200, text=events, headers={"content-type": "text/event-stream"})
+        return http.Response(200, text=events, headers={"content-type": "text/event-stream"})
 
     async def ask(asked: Any, **given: Any) -> Any:
         reply = await asked(
@@ -224,9 +230,9 @@ async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
         )
         return [str(event) async for event in reply] if is_streamed else str(reply)
 
-    http = httpx2.AsyncClient(transport=httpx2.MockTransport(gateway))
+    sending = http.AsyncClient(transport=http.MockTransport(gateway))
     async with anthropic.AsyncAnthropic(
-        api_key="k", base_url="http://gateway.test", http_client=http
+        api_key="k", base_url="http://gateway.test", http_client=sending
     ) as client:
         session = ContextPipeline().session("s")
 
@@ -256,7 +262,7 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path):
     session = ContextPipeline([look]).session("s")
     async with talk(["ok", "ok"]) as (server, client):
         await created(session, client, loop(1), system="Be brief. " * 50, tools=iter(TOOLS))
-        await created(session, client, loop(1), system=anthropic.omit, tools=anthropic.omit)
+        await created(session, client, loop(1), system=NOT_GIVEN, tools=NOT_GIVEN)
 
     assert seen[0] > 500
     assert seen[1] == 0
@@ -369,6 +375,7 @@ async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: 
     assert {str(request.body["system"]) for request in requests} == {"Be brief."}
 
 
+@needs_automatic_caching
 @every_way
 async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_that_are_free(
     ask: Ask,

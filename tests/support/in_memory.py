@@ -1,7 +1,8 @@
 """Scripted APIs that the SDKs' asynchronous clients reach without a socket.
 
-For tests of what is said, not of how it is carried. httpx2's own `ASGITransport` hands a response
-over only when it is complete, so nothing could be tested of a stream that is left or broken off.
+For tests of what is said, not of how it is carried. The `ASGITransport` of httpx and httpx2 hands a
+response over only when it is complete, so nothing could be tested of a stream that is left or
+broken off.
 """
 
 from __future__ import annotations
@@ -9,19 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import sys
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import anthropic
 import anyio
-import httpx2
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.testing import MessagesServer
 from ctxpipe.testing.running import application
 from ctxpipe.testing.scripted import ScriptedServer
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncBaseTransport, AsyncByteStream
+else:
+    # Of both libraries: one SDK may send with httpx, another with httpx2.
+    LIBRARIES = [import_module(name) for name in ("httpx", "httpx2") if find_spec(name)]
+
+    class AsyncBaseTransport(*(http.AsyncBaseTransport for http in LIBRARIES)):
+        pass
+
+    class AsyncByteStream(*(http.AsyncByteStream for http in LIBRARIES)):
+        pass
+
 
 Message = MutableMapping[str, Any]
 
@@ -35,7 +52,7 @@ async def messages_api(
         in_memory(server) as transport,
         anthropic.AsyncAnthropic(
             base_url=server.url,
-            http_client=httpx2.AsyncClient(transport=transport, timeout=None),
+            http_client=library_of(anthropic).AsyncClient(transport=transport, timeout=None),
             **{"api_key": "test", "max_retries": 0, **client},
         ) as talking,
     ):
@@ -43,7 +60,7 @@ async def messages_api(
 
 
 @asynccontextmanager
-async def in_memory(server: ScriptedServer) -> AsyncIterator[httpx2.AsyncBaseTransport]:
+async def in_memory(server: ScriptedServer) -> AsyncIterator[AsyncBaseTransport]:
     """*server* for the length of the block, and what sends to its ``url``."""
     async with AsyncExitStack() as stack:
         stack.push_async_exit(server)
@@ -53,7 +70,7 @@ async def in_memory(server: ScriptedServer) -> AsyncIterator[httpx2.AsyncBaseTra
         yield transport
 
 
-class InMemoryTransport(httpx2.AsyncBaseTransport):
+class InMemoryTransport(AsyncBaseTransport):
     """Carries requests to *app* and its answers back, each chunk as soon as it is sent.
 
     For the server it is what `ctxpipe.testing.running.Running` is on a socket.
@@ -67,7 +84,7 @@ class InMemoryTransport(httpx2.AsyncBaseTransport):
         self._numbers = itertools.count(1)
         self._context = contextvars.copy_context()  # a server sees nothing of its client's
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+    async def handle_async_request(self, request: Any) -> Any:
         number = next(self._numbers)
         scope = {
             "type": "http",
@@ -83,7 +100,8 @@ class InMemoryTransport(httpx2.AsyncBaseTransport):
             "client": ("in-memory", number),
             "root_path": "",
         }
-        exchange = _Exchange(await request.aread(), request.extensions["timeout"]["read"])
+        http = sys.modules[type(request).__module__]
+        exchange = _Exchange(http, await request.aread(), request.extensions["timeout"]["read"])
         self._exchanges[number] = exchange
         exchange.start(self._app, scope, self._context)
         try:
@@ -91,7 +109,7 @@ class InMemoryTransport(httpx2.AsyncBaseTransport):
         except BaseException:
             exchange.break_off()
             raise
-        return httpx2.Response(start["status"], headers=start["headers"], stream=exchange)
+        return http.Response(start["status"], headers=start["headers"], stream=exchange)
 
     def abort(self, request: Request) -> None:
         """Break the connection of *request*; nothing more is sent."""
@@ -106,12 +124,13 @@ class InMemoryTransport(httpx2.AsyncBaseTransport):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Exchange(httpx2.AsyncByteStream):
+class _Exchange(AsyncByteStream):
     """A request on its way to an application, and the answer on its way back."""
 
     task: asyncio.Task[None]
 
-    def __init__(self, body: bytes, timeout: float | None) -> None:
+    def __init__(self, http: Any, body: bytes, timeout: float | None) -> None:
+        self._http = http
         self._request: list[Message] = [{"type": "http.request", "body": body}]
         self._timeout = timeout
         self._sent: asyncio.Queue[Message | None] = asyncio.Queue()  # None: the connection is gone
@@ -142,9 +161,9 @@ class _Exchange(httpx2.AsyncByteStream):
             async with asyncio.timeout(self._timeout):
                 message = await self._sent.get()
         except TimeoutError as error:
-            raise httpx2.ReadTimeout("nothing came in time") from error
+            raise self._http.ReadTimeout("nothing came in time") from error
         if message is None:
-            raise httpx2.RemoteProtocolError("the server broke the connection")
+            raise self._http.RemoteProtocolError("the server broke the connection")
         return message
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -1,0 +1,89 @@
+"""What the installed SDKs know, and a loop on the anthropic SDK.
+
+A test that needs more than the oldest SDK knows is skipped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+from typing import Any
+
+import anthropic
+import anyio
+import pytest
+from adapter_contract import Done
+from anthropic.resources.messages import AsyncMessages
+from mounts import result
+
+NO_MIDDLEWARE = f"anthropic {anthropic.__version__} knows no client middleware"
+knows_middleware = hasattr(anthropic, "APIRequest")
+needs_middleware = pytest.mark.skipif(not knows_middleware, reason=NO_MIDDLEWARE)
+needs_automatic_caching = pytest.mark.skipif(
+    "cache_control" not in inspect.signature(AsyncMessages.create).parameters,
+    reason=f"anthropic {anthropic.__version__} does not know cache_control of a request",
+)
+NOT_GIVEN: Any = getattr(anthropic, "omit", anthropic.NOT_GIVEN)
+
+REQUEST = {
+    "model": "m",
+    "max_tokens": 2000,
+    "tools": [
+        {
+            "name": "look",
+            "description": "Looks.",
+            "input_schema": {"type": "object", "properties": {}},
+        }
+    ],
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+}
+
+
+def responses_of(client: Any) -> Any:
+    """What makes the responses of an openai *client*; without it the test is skipped."""
+    if not hasattr(client, "responses"):
+        pytest.skip(f"openai {version('openai')} does not know the responses API")
+    return client.responses
+
+
+async def run_messages(client: Any, history: Any, *, is_async: bool, stream: bool) -> Done:
+    """An agent on an anthropic *client* until it calls nothing, from its task or a *history*."""
+    ask = ask_async if is_async else ask_in_thread
+    messages = [*(history or [{"role": "user", "content": "go"}])]
+    kept: list[str] = []
+    while True:
+        reply = await ask(client, {**REQUEST, "messages": messages}, stream)
+        said = [block.model_dump(exclude_none=True) for block in reply.content]
+        messages.append({"role": "assistant", "content": said})
+        calls = [block["id"] for block in said if block["type"] == "tool_use"]
+        if not calls:
+            break
+        answers = [answered(call) for call in calls]
+        messages.append({"role": "user", "content": answers})
+        kept += [answer["content"] for answer in answers]
+    await (client.close() if is_async else anyio.to_thread.run_sync(client.close))
+    return Done(said[-1]["text"], kept, messages[:-1])
+
+
+async def ask_async(client: Any, request: Any, stream: bool) -> Any:
+    """The reply of an asynchronous client."""
+    if not stream:
+        return await client.messages.create(**request)
+    async with client.messages.stream(**request) as events:
+        return await events.get_final_message()
+
+
+async def ask_in_thread(client: Any, request: Any, stream: bool) -> Any:
+    """The reply of a synchronous client."""
+
+    def ask() -> Any:
+        if not stream:
+            return client.messages.create(**request)
+        with client.messages.stream(**request) as events:
+            return events.get_final_message()
+
+    return await anyio.to_thread.run_sync(ask)
+
+
+def answered(call: str) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": result(int(call[1:]))}
