@@ -459,6 +459,12 @@ def test_only_a_wide_span_or_another_type_ends_a_run_of_functions(
             assert other.start_line - one.start_line > span
 
 
+def test_a_run_of_functions_is_as_long_as_the_span_and_no_longer():
+    functions = [Definition("function", f"f{line}", line) for line in (1, 101, 102)]
+
+    assert format_sections(merge_functions(functions, 100)) == "1 | f1, f101\n102 | f102"
+
+
 def test_a_name_is_listed_once_per_section():
     overloads = [Definition("function", "f", line) for line in (1, 2, 3)]
 
