@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Restore, Turn
-from ctxpipe.messages import Message
+from ctxpipe.messages import Columns, Message
 from ctxpipe.stages.compact import Compact, restore_files
 from ctxpipe.stages.protocol import Tracked
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summary
@@ -133,7 +133,7 @@ async def gate() -> list[Row]:
     messages = history(counter, messages=2000)[:2000]
     stage = Compact(archive=LocalStorage("unused"))
     ledger = Ledger(counter)
-    tracked = Tracked(len(messages), bulky=False)
+    tracked = Tracked(len(messages), bulky=False, columns=Columns(messages))
     turn = Turn(messages, budget=Budget(window=50_000_000), ledger=ledger, tracked=tracked)
     await stage(turn)
     mine = await best(lambda: stage(turn), 300)

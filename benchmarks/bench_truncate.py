@@ -21,6 +21,7 @@ from benchmarks.figures import add_figure, recording
 from ctxpipe import Message, SmartTruncate, TokenCounter, Turn, check
 from ctxpipe.edits.truncate import file_views
 from ctxpipe.functions import Truncation, smart_truncate
+from ctxpipe.messages import Columns
 from ctxpipe.stages.protocol import Tracked
 from ctxpipe.tokens import Budget, Ledger
 
@@ -135,7 +136,7 @@ class Bench:
             ledger=ledger,
             budget=Budget(self.tokens),
             force=True,
-            tracked=Tracked(len(self.messages), bulky=False),
+            tracked=Tracked(len(self.messages), bulky=False, columns=Columns(self.messages)),
         )
         return await self.turn.prefix_sums()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
+    import asyncio
+
     from anyio import CapacityLimiter
     from anyio.lowlevel import RunVar
 
@@ -60,3 +62,28 @@ def _limiters(purpose: str) -> RunVar[CapacityLimiter | None]:
     from anyio.lowlevel import RunVar
 
     return RunVar(f"ctxpipe_threads_{purpose}")
+
+
+# The event loop itself keeps no more than a weak reference.
+_RUNNING: set[asyncio.Task[Any]] = set()
+
+
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+    """The result of *work*, which runs to completion even if the caller is cancelled.
+
+    aiofiles opens in a worker thread: after a cancellation nobody would close the file that it
+    opens, and what was being written would be left torn.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    _RUNNING.add(task)
+    task.add_done_callback(_forget)
+    return await asyncio.shield(task)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _RUNNING.discard(task)
+    if not task.cancelled():
+        # Mark the error as retrieved: asyncio logs an error that nobody has asked for.
+        task.exception()

@@ -77,7 +77,12 @@ async def _shape(
     messages, problems = await in_thread_if(is_bulk, repair_context, step, state, request)
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
     turn = await _make_turn(
-        messages, session_id, state, request, step.agreement.raw, Tracked(start, is_bulk)
+        messages,
+        session_id,
+        state,
+        request,
+        step.agreement.raw,
+        Tracked(start, is_bulk, state.columns),
     )
     before = await _count_tokens(state, turn)
     if not stages:
@@ -149,7 +154,6 @@ async def _make_turn(
         cache_expired=request.cache_expired,
         client=request.client,
         history=raw,
-        columns=state.columns,
     )
 
 

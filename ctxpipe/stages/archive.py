@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._logs import logger
-from .._threads.threads import in_thread
+from .._threads.threads import in_thread, run_to_completion
 from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
 from ..messages import Message, ensure_messages, texts
@@ -104,7 +104,7 @@ async def load_archive(
         page = await storage.read(str(path))
         return parse_archive(page.text, path)
     try:
-        text = await in_thread(_read, path)
+        text = await run_to_completion(_read(path))
     except OSError as error:
         raise StorageError(
             error.errno, f"cannot read the archive {path}: {error.strerror}"
@@ -112,9 +112,11 @@ async def load_archive(
     return parse_archive(text, path)
 
 
-def _read(path: str | os.PathLike[str]) -> str:
-    with open(path, encoding="utf-8", opener=open_file) as file:
-        return file.read()
+async def _read(path: str | os.PathLike[str]) -> str:
+    import aiofiles  # here: it takes as long to import as the rest of this package
+
+    async with aiofiles.open(path, encoding="utf-8", opener=open_file) as file:
+        return await file.read()
 
 
 class Archived(NamedTuple):

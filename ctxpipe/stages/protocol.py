@@ -22,11 +22,12 @@ class Tracked(NamedTuple):
     """What the pipeline knows of a turn's messages, so that no stage has to find it out.
 
     Those before *start* are unchanged since the last turn. Looking at the others would hold up the
-    event loop if they are *bulky*.
+    event loop if they are *bulky*. *columns* have sums over the facts of those that were read.
     """
 
     start: int
     bulky: bool
+    columns: Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ class Turn:
     cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
-    columns: Columns = field(default_factory=Columns, repr=False)
 
     def is_bulky(self, start: int) -> bool:
         """Whether looking at the messages from *start* on would hold up the event loop."""
@@ -77,7 +77,7 @@ class Turn:
 
     async def facts(self) -> Columns:
         """The facts of the messages, each read once."""
-        columns = self.columns
+        columns = Columns() if self.tracked is None else self.tracked.columns
         if len(columns) < len(self.messages):
             await in_thread_if(self.is_bulky(len(columns)), columns.extend, self.messages)
         return columns

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
+from .._threads.threads import run_to_completion
 from ..errors import SettingsError, StorageError
 from ..settings import FUNCTION, PATH, excerpt
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
+
+__all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,22 @@ class LocalFiles:
 
         Raises StorageError for whatever is refused.
         """
-        from anyio import to_thread
+        return await run_to_completion(self._read(path, max_bytes))
 
-        return await to_thread.run_sync(self._read, path, max_bytes)
+    async def _read(self, path: str, max_bytes: int) -> FileText:
+        import aiofiles  # here: it takes as long to import as the rest of this package
 
-    def _read(self, path: str, max_bytes: int) -> FileText:
+        real = ""
+
+        def opener(given: str, _flags: int) -> int:
+            nonlocal real
+            real = self._real_path(given)
+            return self._open(real, max_bytes)
+
         try:
-            real = self._real_path(path)
-            with open(self._open(real, max_bytes), "rb") as file:
+            async with aiofiles.open(path, "rb", opener=opener) as file:
                 # One byte more: the file may have grown, or have no size at all.
-                content = file.read(max_bytes + 1)
+                content = await file.read(max_bytes + 1)
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
             reason = getattr(error, "strerror", None) or str(error)

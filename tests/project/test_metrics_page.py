@@ -20,7 +20,8 @@ NOT_NUMBERS = {"detail", "error", "messages", "reason", "reports", "request_opti
 
 def attributes_set() -> set[str]:
     """The attributes of spans that a turn sets."""
-    trees = [ast.parse(path.read_text("utf-8")) for path in PACKAGE.glob("conversation/*.py")]
+    files = [*PACKAGE.glob("conversation/*.py"), PACKAGE / "_spans.py"]
+    trees = [ast.parse(path.read_text("utf-8")) for path in files]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     strings = {node.value for node in nodes if isinstance(node, ast.Constant)}
     names = {text for text in strings if isinstance(text, str)}

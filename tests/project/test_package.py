@@ -19,6 +19,7 @@ MODULES = sorted(
     if "__main__" not in module.name
 )
 HEAVY = (
+    "aiofiles",
     "anthropic",
     "ast_grep_py",
     "distributed",

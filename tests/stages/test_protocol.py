@@ -15,6 +15,7 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.edits.offload import CandidateIndex
+from ctxpipe.messages import Columns
 from ctxpipe.stages.protocol import PlannedStage, Tracked
 from ctxpipe.tokens import Ledger
 
@@ -53,7 +54,7 @@ async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own():
 
 
 async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches():
-    first = turn("four", "sixsix", tracked=Tracked(0, bulky=False))
+    first = turn("four", "sixsix", tracked=Tracked(0, bulky=False, columns=Columns()))
     await first.raw_tokens()
     longer = replace(first, messages=[*first.messages, user("xx")])
 

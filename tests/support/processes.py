@@ -18,7 +18,7 @@ import pytest
 NOBODY = 65534
 # Everything is imported before: the interpreter may lie where only root can read.
 BECOMING_ANOTHER_USER = f"""
-import os, anyio, concurrent.futures.thread, functools
+import os, aiofiles, anyio, concurrent.futures.thread, functools
 from ctxpipe import *
 from ctxpipe.functions import *
 anyio.run(TokenCounter().warm)
