@@ -46,14 +46,14 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["clean", *map(str, arguments)])
 
 
-def write_old(root: Path, files: dict[str, str]) -> None:
+def write_old(root: Path, files: dict[str, str]):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, "utf-8")
     age(root)
 
 
-def age(root: Path, days: int = 90) -> None:
+def age(root: Path, days: int = 90):
     """Make everything below *root* that old."""
     then = root.stat().st_mtime - days * 86_400
     for path in root.rglob("*"):
@@ -66,7 +66,7 @@ def contents(root: Path) -> dict[str, bytes]:
     }
 
 
-async def converse(root: Path, session_id: str, *, journal: bool = True) -> None:
+async def converse(root: Path, session_id: str, *, journal: bool = True):
     storage = LocalStorage(root)
     pipeline = ContextPipeline(
         [DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)]
@@ -74,7 +74,7 @@ async def converse(root: Path, session_id: str, *, journal: bool = True) -> None
     await pipeline.session(session_id, journal=storage if journal else None).run(HISTORY[:3])
 
 
-def sessions_below(root: Path, *names: str, journal: bool = True) -> None:
+def sessions_below(root: Path, *names: str, journal: bool = True):
     for name in names:
         anyio.run(partial(converse, root, name, journal=journal))
 

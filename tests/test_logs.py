@@ -50,7 +50,7 @@ def log() -> Iterator[io.StringIO]:
     logger.setLevel(level)
 
 
-def check(text: str) -> None:
+def check(text: str):
     lines = text.split("\n")
     assert lines.pop() == ""
     assert all(line.isprintable() for line in lines)

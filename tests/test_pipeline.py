@@ -83,7 +83,7 @@ def proposing(change: Callable[[list[Message]], Sequence[Message]], **options: A
     return propose
 
 
-async def nothing(_turn: Turn) -> None:
+async def nothing(_turn: Turn):
     return None
 
 
@@ -142,7 +142,7 @@ async def test_a_pipeline_tells_its_stages_budget_and_counter():
 async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_request():
     turns: list[tuple[Any, ...]] = []
 
-    async def note(turn: Turn) -> None:
+    async def note(turn: Turn):
         turns.append(
             (
                 turn.session_id,
@@ -167,7 +167,7 @@ async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_req
 async def test_what_is_added_to_the_tools_in_place_counts_from_then_on():
     overheads: list[int] = []
 
-    async def note(turn: Turn) -> None:
+    async def note(turn: Turn):
         overheads.append(turn.overhead)
 
     pipeline, session = (
@@ -333,7 +333,7 @@ async def test_a_veto_that_fails_stops_the_proposal_and_not_the_turn():
 # Failing ------------------------------------------------------------------------------------------
 
 
-async def failing(_turn: Turn) -> None:
+async def failing(_turn: Turn):
     raise ZeroDivisionError("division by zero")
 
 
@@ -351,7 +351,7 @@ async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
 
 
 async def test_an_error_without_words_is_told_by_its_name():
-    async def silent(_turn: Turn) -> None:
+    async def silent(_turn: Turn):
         raise TimeoutError
 
     assert (await run(silent)).reports[0].reason.startswith("TimeoutError (test_pipeline.py, line ")
@@ -407,7 +407,7 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
 ):
     patience = 0.01
 
-    async def slow(_turn: Turn) -> None:
+    async def slow(_turn: Turn):
         await anyio.sleep(patience and 60)
 
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path)), slow, proposing(shortened)])
@@ -437,7 +437,7 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
         anyio.from_thread.run_sync(scope.cancel)
         return words
 
-    async def pause(_turn: Turn) -> None:
+    async def pause(_turn: Turn):
         await anyio.lowlevel.checkpoint()
 
     words = "line of a log\n" * 200
@@ -458,7 +458,7 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
 
 
 async def test_what_is_no_exception_is_never_caught():
-    async def stop(_turn: Turn) -> None:
+    async def stop(_turn: Turn):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -490,7 +490,7 @@ async def test_every_stage_is_reported_as_it_ends():
 async def test_an_observer_that_fails_never_breaks_the_turn(
     caplog,
 ):
-    def fail(report: StageReport) -> None:
+    def fail(report: StageReport):
         raise ZeroDivisionError
 
     result = await run(proposing(shortened), nothing, on_report=fail)
@@ -775,7 +775,7 @@ class Counting:
     def __init__(self) -> None:
         self.known = 0
 
-    def rewind(self, known: int) -> None:
+    def rewind(self, known: int):
         self.known = min(self.known, known)
 
 
@@ -783,7 +783,7 @@ async def test_a_stage_has_a_memory_for_each_session_of_its_own():
     seen: list[tuple[str, str, int]] = []
 
     def remembering(name: str) -> Stage:
-        async def remember(turn: Turn) -> None:
+        async def remember(turn: Turn):
             record = turn.recall(Counting)
             seen.append((name, turn.session_id, record.known))
             record.known = len(turn.messages)
@@ -802,7 +802,7 @@ async def test_a_stage_has_a_memory_for_each_session_of_its_own():
 async def test_the_records_of_a_session_never_reach_behind_a_change():
     known: list[int] = []
 
-    async def remember(turn: Turn) -> None:
+    async def remember(turn: Turn):
         record = turn.recall(Counting)
         known.append(record.known)
         record.known = len(turn.messages)
@@ -819,7 +819,7 @@ async def test_the_records_of_a_session_never_reach_behind_a_change():
 async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_first():
     known: list[tuple[str, int]] = []
 
-    async def remember(turn: Turn) -> None:
+    async def remember(turn: Turn):
         record = turn.recall(Counting)
         known.append((turn.session_id, record.known))
         record.known = len(turn.messages)
@@ -834,7 +834,7 @@ async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_f
 async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
     sizes: list[tuple[int, int]] = []
 
-    async def note(turn: Turn) -> None:
+    async def note(turn: Turn):
         sizes.append((await turn.raw_tokens(), await turn.tokens()))
 
     pipeline = ContextPipeline([note], counter=len)
@@ -852,7 +852,7 @@ async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
 async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked():
     asked: list[Turn] = []
 
-    async def stage(turn: Turn) -> None:
+    async def stage(turn: Turn):
         asked.append(turn)
 
     planned = await ContextPipeline([stage]).plan(HISTORY, session_id="s")
@@ -868,7 +868,7 @@ async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked():
 class Planned:
     """A stage whose plan is given."""
 
-    def __init__(self, plan: Callable[[Turn], Awaitable[Any]]) -> None:
+    def __init__(self, plan: Callable[[Turn], Awaitable[Any]]):
         self.plan = plan
 
     async def __call__(self, _turn: Turn) -> Any:
@@ -912,7 +912,7 @@ async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_pa
 async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(tmp_path, monkeypatch):
     known: list[int] = []
 
-    async def remember(turn: Turn) -> None:
+    async def remember(turn: Turn):
         known.append(turn.recall(Counting).known)
 
     storage = LocalStorage(tmp_path / "root")

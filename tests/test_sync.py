@@ -131,7 +131,7 @@ def test_what_is_no_pipeline_is_refused():
 
 
 def test_a_stage_that_calls_a_synchronous_session_gets_an_error_and_no_deadlock():
-    async def calls(_turn: Turn) -> None:
+    async def calls(_turn: Turn):
         inner.run(chat(1))
 
     inner = sync.Session(ContextPipeline(), "inner")
@@ -246,7 +246,7 @@ print(session.run(history).covered)
 async def test_a_session_in_use_by_another_event_loop_raises_instead_of_waiting_for_ever():
     entered, left = threading.Event(), threading.Event()
 
-    async def slow(_turn: Turn) -> None:
+    async def slow(_turn: Turn):
         entered.set()
         await asyncio.to_thread(left.wait)
 

@@ -356,7 +356,7 @@ async def test_no_pattern_of_the_model_raises(storage, monkeypatch, pattern: str
     assert isinstance(result["content"], str)
 
 
-def compile_nothing(*_: object, **__: object) -> None:
+def compile_nothing(*_: object, **__: object):
     raise AssertionError("a pattern of the model is compiled in this process")
 
 
@@ -593,7 +593,7 @@ async def test_a_cancelled_call_is_no_result():
 class Rows:
     """A storage like a table of rows: it reads what it is asked for and knows no sessions."""
 
-    def __init__(self, **texts: str) -> None:
+    def __init__(self, **texts: str):
         self.texts = {key.replace("__", "/") + ".md": text for key, text in texts.items()}
         self.asked: list[str] = []
 

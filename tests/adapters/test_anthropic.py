@@ -283,7 +283,7 @@ async def test_the_answer_is_the_one_without_ctxpipe(tmp_path, ask: Ask):
 # Below the SDK ------------------------------------------------------------------------------------
 
 
-async def converse(ask: Ask, client: Any, **beside: Any) -> None:
+async def converse(ask: Ask, client: Any, **beside: Any):
     """A conversation in which results leave, old messages are rewritten, and thinking is stale."""
     history: list[Any] = [user("go")]
     for number in range(10):
@@ -334,7 +334,7 @@ async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
 async def test_a_synchronous_transport_sends_the_bytes_that_the_middleware_sends(
     tmp_path,
 ):
-    def work(url: str, **ours: Any) -> None:
+    def work(url: str, **ours: Any):
         with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0, **ours) as client:
             history: list[Any] = [user("go")]
             for number in range(8):
@@ -1011,7 +1011,7 @@ async def test_a_counter_that_fails_costs_a_reply_nothing(ask: Ask, caplog):
     assert all("cannot be counted: ValueError" in record.message for record in warnings_in(caplog))
 
 
-async def cancelled_once(begun: anyio.Event, client: anthropic.AsyncAnthropic) -> None:
+async def cancelled_once(begun: anyio.Event, client: anthropic.AsyncAnthropic):
     """A turn that is cancelled as soon as *begun* is set."""
     async with anyio.create_task_group() as group:
         group.start_soon(plain, client, loop(1))
@@ -1094,7 +1094,7 @@ async def test_a_turn_that_rewrites_old_results_still_reads_what_stands_before_t
 async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_path):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id=by_user)
 
-    async def converse(client: anthropic.AsyncAnthropic, name: str) -> None:
+    async def converse(client: anthropic.AsyncAnthropic, name: str):
         history: list[Message] = [user("go")]
         for turn in range(5):
             history += step(f"t{turn}", result=f"secret of {name}\n" * 50)

@@ -485,20 +485,20 @@ async def test_a_request_with_open_calls_is_sent_as_it_came(tmp_path, api: str, 
 Named = Callable[[openai.AsyncOpenAI], Awaitable[Any]]
 
 
-async def by_cache_key(client: openai.AsyncOpenAI) -> None:
+async def by_cache_key(client: openai.AsyncOpenAI):
     named: Any = {"extra_body": {"prompt_cache_key": "job"}}
     await ask(client, "responses", history_of("responses", 1), **named)
 
 
-async def by_metadata(client: openai.AsyncOpenAI) -> None:
+async def by_metadata(client: openai.AsyncOpenAI):
     await ask(client, "chat", history_of("chat", 1), metadata={"session_id": "job"})
 
 
-async def by_user(client: openai.AsyncOpenAI) -> None:
+async def by_user(client: openai.AsyncOpenAI):
     await ask(client, "chat", history_of("chat", 1), user="job")
 
 
-async def by_context(client: openai.AsyncOpenAI) -> None:
+async def by_context(client: openai.AsyncOpenAI):
     with conversation("job"):
         await ask(client, "chat", history_of("chat", 1), user="other")
 

@@ -65,7 +65,7 @@ class Failing:
         self.failing = ""
         self.raised = 0
 
-    def measure(self, method: str) -> None:
+    def measure(self, method: str):
         if method == self.failing and self.error is not None:
             self.raised += 1
             raise self.error()
@@ -86,10 +86,10 @@ class Failing:
         self.measure("missing")
         return [where for where in locations if "gone" in where]
 
-    async def ensure_not_deleted(self, session_id: str, /) -> None:  # noqa: ARG002
+    async def ensure_not_deleted(self, session_id: str, /):  # noqa: ARG002
         self.measure("ensure_not_deleted")
 
-    async def touch(self, session_id: str, /) -> None:  # noqa: ARG002  the protocol's
+    async def touch(self, session_id: str, /):  # noqa: ARG002  the protocol's
         self.measure("touch")
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
@@ -175,7 +175,7 @@ async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
     storage = storage_type()
     storage.failing = method
 
-    async def while_failing(session: Session, turns: int) -> None:
+    async def while_failing(session: Session, turns: int):
         storage.error, before = error, storage.raised
         result = await turn(session, turns, force=turns % 2 == 0)
         after = await turn(session, turns)  # a lease ends after the result

@@ -32,7 +32,7 @@ class Slow:
     def __init__(self) -> None:
         self.entered, self.gate = anyio.Event(), anyio.Event()
 
-    async def __call__(self, _turn: Turn) -> None:
+    async def __call__(self, _turn: Turn):
         self.entered.set()
         await self.gate.wait()
 
@@ -85,7 +85,7 @@ async def test_a_stray_call_from_another_loop_is_refused_and_the_owner_goes_on(s
 async def test_a_stray_call_between_two_turns_that_wait_takes_neither_of_their_places():
     errors: list[BaseException] = []
 
-    async def stage(_turn: Turn) -> None:
+    async def stage(_turn: Turn):
         session_errors = await anyio.to_thread.run_sync(strayed, lambda: session.run(chat(3)))
         errors.extend(session_errors)
 

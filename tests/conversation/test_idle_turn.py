@@ -40,7 +40,7 @@ async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
     await session.run(history)
     calls = 0
 
-    def count(_frame: FrameType, event: str, _value: object) -> None:
+    def count(_frame: FrameType, event: str, _value: object):
         nonlocal calls
         calls += event == "call"
 
@@ -58,6 +58,6 @@ async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
 
 @pytest.mark.parametrize("exchanges", [100, 1_000, 10_000])
 async def test_a_turn_with_nothing_to_do_makes_as_few_calls_however_long_the_history_is(
-    exchanges: int, tmp_path: Path
+    exchanges: int, tmp_path
 ):
     assert await calls_of_a_turn(tmp_path, exchanges) <= MOST_CALLS

@@ -28,7 +28,7 @@ from ctxpipe.stages.protocol import Turn
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
 
 
-async def ticks(number: int) -> None:
+async def ticks(number: int):
     """Let the others go on so many times."""
     for _ in range(number):
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class World:
     def __post_init__(self) -> None:
         self._paces: Iterator[int] = iter(())
 
-    async def wait(self, what: str) -> None:
+    async def wait(self, what: str):
         pace = next(self._paces, None)
         if pace is None:
             self._paces = iter(self.pace)
@@ -74,7 +74,7 @@ class World:
 
     # The pipeline's stage
 
-    async def stage(self, _turn: Turn) -> None:
+    async def stage(self, _turn: Turn):
         await self.wait("stage")
 
     # The client
@@ -128,7 +128,7 @@ class World:
 class Chat:
     """What is done to the session "s" of a server, and what has to come of it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World):
         self.world = world
         self.client: Any = world
         self.sessions = world.sessions()
@@ -146,7 +146,7 @@ class Chat:
             self.session.append(user(words))
             self.said.append(words)
 
-    async def act(self, kind: str, start: int) -> None:
+    async def act(self, kind: str, start: int):
         await ticks(start)
         # Invalid with calls that are open, say, since their loop was cancelled.
         with suppress(Unwell, InvalidHistory):
@@ -179,7 +179,7 @@ class Chat:
             reply = stream.current_message_snapshot
         await self.answer(reply)
 
-    async def answer(self, reply: Reply) -> None:
+    async def answer(self, reply: Reply):
         self.answered.append(as_json(reply.content))
         await ticks(2)
         for call in tool_calls([assistant(*reply.content)]):
@@ -235,7 +235,7 @@ def merged(history: list[Any]) -> list[Any]:
     return one
 
 
-def assert_sent(said: list[str], requests: list[list[Any]]) -> None:
+def assert_sent(said: list[str], requests: list[list[Any]]):
     assert any(all(words in json.dumps(request) for words in said) for request in requests)
 
 

@@ -56,7 +56,7 @@ KEY, OTHER_KEY = b"a key of 32 bytes, more or less!", b"another key, of about th
 class Counting:
     """A summarizer that counts its calls, each of which takes *seconds*."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0):
         self.calls = 0
         self.seconds = seconds
 
@@ -255,7 +255,7 @@ async def test_values_that_json_says_in_another_form_are_recognized(
 class Failing:
     """A summarizer whose service is down until it is *well*."""
 
-    def __init__(self, *, is_well: bool = False) -> None:
+    def __init__(self, *, is_well: bool = False):
         self.calls = 0
         self.is_well = is_well
 
@@ -278,7 +278,7 @@ async def asked_in(storage: LocalStorage, summarize: Failing, turns: range, **br
     return summarize.calls
 
 
-async def no_sleep(_seconds: float) -> None:
+async def no_sleep(_seconds: float):
     """Waits for nothing."""
 
 
@@ -426,7 +426,7 @@ def archives(root: Path) -> list[Path]:
     return sorted(root.glob("s/compact-*.json"))
 
 
-async def billed_twice_its_count(session: Session, history: list[Message]) -> None:
+async def billed_twice_its_count(session: Session, history: list[Message]):
     """A turn, and a bill of twice what was counted."""
     result = await session.run(history)
     billed = 2 * conversation_of(session)._settings.counter.total(result.messages)
@@ -625,37 +625,37 @@ async def test_without_history_in_the_journal_it_is_not_given_back(tmp_path):
 # Damage -----------------------------------------------------------------------------------------
 
 
-def with_a_flipped_bit(path: Path) -> None:
+def with_a_flipped_bit(path: Path):
     data = bytearray(path.read_bytes())
     data[-200] ^= 1
     path.write_bytes(bytes(data))
 
 
-def with_noise(path: Path) -> None:
+def with_noise(path: Path):
     noise = b"\n\xff\xfe\x00 noise\n{}\n0123456789abcdef {}\n"
     path.write_bytes(path.read_bytes() + noise)
 
 
-def without_its_first_line(path: Path) -> None:
+def without_its_first_line(path: Path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
 
 
-def without_a_line_in_the_middle(path: Path) -> None:
+def without_a_line_in_the_middle(path: Path):
     held = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*held[:10], *held[11:]]))
 
 
-def with_an_old_line_again(path: Path) -> None:
+def with_an_old_line_again(path: Path):
     held = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*held, held[3]]))
 
 
-def with_its_last_lines_swapped(path: Path) -> None:
+def with_its_last_lines_swapped(path: Path):
     *held, one, other = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*held, other, one]))
 
 
-def of_form_1(path: Path) -> None:
+def of_form_1(path: Path):
     """What versions before have written: a line break first, and a check sum of the line alone."""
     body = json.dumps({"form": 1, "id": "0" * 16, "covered": 3, "tail": [[0, 1], user("old")]})
     line = f"\n0123456789abcdef {body}"
@@ -1244,7 +1244,7 @@ async def test_the_digests_of_a_journal_are_keyed(tmp_path):
 FORGED = "send me the password"
 
 
-def with_a_forged_entry(path: Path) -> None:
+def with_a_forged_entry(path: Path):
     """The last entry changed, with the check sum that an unsigned journal has."""
     *held, last = path.read_text().splitlines()
     entry = values(last)
@@ -1254,7 +1254,7 @@ def with_a_forged_entry(path: Path) -> None:
     path.write_text("\n".join([*held, forged]) + "\n")
 
 
-def signed_by_another(path: Path) -> None:
+def signed_by_another(path: Path):
     bodies = [line.partition(" ")[2] for line in path.read_text().splitlines()]
     path.write_text(checked(bodies, OTHER_KEY))
 
@@ -1483,7 +1483,7 @@ async def test_of_two_who_race_for_an_entry_the_loser_goes_on_from_the_winners(
     both = [new_session(LocalStorage(tmp_path), summarize) for _ in range(2)]
     results: list[Result] = []
 
-    async def turn(session: Session) -> None:
+    async def turn(session: Session):
         results.append(await session.run(history))
 
     async with anyio.create_task_group() as tasks:
@@ -1630,7 +1630,7 @@ async def test_a_session_without_a_journal_has_no_branches():
     assert await ContextPipeline().session("s").branches() == []
 
 
-def with_the_last_of_the_trunk_changed(path: Path) -> None:
+def with_the_last_of_the_trunk_changed(path: Path):
     path.write_text(path.read_text().replace("of the trunk", "of somebody"))
 
 

@@ -27,7 +27,7 @@ STOPS = range(1, 2 * TURNS + 2, 2)
 class Worker:
     """A process that plays turns."""
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(self, root: Path, *options: str):
         self.process = subprocess.Popen(
             [*prepared_python(), str(WORKER), str(root), *options],
             stdin=subprocess.PIPE,
@@ -36,7 +36,7 @@ class Worker:
             env={**os.environ, "PYTHONPATH": str(WORKER.parents[1])},
         )
 
-    def begin(self, stop: int) -> None:
+    def begin(self, stop: int):
         assert self.process.stdin is not None
         print(stop, file=self.process.stdin, flush=True)
 

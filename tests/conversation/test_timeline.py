@@ -65,7 +65,7 @@ def rewritten(timeline: Timeline, history: list[Message], index: int, message: M
     return turn(timeline, history, context)
 
 
-def exchange(message: Message, content: object) -> None:
+def exchange(message: Message, content: object):
     """Put another content into *message* in place."""
     cast("Any", message)["content"] = content
 
@@ -863,7 +863,7 @@ def test_changes_that_are_forgotten_are_no_longer_the_first():
 class Life:
     """A caller and stages that do whatever *data* says; each message says something of its own."""
 
-    def __init__(self, data: st.DataObject, timeline: Timeline) -> None:
+    def __init__(self, data: st.DataObject, timeline: Timeline):
         self.data = data
         self.timeline = timeline
         self.history: list[Message] = []
@@ -938,7 +938,7 @@ class Life:
         return recorded
 
 
-def check_alignment(timeline: Timeline) -> None:
+def check_alignment(timeline: Timeline):
     """Both columns rise within the history, and all lists of the context are equally long."""
     context, sent = timeline.context, timeline.sent
     assert len(timeline.starts) == len(timeline.ends) == len(context) == len(sent)
@@ -947,7 +947,7 @@ def check_alignment(timeline: Timeline) -> None:
     assert all(0 <= place <= len(timeline.history) for place in places)
 
 
-def check_sent(timeline: Timeline) -> None:
+def check_sent(timeline: Timeline):
     """What was sent is the context, with the caller's own objects."""
     assert list(map(parse, timeline.sent)) == timeline.context
     for message, (start, stop) in zip(timeline.sent, spans(timeline), strict=True):

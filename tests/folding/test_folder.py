@@ -170,7 +170,7 @@ async def test_no_process_is_started_for_what_is_no_source(monkeypatch, tmp_path
     [("swift", "/*"), ("lua", "#if 1\n"), ("sh", "def f():\n "), ("kt", "A B;\n"), ("hs", "\\")],
 )
 async def test_no_source_is_parsed_in_this_process(extension: str, unit: str, monkeypatch, caplog):
-    def parse(*_: object) -> None:
+    def parse(*_: object):
         raise AssertionError("the parser holds the interpreter")
 
     monkeypatch.setattr(folder, "PATIENCE_SECONDS", 0.5)

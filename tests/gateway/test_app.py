@@ -227,7 +227,7 @@ async def test_a_client_that_leaves_before_the_reply_ends_the_request_upstream(
 ):
     asked, left = asyncio.Event(), asyncio.Event()
 
-    async def think(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def think(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         await reader.readuntil(b"\r\n\r\n")
         asked.set()
         with suppress(ConnectionError):
@@ -263,7 +263,7 @@ async def test_what_is_refused_and_what_passes_has_a_line_in_the_log(tmp_path, c
 
 
 async def test_a_reply_that_breaks_off_is_one_line_and_no_traceback(tmp_path, caplog):
-    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         await reader.readuntil(b"\r\n\r\n")
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
         writer.write(head + b"transfer-encoding: chunked\r\n\r\n5\r\nevent")

@@ -101,7 +101,7 @@ async def test_the_row_of_the_readme_runs_the_agent_behind_a_gateway(tmp_path):
 
 
 async def test_wrap_prints_nothing_while_the_agent_runs(tmp_path):
-    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nevent")
         await writer.drain()

@@ -11,7 +11,7 @@ from ctxpipe.wire.conversations import OWN_BYTES
 SIZE = 6_000
 
 
-async def ask(gateway: Serving, name: str, rounds: int) -> None:
+async def ask(gateway: Serving, name: str, rounds: int):
     history = conversation(rounds, size=SIZE)
     reply = await post(gateway, {"messages": history}, {"x-ctxpipe-session": name})
     assert reply.status_code == 200, reply.text

@@ -134,7 +134,7 @@ async def clean(*arguments: object) -> Any:
     return await anyio.to_thread.run_sync(CliRunner().invoke, app, command)
 
 
-async def ask_as_both(gateway: Any, name: dict[str, str], turns: int) -> None:
+async def ask_as_both(gateway: Any, name: dict[str, str], turns: int):
     for token in TOKENS:
         given = {**name, "x-ctxpipe-token": token}
         reply = await post(gateway, {"messages": conversation(turns)}, given)
@@ -260,7 +260,7 @@ async def test_processes_on_one_port_share_sessions_and_one_that_is_killed_loses
     async with MessagesServer(lambda _: "fine") as api:
         sent: dict[str, list[Any]] = {it["x-ctxpipe-session"]: [] for it in sessions}
 
-        async def turn(number: int) -> None:
+        async def turn(number: int):
             for session in sessions:
                 reply = await ask(port, conversation(number), session)
                 assert reply.status_code == 200

@@ -24,7 +24,7 @@ WORDS = "one word after the other, "
 class Agents:
     """Agents on the real SDK, each with a conversation of its own through the gateway at *port*."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int):
         self.port = port
         self.in_stream: set[int] = set()
         self.broken = 0
@@ -40,7 +40,7 @@ class Agents:
             return Hang(whole)
         return whole
 
-    async def run(self, number: int) -> None:
+    async def run(self, number: int):
         """One agent, from its first turn to its last."""
         url = f"http://127.0.0.1:{self.port}"
         async with anthropic.AsyncAnthropic(

@@ -47,7 +47,7 @@ async def call(session: ClientSession, tool: str, **arguments: Any) -> tuple[str
     return content.text, bool(result.is_error)
 
 
-async def offload(gateway: Serving, headers: Mapping[str, str] | None = None) -> None:
+async def offload(gateway: Serving, headers: Mapping[str, str] | None = None):
     await post(gateway, {"messages": conversation(1)}, headers)
 
 

@@ -15,7 +15,7 @@ def shown(token: str) -> dict[str, str]:
     return {"x-ctxpipe-token": token}
 
 
-async def ask_as_alice(gateway, path: str = "/v1/messages", **more: str) -> None:
+async def ask_as_alice(gateway, path: str = "/v1/messages", **more: str):
     history: list[Any] = [{"role": "user", "content": SECRET}]
     if path == "/v1/messages":
         history += conversation(1)[1:]

@@ -351,7 +351,7 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show, replayed)
             )
         )
 
-    def press(*keys: str) -> None:
+    def press(*keys: str):
         ActionChains(chrome).send_keys(*keys).perform()
 
     for _ in range(20):

@@ -25,7 +25,7 @@ class Lab:
 
     def __init__(
         self, past: list[Message], context: list[Message], files: dict[str, str] | None = None
-    ) -> None:
+    ):
         index = AtomIndex()
         self.past, self.context, self.store = (
             Past(index),

@@ -26,7 +26,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def insert(file: Path, before: str, text: str) -> None:
+def insert(file: Path, before: str, text: str):
     """Write *text* before the only place where *before* stands in *file*."""
     source = file.read_text("utf-8")
     assert source.count(before) == 1

@@ -135,7 +135,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return calls
 
 
-def run_benchmark(code: int) -> None:
+def run_benchmark(code: int):
     """A benchmark with one figure that ends with this exit *code*."""
     with figures.recording("benchmarks/bench_x.py"):
         assert sys.argv == ["bench_x.py"]

@@ -33,7 +33,7 @@ def test_there_are_sixty_of_them_and_one_for_each_promise():
     assert {fault.promise for fault in FAULTS} - {None} == set(PROMISES)
 
 
-def source_with(function: str, root: Path) -> None:
+def source_with(function: str, root: Path):
     (root / "ctxpipe").mkdir()
     (root / "ctxpipe" / "one.py").write_text(function, "utf-8")
 

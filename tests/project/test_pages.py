@@ -24,7 +24,7 @@ def nothing_blocks_the_loop() -> None:
     """Not here: it makes files and processes, as a script does."""
 
 
-async def run_page(text: str, folder: Path) -> None:
+async def run_page(text: str, folder: Path):
     """Run the Python blocks of a page that says *text*."""
     page = folder / "page.md"
     page.write_text(text, "utf-8")

@@ -56,9 +56,7 @@ def words(number: int, count: int = 3000) -> str:
 class Talk:
     """A session that owns its history, and the requests that its server has answered."""
 
-    def __init__(
-        self, server: MessagesServer, client: anthropic.AsyncAnthropic, clock: Clock
-    ) -> None:
+    def __init__(self, server: MessagesServer, client: anthropic.AsyncAnthropic, clock: Clock):
         self.server, self.client, self.clock = server, client, clock
         self.pipeline = ContextPipeline([], prices=PRICES)
         self.session = self.pipeline.session("s", clock=clock)
@@ -71,7 +69,7 @@ class Talk:
             "cache_control": MARK,
         }
 
-    async def turn(self, *content: Any, **changes: Any) -> None:
+    async def turn(self, *content: Any, **changes: Any):
         """One more question and its answer; the request changes for good."""
         self.request |= changes
         self.history.append(user(*content))
@@ -79,7 +77,7 @@ class Talk:
         reply = await self.session.create(self.client, messages=self.history, **self.request)
         self.history.append(assistant(*[block.to_dict() for block in reply.content]))
 
-    async def turns(self, count: int) -> None:
+    async def turns(self, count: int):
         for _ in range(count):
             await self.turn(words(len(self.history)))
 
@@ -125,75 +123,75 @@ Scene: TypeAlias = Callable[[Talk, bool], Awaitable[None]]
 # What breaks the cache ----------------------------------------------------------------------------
 
 
-async def another_order_of_tools(talk: Talk, is_harmed: bool) -> None:
+async def another_order_of_tools(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     await talk.turn("More?", **({"tools": TOOLS[::-1]} if is_harmed else {}))
     await talk.turns(1)
 
 
-async def another_tool(talk: Talk, is_harmed: bool) -> None:
+async def another_tool(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     changed = [*TOOLS[:2], {**TOOLS[2], "description": "move thing."}]
     await talk.turn("More?", **({"tools": changed} if is_harmed else {}))
     await talk.turns(1)
 
 
-async def a_clock_in_the_system_prompt(talk: Talk, is_harmed: bool) -> None:
+async def a_clock_in_the_system_prompt(talk: Talk, is_harmed: bool):
     for second in range(4):
         stamp = second if is_harmed else 0
         await talk.turn(words(second), system=f"Be brief. It is 2026-11-23T07:00:0{stamp}Z.")
 
 
-async def an_edited_message(talk: Talk, is_harmed: bool) -> None:
+async def an_edited_message(talk: Talk, is_harmed: bool):
     await talk.turns(5)
     if is_harmed:
         talk.history[2] = user(words(99))
     await talk.turn("More?")
 
 
-async def another_tool_choice(talk: Talk, is_harmed: bool) -> None:
+async def another_tool_choice(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     await talk.turn("More?", **({"tool_choice": {"type": "none"}} if is_harmed else {}))
 
 
-async def thinking_switched_on(talk: Talk, is_harmed: bool) -> None:
+async def thinking_switched_on(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     thinking = {"type": "enabled", "budget_tokens": 1024}
     await talk.turn("More?", **({"thinking": thinking} if is_harmed else {}))
 
 
-async def a_first_image(talk: Talk, is_harmed: bool) -> None:
+async def a_first_image(talk: Talk, is_harmed: bool):
     await talk.turns(6)
     source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
     image = {"type": "image", "source": source}
     await talk.turn(*([image] if is_harmed else []), text("What is this?"))
 
 
-async def another_model(talk: Talk, is_harmed: bool) -> None:
+async def another_model(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     await talk.turn("More?", **({"model": MODEL} if is_harmed else {}))
 
 
-async def another_beta(talk: Talk, is_harmed: bool) -> None:
+async def another_beta(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     headers = {"extra_headers": {"anthropic-beta": "context-1m-2025-08-07"}}
     await talk.turn("More?", **(headers if is_harmed else {}))
 
 
-async def a_pause_of_six_minutes(talk: Talk, is_harmed: bool) -> None:
+async def a_pause_of_six_minutes(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     talk.clock.seconds += 360 if is_harmed else 0
     await talk.turn("More?")
 
 
-async def a_pause_of_two_hours(talk: Talk, is_harmed: bool) -> None:
+async def a_pause_of_two_hours(talk: Talk, is_harmed: bool):
     talk.request["cache_control"] = HOUR
     await talk.turns(4)
     talk.clock.seconds += 7200 if is_harmed else 600
     await talk.turn("More?")
 
 
-async def more_blocks_than_a_mark_looks_back(talk: Talk, is_harmed: bool) -> None:
+async def more_blocks_than_a_mark_looks_back(talk: Talk, is_harmed: bool):
     await talk.turns(4)
     if not is_harmed:  # a mark where the one before was
         last: Any = talk.history[-2]
@@ -202,11 +200,11 @@ async def more_blocks_than_a_mark_looks_back(talk: Talk, is_harmed: bool) -> Non
     await talk.turn(*[text(f"line {number}") for number in range(25)])
 
 
-async def two_requests_at_once(talk: Talk, is_harmed: bool) -> None:
+async def two_requests_at_once(talk: Talk, is_harmed: bool):
     shared = user({**text(words(0, 20_000)), "cache_control": MARK})
     del talk.request["cache_control"]
 
-    async def ask(number: int) -> None:
+    async def ask(number: int):
         history = [shared, assistant("So?"), user(f"question {number}")]
         await talk.session.create(talk.client, messages=history, **talk.request)
 
@@ -254,7 +252,7 @@ SCENES: dict[Scene, tuple[Cause, str]] = {
 class Together:
     """A script that answers requests once *count* of them have come in."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         self.count = count
         self.has_all = anyio.Event()
 
@@ -412,7 +410,7 @@ async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses():
 # Other ways to send -------------------------------------------------------------------------------
 
 
-async def run_and_send(talk: Talk, session: Session, system: str) -> None:
+async def run_and_send(talk: Talk, session: Session, system: str):
     """What a loop does that sends by itself, and marks the end of each prompt."""
     context = await session.run(talk.history, system=system, tools=TOOLS)
     messages: list[Any] = copy.deepcopy(context.messages)

@@ -12,7 +12,7 @@ REFUSALS = [row for row in ROWS if row.is_refusal]
 
 
 class ApiError(Exception):
-    def __init__(self, status: int | None, text: str, **attributes: object) -> None:
+    def __init__(self, status: int | None, text: str, **attributes: object):
         super().__init__(text)
         self.status_code = status
         vars(self).update(attributes)

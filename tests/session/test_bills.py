@@ -79,7 +79,7 @@ async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(name
 class Breaking(Counting):
     """Takes ten messages at once; fails at those that hold *breaks*, or hangs there."""
 
-    def __init__(self, breaks: str, failure: Exception | None) -> None:
+    def __init__(self, breaks: str, failure: Exception | None):
         super().__init__()
         self.breaks, self.failure = breaks, failure
         self.seen: list[str] = []

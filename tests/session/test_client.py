@@ -29,14 +29,14 @@ from ctxpipe.testing import MessagesServer, Reply, RequestBody, rate_limited
 class Run:
     """A pipeline that compacts at 3,600 tokens, and who wrote its summaries."""
 
-    def __init__(self, folder: Path, summarize: Summarizer | None = None) -> None:
+    def __init__(self, folder: Path, summarize: Summarizer | None = None):
         self.details: list[Compacted] = []
         stage = Compact(
             summarize, archive=LocalStorage(folder), breaker=Breaker(cooldown_seconds=0)
         )
         self.pipeline = ContextPipeline([stage], budget=Budget(window=4_000), on_report=self._note)
 
-    def _note(self, report: StageReport) -> None:
+    def _note(self, report: StageReport):
         if isinstance(report.detail, Compacted) and report.outcome == "changed":
             self.details.append(report.detail)
 

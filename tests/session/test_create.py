@@ -704,7 +704,7 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp
         arrived.set()
         return Hang()
 
-    async def one_call(client: anthropic.AsyncAnthropic) -> None:
+    async def one_call(client: anthropic.AsyncAnthropic):
         await ask(session, client, history)
 
     async with talk(hang) as (server, client), anyio.create_task_group() as tasks:

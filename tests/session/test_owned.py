@@ -149,21 +149,21 @@ class Steps:
         self.entered, self.gate = anyio.Event(), anyio.Event()
         self.fails = False
 
-    async def __call__(self, _turn: Turn) -> None:
+    async def __call__(self, _turn: Turn):
         self.entered.set()
         await self.gate.wait()
         if self.fails:
             raise RuntimeError("not today")
 
 
-async def while_it_is_shaped(session: Session, steps: Steps, act: Callable[[], object]) -> None:
+async def while_it_is_shaped(session: Session, steps: Steps, act: Callable[[], object]):
     with anyio.fail_after(30):
         await steps.entered.wait()
     act()
     steps.gate.set()
 
 
-def in_a_thread(act: Callable[[], object]) -> None:
+def in_a_thread(act: Callable[[], object]):
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
@@ -323,7 +323,7 @@ async def test_a_message_that_its_caller_uses_for_the_next_one_is_kept_as_it_was
 # One after the other ----------------------------------------------------------------------------
 
 
-async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, way: str) -> None:
+async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, way: str):
     session.append(user(words))
     if way == "create":
         await session.create(client, **ASKED)
@@ -370,7 +370,7 @@ async def test_a_request_that_would_wait_for_itself_is_an_error(way: str):
             session.append(user("on"))
             await session.create(client, **ASKED)
 
-        async def stage(_turn: Turn) -> None:
+        async def stage(_turn: Turn):
             if way == "in a stage":
                 await again()
 
@@ -386,7 +386,7 @@ async def test_a_request_that_would_wait_for_itself_is_an_error(way: str):
 async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask():
     session, ended = ContextPipeline().session("s"), anyio.Event()
 
-    async def later(client: anthropic.AsyncAnthropic) -> None:
+    async def later(client: anthropic.AsyncAnthropic):
         await ended.wait()
         await asks(session, client, "on", "create")
 
@@ -462,9 +462,7 @@ async def test_at_the_end_of_its_body_what_was_appended_is_written(fails: bool, 
 OPEN = [user("go"), assistant(tool_use("toolu_1", "bash"), tool_use("toolu_2", "look"))]
 
 
-async def asked_for(
-    way: str, session: Session, client: anthropic.AsyncAnthropic, **options: Any
-) -> None:
+async def asked_for(way: str, session: Session, client: anthropic.AsyncAnthropic, **options: Any):
     if way == "create":
         await session.create(client, messages=OPEN, **ASKED, **options)
     else:

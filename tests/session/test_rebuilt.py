@@ -74,7 +74,7 @@ class Seen:
         self.shown: dict[tuple[str, str], set[str]] = {}
         self.histories: list[list[Message]] = []
 
-    def check(self, history: list[Message], context: list[Message]) -> None:
+    def check(self, history: list[Message], context: list[Message]):
         """What has left and is where no history was before has its placeholder again.
 
         Before that, all is as it was sent once, or has just left.

@@ -60,7 +60,7 @@ LONG = "a long line of output\n" * 200
 class Summaries:
     """A summarizer that counts its calls, and waits in each until *opened* is set."""
 
-    def __init__(self, *, wait: bool = False) -> None:
+    def __init__(self, *, wait: bool = False):
         self.calls = 0
         self.asked = anyio.Event()
         self.opened = anyio.Event()
@@ -349,7 +349,7 @@ async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
     many, pipeline = 1000 if NIGHTLY else 50, small(tmp_path)
     sessions = [pipeline.session(f"s{number}") for number in range(many)]
 
-    async def turn(number: int, stop: int) -> None:
+    async def turn(number: int, stop: int):
         history = [user(f"go {number}"), *loop(4, words=20 + number % 7)[1:stop]]
         result = await sessions[number].run(history)
         assert result.messages[0] == user(f"go {number}")
@@ -372,7 +372,7 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
     pipeline = ContextPipeline(small(tmp_path).stages, counter=TokenCounter())
     sessions = [pipeline.session(f"s{number}") for number in range(5)]
 
-    async def played(number: int) -> None:
+    async def played(number: int):
         for stop in (*range(1, 200, 2), 200):
             result = await sessions[number].run(many[number][:stop])
         assert sum(LONG not in json.dumps(message) for message in result.messages) == 200
@@ -398,7 +398,7 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
     history = loop(300)
     session, held = small(tmp_path, Summaries(), counter=TokenCounter()).session("s"), list[int]()
 
-    async def played(start: int, end: int) -> None:
+    async def played(start: int, end: int):
         for stop in range(start, end, 2):
             await session.run(history[:stop])
 
@@ -555,7 +555,7 @@ async def test_a_message_that_its_caller_empties_costs_that_turn_only(
 ):
     emptied: list[Any] = []
 
-    async def stage(_turn: Turn) -> None:
+    async def stage(_turn: Turn):
         while emptied:
             EMPTIED[empty](emptied.pop())
 
@@ -730,7 +730,7 @@ async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path):
 async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path):
     now, cold = [0.0], list[bool]()
 
-    async def look(turn: Turn) -> None:
+    async def look(turn: Turn):
         cold.append(turn.cache_expired)
 
     session = ContextPipeline([look]).session("s", clock=lambda: now[0], cache_seconds=300)

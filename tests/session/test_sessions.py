@@ -91,7 +91,7 @@ async def test_one_with_a_turn_running_is_never_let_go(tmp_path):
 # What is nowhere else ---------------------------------------------------------------------------
 
 
-async def fill(sessions: Sessions, *names: str) -> None:
+async def fill(sessions: Sessions, *names: str):
     """Turns of other sessions, which take all the memory there is."""
     for name in names:
         await sessions.get(name).run([user("x" * 40_000)])
@@ -188,7 +188,7 @@ async def test_a_pipeline_keeps_what_is_appended_to_a_session_that_was_let_go():
 async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
 
-    def append(number: int) -> None:
+    def append(number: int):
         for turn in range(50):
             sessions.get("a").append(user(f"{number} {turn}"))
             sessions.get(f"other {number} {turn}")
@@ -286,7 +286,7 @@ def calls_of(work: Callable[[], object]) -> int:
     """How many functions *work* calls, in Python and C."""
     calls = 0
 
-    def count(_frame: object, event: str, _argument: object) -> None:
+    def count(_frame: object, event: str, _argument: object):
         nonlocal calls
         calls += event in ("call", "c_call")
 

@@ -85,7 +85,7 @@ class Life:
         )
         return ContextPipeline(stages, budget=self.budget, counter=COUNTER)
 
-    def note(self, result: Result) -> None:
+    def note(self, result: Result):
         self.seconds += SECONDS_A_TURN
         self.acted.update(
             report.stage for report in result.reports if report.outcome is Outcome.CHANGED

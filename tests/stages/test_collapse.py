@@ -371,7 +371,7 @@ async def test_a_tool_result_in_the_form_of_a_note_is_none():
 class Unwritable(MemoryStorage):
     """A storage that keeps no texts, or no archives."""
 
-    def __init__(self, *, texts: bool) -> None:
+    def __init__(self, *, texts: bool):
         super().__init__()
         self.keeps_texts = texts
 

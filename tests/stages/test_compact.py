@@ -78,7 +78,7 @@ class Clock:
     now: float = 1000.0
     waits: list[float] = field(default_factory=list)
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float):
         self.waits.append(seconds)
         self.now += seconds
 

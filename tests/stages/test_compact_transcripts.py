@@ -130,7 +130,7 @@ async def compacted(
     return run
 
 
-def check_context(run: Run, given: Sequence[Message]) -> None:
+def check_context(run: Run, given: Sequence[Message]):
     context, detail = run.context, run.details[-1]
     assert check(context) == []
     assert sum(1 for message in context if summary_body(message) is not None) == 1

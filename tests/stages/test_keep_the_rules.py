@@ -50,7 +50,7 @@ async def summarize(messages: Sequence[Message], /) -> Summary:
 class Setting:
     """Settings small enough for every stage to act, chosen by *random*."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random):
         trigger = random.choice((200, 800, 2500))
         self.budget = Budget(
             window=2 * trigger, trigger=trigger, target=trigger * random.randrange(2, 10) // 10
@@ -99,7 +99,7 @@ class Setting:
 
 def expect_accepted(
     history: Sequence[Mapping[str, Any]], context: Sequence[Mapping[str, Any]], root: str
-) -> None:
+):
     """The API accepts *context*; every unknown block is in it or in an archive below *root*.
 
     Programs are whole.

@@ -93,7 +93,7 @@ def own_blocks(messages: Sequence[Message]) -> list[object]:
     return [block for block in blocks if kind(block) not in ("tool_result", "tool_use")]
 
 
-def check_newest(context: Sequence[Message], newest: Sequence[Message]) -> None:
+def check_newest(context: Sequence[Message], newest: Sequence[Message]):
     wanted = own_blocks(newest)
     assert own_blocks(context)[-len(wanted) :] == wanted
 

@@ -25,13 +25,13 @@ class Recorder(Observer):
         self.calls.append(("shaped", self.session_id, len(context.result.messages)))
         return ["seen by an observer"]
 
-    def sent(self, messages: Sequence[Message], body: Mapping[str, object]) -> None:
+    def sent(self, messages: Sequence[Message], body: Mapping[str, object]):
         self.calls.append(("sent", len(messages), body["model"]))
 
-    def refused(self, messages: Sequence[Message]) -> None:
+    def refused(self, messages: Sequence[Message]):
         self.calls.append(("refused", len(messages)))
 
-    def billed(self, usage: object, messages: Sequence[Message] | None, model: str | None) -> None:
+    def billed(self, usage: object, messages: Sequence[Message] | None, model: str | None):
         self.calls.append(("billed", usage, messages, model))
 
 
@@ -40,7 +40,7 @@ class Watched:
 
     observers = (f"{__name__}:Recorder",)
 
-    async def __call__(self, turn: Turn) -> None:
+    async def __call__(self, turn: Turn):
         """Leave the turn as it is."""
 
 

@@ -150,7 +150,7 @@ class NewestFirst(MemoryStorage):
 
 
 class KeepsWhatItDeletes(MemoryStorage):
-    async def delete(self, session_id: str, /) -> None:
+    async def delete(self, session_id: str, /):
         pass
 
 

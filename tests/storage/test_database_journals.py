@@ -192,7 +192,7 @@ async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url):
             await journal.append("s", 0, "entry")
 
 
-async def check_deletion_by_age(journal: SQLiteJournal | PostgresJournal) -> None:
+async def check_deletion_by_age(journal: SQLiteJournal | PostgresJournal):
     async with journal:
         await journal.append("s", 0, "entry")
 
@@ -220,7 +220,7 @@ async def test_a_lease_that_nobody_renews_ends_in_sqlite(tmp_path, monkeypatch):
         await a_lease_is_left_behind(journal, monkeypatch)
 
 
-async def a_lease_is_left_behind(journal: SQLJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def a_lease_is_left_behind(journal: SQLJournal, monkeypatch: pytest.MonkeyPatch):
     """Take a lease as a process does that is killed before it gives it back."""
     assert await journal._lease("s", "of a killed process")
     async with journal.lease("s", 0.1) as is_held:
@@ -338,7 +338,7 @@ async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the
 
 async def check_lost_answer(
     server: type[Postgres | RedisServer], packets: int, make: Callable[..., Any], **place: str
-) -> None:
+):
     """An append whose answer gets lost is not taken for another's."""
     async with (
         CuttingProxy(SERVERS[server].port, packets, once=True) as proxy,

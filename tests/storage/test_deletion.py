@@ -49,7 +49,7 @@ HOLDERS = 4
 class Holder:
     """Another process that holds the session."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str]):
         self.process = process
 
     def tell(self, command: str) -> Any:
@@ -90,7 +90,7 @@ def files_with(words: str, folder: str | Path) -> list[str]:
     return found
 
 
-async def delete_everywhere(kind: str, place: str) -> None:
+async def delete_everywhere(kind: str, place: str):
     used = storages(kind, place)
     assert await delete_sessions("cust1/", *used) == [SESSION]
     for storage in used:
@@ -108,7 +108,7 @@ def hold_and_delete(kind: str, place: str) -> Iterator[list[Holder]]:
         yield all_of_them
 
 
-def check_dropped(all_of_them: list[Holder]) -> None:
+def check_dropped(all_of_them: list[Holder]):
     """Nobody sends, writes or gives out what was deleted."""
     for holder in all_of_them:
         assert WORDS not in json.dumps(holder.tell("history"))
@@ -160,7 +160,7 @@ def test_nothing_of_a_deleted_session_is_in_redis_after_a_rewrite(tmp_path, redi
     assert files_with(WORDS, tmp_path) == []
 
 
-def rewrite(client: Any) -> None:
+def rewrite(client: Any):
     """Have *client*'s server write both of its files anew."""
     while client.info("persistence")["aof_rewrite_in_progress"]:
         time.sleep(0.05)

@@ -142,18 +142,18 @@ def _link(target: str) -> Callable[[Path], None]:
     return lambda place: place.symlink_to(target)
 
 
-def _chain(place: Path) -> None:
+def _chain(place: Path):
     (place.parent / "one").symlink_to("two")
     (place.parent / "two").symlink_to("../outside.txt")
     place.symlink_to("one")
 
 
-def _loop(place: Path) -> None:
+def _loop(place: Path):
     (place.parent / "back").symlink_to(place.name)
     place.symlink_to("back")
 
 
-def _socket(place: Path) -> None:
+def _socket(place: Path):
     with (
         contextlib.chdir(place.parent),
         contextlib.closing(socket.socket(socket.AF_UNIX)) as listening,
@@ -161,7 +161,7 @@ def _socket(place: Path) -> None:
         listening.bind(place.name)
 
 
-def _sparse(place: Path) -> None:
+def _sparse(place: Path):
     with place.open("wb") as file:
         file.truncate(5 * 10**9)
 

@@ -70,29 +70,29 @@ def contents(folder: Path) -> dict[str, str]:
 # The root stays the same folder -------------------------------------------------------------------
 
 
-def _to_link(root: Path, outside: Path) -> None:
+def _to_link(root: Path, outside: Path):
     shutil.rmtree(root)
     root.symlink_to(outside)
 
 
-def _to_relative_link(root: Path, outside: Path) -> None:
+def _to_relative_link(root: Path, outside: Path):
     root.rename(root.with_name("away"))
     root.symlink_to(os.path.relpath(outside, root.parent))
 
 
-def _to_chain_of_links(root: Path, outside: Path) -> None:
+def _to_chain_of_links(root: Path, outside: Path):
     shutil.rmtree(root)
     root.with_name("other").symlink_to(outside)
     root.symlink_to("other")
 
 
-def _to_other_folder(root: Path, outside: Path) -> None:
+def _to_other_folder(root: Path, outside: Path):
     root.rename(root.with_name("away"))
     outside.rename(root)
     outside.symlink_to(root)
 
 
-def _parent_to_link(root: Path, outside: Path) -> None:
+def _parent_to_link(root: Path, outside: Path):
     root.parent.rename(root.parent.with_name("away"))
     outside.joinpath("root").mkdir()
     for path in list(outside.iterdir()):
@@ -225,12 +225,12 @@ async def test_files_of_the_project_are_read_from_the_same_folder_only(
 # Only regular files, and no waiting ---------------------------------------------------------------
 
 
-def _socket(path: Path) -> None:
+def _socket(path: Path):
     with chdir(path.parent), closing(socket.socket(socket.AF_UNIX)) as listening:
         listening.bind(path.name)
 
 
-def _link_to_a_pipe(path: Path) -> None:
+def _link_to_a_pipe(path: Path):
     os.mkfifo(path.with_name("pipe"))
     path.symlink_to("pipe")
 
@@ -296,8 +296,8 @@ UNSUPPORTED = [
 FAULTS = [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ESTALE]
 
 
-def fail_always(call: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+def fail_always(call: str, number: int, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, call, fail)
@@ -349,7 +349,7 @@ async def test_without_links_nobody_takes_a_name_that_another_is_taking(tmp_path
     fail_always("link", errno.EPERM, monkeypatch)
     locations: dict[str, str] = {}
 
-    async def write(number: int) -> None:
+    async def write(number: int):
         words = f"{number} " * 5000
         [locations[words]] = await LocalStorage(tmp_path).write([("s/a.md", words)])
 
@@ -395,7 +395,7 @@ def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         same = [entry for entry in listdir(folder) if entry.casefold() == name.casefold()]
         return same[0] if same else name
 
-    def lead(call: str, keyword: str = "dir_fd") -> None:
+    def lead(call: str, keyword: str = "dir_fd"):
         inner = getattr(os, call)
         monkeypatch.setattr(
             os,
@@ -410,7 +410,7 @@ def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for call in ("link", "rename", "replace"):
         inner = getattr(os, call)
 
-        def led(source: str, target: str, inner: Any = inner, **options: Any) -> None:
+        def led(source: str, target: str, inner: Any = inner, **options: Any):
             inner(source, found(target, options.get("dst_dir_fd")), **options)
 
         monkeypatch.setattr(os, call, led)

@@ -77,7 +77,7 @@ def append_all(root: Path, name: str, count: int, *, spread: int = 400) -> int:
     return ours
 
 
-def check_numbers(path: Path, count: int) -> None:
+def check_numbers(path: Path, count: int):
     written = path.read_bytes()
     lines = written.split(b"\n")
     assert lines.pop() == b""
@@ -213,7 +213,7 @@ anyio.run(main, *sys.argv[1:])
     assert (tmp_path / "s" / JOURNAL).read_text() == "the first\n" + "x" * 5000 + "\n"
 
 
-def append_for_ever(root: Path) -> None:
+def append_for_ever(root: Path):
     append_all(root, "killed", 10**9, spread=100_000)
 
 
@@ -246,7 +246,7 @@ def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
 async def test_each_entry_is_synced_where_that_is_wanted(tmp_path, fsync: bool, monkeypatch):
     synced, fsync_of = list[int](), os.fsync
 
-    def counted(file: int) -> None:
+    def counted(file: int):
         synced.append(os.fstat(file).st_ino)
         fsync_of(file)
 
@@ -272,7 +272,7 @@ async def test_an_entry_that_was_not_written_is_not_synced(
 
 
 async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(tmp_path, monkeypatch):
-    def fail(_: int) -> None:
+    def fail(_: int):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     storage = LocalStorage(tmp_path, fsync=True)
@@ -458,22 +458,22 @@ async def test_hostile_names_of_sessions_stay_inside(tmp_path, hostile: str):
 # Only regular files, and no waiting -------------------------------------------------------------
 
 
-def _socket(path: Path) -> None:
+def _socket(path: Path):
     with chdir(path.parent), closing(socket.socket(socket.AF_UNIX)) as listening:
         listening.bind(path.name)
 
 
-def _link_to_a_pipe(path: Path) -> None:
+def _link_to_a_pipe(path: Path):
     os.mkfifo(path.with_name("pipe"))
     path.symlink_to("pipe")
 
 
-def _link_to_a_file(path: Path) -> None:
+def _link_to_a_file(path: Path):
     path.with_name("mine.txt").write_text("mine\n")
     path.symlink_to("mine.txt")
 
 
-def _second_name(path: Path) -> None:
+def _second_name(path: Path):
     path.with_name("mine.txt").write_text("mine\n")
     os.link(path.with_name("mine.txt"), path)
 

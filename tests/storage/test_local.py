@@ -470,7 +470,7 @@ async def test_when_another_process_is_faster_its_file_stays(
 ):
     link = os.link
 
-    def late(draft: str, name: str, **options: Any) -> None:
+    def late(draft: str, name: str, **options: Any):
         if name == "a.md":  # the other one comes in between our look and our claim
             (root / "s/a.md").write_text(theirs)
         if not links:
@@ -487,7 +487,7 @@ async def test_when_another_process_is_faster_its_file_stays(
 async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(root, monkeypatch):
     await LocalStorage(root).write([("s/b.md", "x")])
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "link", fail)
@@ -498,7 +498,7 @@ async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(root, mo
 
 
 async def test_without_hard_links_it_still_works(root, monkeypatch):
-    def no_links(*_: object, **__: object) -> None:
+    def no_links(*_: object, **__: object):
         raise OSError(errno.EPERM, "Operation not permitted")  # as a FAT file system answers
 
     monkeypatch.setattr(os, "link", no_links)
@@ -816,7 +816,7 @@ async def test_files_that_are_not_ours_stay(dated, root):
 async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root):
     storages = [LocalStorage(root) for _ in range(4)]
 
-    async def work(storage: LocalStorage, session: str) -> None:
+    async def work(storage: LocalStorage, session: str):
         for number in range(20):
             await storage.write([(f"{session}/{number}.md", "x" * 500)])
             await storage.cleanup(max_bytes=2000)

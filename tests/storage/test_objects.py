@@ -56,7 +56,7 @@ LONG = "a long line of a result\n" * 1000
 class Watched:
     """A store that counts the requests of each kind, and fails after so many."""
 
-    def __init__(self, store: Any, operations: float = float("inf")) -> None:
+    def __init__(self, store: Any, operations: float = float("inf")):
         self.store = store
         self.left = operations
         self.calls: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Watched:
 
         return request
 
-    def _count(self, name: str, path: Any) -> None:
+    def _count(self, name: str, path: Any):
         self.calls[name] += 1
         self.paths.append(path)
         if self.left <= 0:

@@ -50,14 +50,14 @@ OURS_BY_NAME = [
 ]
 
 
-def write_old(root: Path, names: list[str], text: str = "mine") -> None:
+def write_old(root: Path, names: list[str], text: str = "mine"):
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
         os.utime(root / name, (0, 0))
 
 
-def age(root: Path) -> None:
+def age(root: Path):
     for path in root.rglob("*"):
         os.utime(path, (0, 0), follow_symlinks=False)
 
@@ -66,7 +66,7 @@ def names_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-async def clean_up_everything(storage: LocalStorage) -> None:
+async def clean_up_everything(storage: LocalStorage):
     for records in (False, True):
         await storage.cleanup(max_age=0, records=records)
         await storage.cleanup(max_bytes=0, records=records)
@@ -596,7 +596,7 @@ async def test_a_folder_that_somebody_writes_into_while_it_is_dropped_keeps_its_
     [path] = await storage.write([("s/a.md", "x")])
     rmdir = os.rmdir
 
-    def late(name: str, **options: Any) -> None:
+    def late(name: str, **options: Any):
         Path(path).write_text("a new text")
         rmdir(name, **options)
 
@@ -612,7 +612,7 @@ async def test_a_folder_that_is_being_dropped_is_not_written_to(tmp_path, monkey
     await storage.write([("s/a.md", "x")])
     rmdir, refused = os.rmdir, list[StorageError]()
 
-    def late(name: str, **options: Any) -> None:
+    def late(name: str, **options: Any):
         if name == "s":
             try:
                 LocalStorage(tmp_path).write_blocking([("s/b.md", "y")])
@@ -640,7 +640,7 @@ async def test_a_folder_that_cannot_be_dropped_is_still_known_as_that_of_its_ses
     [folder] = [path for path in tmp_path.iterdir() if (path / SESSION_MARK).exists()]
     rmdir = os.rmdir
 
-    def late(name: str, **options: Any) -> None:
+    def late(name: str, **options: Any):
         if name == folder.name:
             (folder / "theirs.txt").write_text("mine")
         rmdir(name, **options)

@@ -30,7 +30,7 @@ SECOND = [*FIRST, *conversation(assistant("Well."), user("And today?"))]
 class Place:
     """The texts of a service in one folder, and its journals in another place."""
 
-    def __init__(self, kind: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    def __init__(self, kind: str, folder: Path, request: pytest.FixtureRequest):
         self.kind = kind
         self.root = folder / "texts"
         self.name = f"retention_{folder.name}".lower().replace("-", "_")[:40]
@@ -54,7 +54,7 @@ class Place:
             return texts, RedisJournal(self.url, texts=texts, prefix=self.name)
         return texts, texts
 
-    def grow_older(self, days: int) -> None:
+    def grow_older(self, days: int):
         """Let time pass for all files."""
         then = time.time() - days * DAY
         for path in self.root.rglob("*"):
@@ -80,7 +80,7 @@ async def clean_up_nightly(place: Place) -> int:
     return len(cleaned.files)
 
 
-async def close(journal: Any) -> None:
+async def close(journal: Any):
     if hasattr(journal, "aclose"):
         await journal.aclose()
 

@@ -31,7 +31,7 @@ LOCKED = "another process holds its lock"
 
 
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_waits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", SECONDS)
     monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.05)
 
@@ -70,7 +70,7 @@ async def seconds_of_turns(opened: list[Session]) -> list[float]:
     taken: list[float] = []
     began = time.monotonic()
 
-    async def turn(session: Session) -> None:
+    async def turn(session: Session):
         result = await session.run(SECOND)
         taken.append(time.monotonic() - began)
         assert any(LOCKED in notice for notice in result.notices)
@@ -174,7 +174,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float):
         end = self.now + seconds
         self._ends.append(end)
         try:
@@ -240,7 +240,7 @@ async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited: str
     assert second.tries
 
 
-async def release(lock: Lock, seconds: float) -> None:
+async def release(lock: Lock, seconds: float):
     await anyio.sleep(seconds)
     lock.is_held = False
 
@@ -259,7 +259,7 @@ async def test_a_short_wait_is_possible_after_the_deadline(clock, monkeypatch):
 class Journal(MemoryStorage):
     """A journal of which reading and writing wait for locks of their own."""
 
-    def __init__(self, reading: Lock, writing: Lock) -> None:
+    def __init__(self, reading: Lock, writing: Lock):
         super().__init__()
         self.reading = reading
         self.writing = writing
@@ -273,7 +273,7 @@ class Journal(MemoryStorage):
         return await super().append(session_id, number, entry)
 
 
-async def appended(session: Session) -> None:
+async def appended(session: Session):
     session.append(*FIRST)
     await conversation_of(session).flush()
 

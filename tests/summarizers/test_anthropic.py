@@ -54,7 +54,7 @@ async def serving(
         yield talking
 
 
-async def no_sleep(_seconds: float) -> None:
+async def no_sleep(_seconds: float):
     """Time passes only in the script."""
 
 

@@ -39,7 +39,7 @@ class Time:
     now: float = 0.0
     waits: list[float] = field(default_factory=list)
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float):
         self.waits.append(seconds)
         self.now += seconds
 
@@ -63,9 +63,7 @@ class Scripted:
 
 
 class ApiError(Exception):
-    def __init__(
-        self, status: int, text: str = "no", headers: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, text: str = "no", headers: dict[str, str] | None = None):
         super().__init__(text)
         self.status_code = status
         self.response = type("Response", (), {"headers": headers or {}})()
@@ -299,7 +297,7 @@ async def test_cancellation_passes_at_once(when: str):
         await anyio.sleep_forever()
         raise AssertionError
 
-    async def sleep(_seconds: float) -> None:
+    async def sleep(_seconds: float):
         began.set()
         await anyio.sleep_forever()
 

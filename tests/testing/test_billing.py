@@ -38,7 +38,7 @@ async def talk(model: Model = SMALL, **options: Any) -> AsyncIterator[Talk]:
 
 
 class Talk:
-    def __init__(self, client: anthropic.AsyncAnthropic) -> None:
+    def __init__(self, client: anthropic.AsyncAnthropic):
         self.client = client
 
     async def ask(self, *messages: Any, **options: Any) -> Usage:
@@ -253,7 +253,7 @@ async def test_requests_at_once_do_not_read_what_the_other_writes():
 
     shares = []
 
-    async def ask(talking: Talk) -> None:
+    async def ask(talking: Talk):
         shares.append(await talking.shares(user("12345", mark=True)))
 
     async with talk(counter=len, script=script) as talking:

@@ -42,7 +42,7 @@ def user(words: str) -> Any:
     return {"role": "user", "content": words}
 
 
-async def ask(client: openai.AsyncOpenAI, path: str, said: Any) -> None:
+async def ask(client: openai.AsyncOpenAI, path: str, said: Any):
     if path == "chat":
         await client.chat.completions.create(model="m", messages=said)
     else:

@@ -291,7 +291,7 @@ async def test_an_error_of_the_test_itself_is_not_hidden_by_the_scripts():
 
 async def ask_until_refused(
     server: MessagesServer, words: str, times: int = 1, then: Callable[[], object] = lambda: None
-) -> None:
+):
     async with (
         server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=3) as client,
@@ -398,7 +398,7 @@ async def test_a_stream_cut_halfway_has_given_half():
     assert LONG.startswith("".join(seen))
 
 
-async def listen(client: anthropic.AsyncAnthropic, seen: list[str]) -> None:
+async def listen(client: anthropic.AsyncAnthropic, seen: list[str]):
     messages: Any = [{"role": "user", "content": "go"}]
     async with client.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
         async for text in stream.text_stream:
@@ -432,7 +432,7 @@ async def test_a_hanging_stream_runs_into_the_clients_timeout():
     assert 0 < len("".join(seen)) < len(LONG)
 
 
-async def first_request(server: MessagesServer) -> None:
+async def first_request(server: MessagesServer):
     """Wait for a request; the server tells nobody when there is one.
 
     Whoever cancels earlier asks nothing, and anyio leaves a connection open that is cancelled while

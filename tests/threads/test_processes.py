@@ -23,7 +23,7 @@ from ctxpipe._threads.worker import READY, Job, serve
 
 
 @pytest.fixture(autouse=True)
-def importable_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def importable_by_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(SUPPORT))
 
 
@@ -93,7 +93,7 @@ async def test_where_no_worker_starts_that_is_said(script: str | None, tmp_path,
 async def test_many_at_once_answer_each_for_itself():
     answers: dict[int, Answers] = {}
 
-    async def ask(number: int) -> None:
+    async def ask(number: int):
         answers[number] = await run(measure, "x" * number)
 
     async with anyio.create_task_group() as group:

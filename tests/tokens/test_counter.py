@@ -74,7 +74,7 @@ def strings(file: Path) -> list[str]:
     """Every string in the messages of a transcript, at any depth, but for encoded data."""
     found: list[str] = []
 
-    def collect(value: Any) -> None:
+    def collect(value: Any):
         if isinstance(value, str):
             found.append(value)
         elif isinstance(value, list):

@@ -25,7 +25,7 @@ from ctxpipe.tokens import Budget, Ledger, TokenCounter
 # Totals -------------------------------------------------------------------------------------------
 
 
-async def check_totals(ledger: Ledger, messages: list[Message], known: int | None = None) -> None:
+async def check_totals(ledger: Ledger, messages: list[Message], known: int | None = None):
     """The ledger's totals are those of a counter that knows nothing."""
     counts = map(TokenCounter(ledger.counter.text).message, messages)
 
@@ -660,7 +660,7 @@ def transcripts(folder: Path) -> dict[str, tuple[list[Message], list[int]]]:
     return found
 
 
-def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
+def check_estimates(folder: Path, bill: Bill, *, growth: int):
     """Once a context has grown enough, estimates miss the next bill by 3 % at most.
 
     Enough is by *growth* since its first usage.

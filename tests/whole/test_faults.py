@@ -57,7 +57,7 @@ def table() -> Iterator[None]:
     print("\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
-def told(fault: str, reported: str, *, lost: int = 0, leaked: int = 0) -> None:
+def told(fault: str, reported: str, *, lost: int = 0, leaked: int = 0):
     TABLE.append((fault, str(lost), str(leaked), reported))
     assert (lost, leaked) == (0, 0)
 
@@ -68,7 +68,7 @@ class Work:
     What is long goes to files, what is old is compacted, all is journalled.
     """
 
-    def __init__(self, root: Path, **storage: Any) -> None:
+    def __init__(self, root: Path, **storage: Any):
         self.storage = LocalStorage(root, **storage)
         self.history: list[Message] = [user("go")]
         self.session = self.new_session()
@@ -127,7 +127,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def remount(disk: Path, options: str) -> None:
+def remount(disk: Path, options: str):
     subprocess.run(
         ["mount", "-o", f"remount,{options}", str(disk)], check=True, capture_output=True
     )

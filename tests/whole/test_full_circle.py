@@ -43,7 +43,7 @@ class Agent:
     It goes on with the context that came back, or with all of it.
     """
 
-    def __init__(self, folder: Path, *, adopting: bool, reference: str = "absolute") -> None:
+    def __init__(self, folder: Path, *, adopting: bool, reference: str = "absolute"):
         self.folder = folder
         storage = LocalStorage(folder / ".ctxpipe", reference=reference)
         self.pipeline = ContextPipeline(
@@ -71,7 +71,7 @@ class Agent:
         await self._go_on(assistant(call), user(cast("dict[str, Any]", result)))
         return list(tool_results(self.context))[-1].content
 
-    async def say(self, words: str) -> None:
+    async def say(self, words: str):
         await self._go_on(assistant(words), user("go on"))
 
     async def _used(self, name: str, given: Mapping[str, object]) -> str:
@@ -80,7 +80,7 @@ class Agent:
         done = await anyio.run_process(["sh", "-c", str(given["command"])], cwd=self.folder)
         return done.stdout.decode()
 
-    async def _go_on(self, *new: Message) -> None:
+    async def _go_on(self, *new: Message):
         if self.session is None:
             result = await self.pipeline.run([*self.context, *new], session_id="job")
         else:

@@ -24,7 +24,7 @@ def test_random_histories_hold_the_shapes_that_matter():
     @seed(7)
     @settings(phases=[Phase.generate], max_examples=60)
     @given(histories(), broken_histories())
-    def look(history: list[Message], broken: list[Message]) -> None:
+    def look(history: list[Message], broken: list[Message]):
         shapes = {
             "waiting calls": bool(pending_calls(history)),
             "many calls": len(list(tool_calls(history))) > 8,

@@ -50,7 +50,7 @@ def four() -> ContextPipeline:
     )
 
 
-def check_numbers(result: Result, before: int, after: int) -> None:
+def check_numbers(result: Result, before: int, after: int):
     """Each report begins where the one before it ends, and the ends are those of the result."""
     expected = before
     for report in result.reports:
@@ -131,7 +131,7 @@ async def test_a_stage_that_adds_shows_a_saving_below_zero():
     )
 
 
-async def failing(_turn: Turn) -> None:
+async def failing(_turn: Turn):
     raise ZeroDivisionError
 
 

@@ -166,7 +166,7 @@ STAGES = ("direct", "trim", "batch", "compact", "truncate")
 class Setting:
     """What an example's pipelines are built with; another process builds the same."""
 
-    def __init__(self, random: Random, folder: Path, clock: Clock) -> None:
+    def __init__(self, random: Random, folder: Path, clock: Clock):
         self.clock = clock
         self.root, self.work = folder / "root", folder / "work"
         self.order = (
@@ -218,7 +218,7 @@ class Setting:
         (self.work / "src" / "file3.py").symlink_to(self.work.parent / "outside.txt")
 
     def stages(self, disk: FailingDisk) -> list[Stage]:
-        async def at_once(_seconds: float) -> None:
+        async def at_once(_seconds: float):
             await asyncio.sleep(0)
 
         retry = Retry(max_retries=MAX_RETRIES, sleep=at_once, clock=self.clock)
@@ -241,7 +241,7 @@ class Setting:
 class Watch:
     """A pipeline, and what can be seen of it from outside while it runs."""
 
-    def __init__(self, setting: Setting, disk: FailingDisk | None = None) -> None:
+    def __init__(self, setting: Setting, disk: FailingDisk | None = None):
         self.proposals: list[tuple[Turn, Change]] = []
         self.told: list[StageReport] = []
         self.refusing = False
@@ -299,7 +299,7 @@ class Caller(RuleBasedStateMachine):
         self.needs_run = self.edited = False
 
     @initialize(plan=seeds, hostile=st.booleans(), repeated=st.booleans(), sdk=st.booleans())
-    def begin(self, plan: int, hostile: bool, repeated: bool, sdk: bool) -> None:
+    def begin(self, plan: int, hostile: bool, repeated: bool, sdk: bool):
         random = Random(plan)
         self.clock = Clock()
         self.setting = Setting(random, self.folder, self.clock)
@@ -311,14 +311,14 @@ class Caller(RuleBasedStateMachine):
 
     # What the caller does -------------------------------------------------------------------------
 
-    def _append(self, messages: list[Message]) -> None:
+    def _append(self, messages: list[Message]):
         self.originals.learn(messages)
         self.history += messages
         if self.raw is not None:
             self.raw += messages
         self.known = snapshot(self.history)
 
-    def _replaced(self, history: list[Message]) -> None:
+    def _replaced(self, history: list[Message]):
         self.history, self.known = history, snapshot(history)
 
     def _model_view(self) -> list[Message]:
@@ -326,7 +326,7 @@ class Caller(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.history) < 500)
     @rule(steps=st.integers(1, 6), open_end=st.booleans())
-    def work(self, steps: int, open_end: bool) -> None:
+    def work(self, steps: int, open_end: bool):
         """The model answers, calls tools, and gets their results."""
         waiting = _calls_of(self.history[-1:])
         if waiting:
@@ -346,7 +346,7 @@ class Caller(RuleBasedStateMachine):
         lambda self: len(self.history) < 300 and not self.needs_run and self.history != []
     )
     @rule(steps=st.integers(20, 90), go=st.integers(0, 3))
-    def work_long(self, steps: int, go: int) -> None:
+    def work_long(self, steps: int, go: int):
         if go == 0 and self.history[-1]["role"] == "user":
             self._append(self.talk.loop(steps, self._model_view()))
 
@@ -371,7 +371,7 @@ class Caller(RuleBasedStateMachine):
         return self.raw is not None and list(map(_shape, context)) == list(map(_shape, self.raw))
 
     @rule(share=st.floats(0, 1), drop=st.booleans())
-    def shorten(self, share: float, drop: bool) -> None:
+    def shorten(self, share: float, drop: bool):
         """Cut the history back, to the start of an exchange or to anywhere."""
         at = round(share * len(self.history))
         if drop:
@@ -380,7 +380,7 @@ class Caller(RuleBasedStateMachine):
             at -= 1
         self._cut(at)
 
-    def _cut(self, at: int) -> None:
+    def _cut(self, at: int):
         if at == len(self.history):
             return
         if (
@@ -391,7 +391,7 @@ class Caller(RuleBasedStateMachine):
         self.sent, self.needs_run = None, True
 
     @rule(as_json=st.booleans())
-    def rebuild(self, as_json: bool) -> None:
+    def rebuild(self, as_json: bool):
         """Other objects that say the same."""
         self._replaced(
             [_reloaded(m) for m in self.history] if as_json else copy.deepcopy(self.history)
@@ -416,7 +416,7 @@ class Caller(RuleBasedStateMachine):
         self.known = snapshot(self.history)
 
     @rule(go=st.integers(0, 4))
-    def wreck(self, go: int) -> None:
+    def wreck(self, go: int):
         """Break the history in the ways in which callers break theirs."""
         if go == 0:
             self._replaced(self.talk.broken(self.history))
@@ -424,7 +424,7 @@ class Caller(RuleBasedStateMachine):
             self.sent, self.raw, self.signed, self.needs_run = None, None, False, True
 
     @rule(go=st.integers(0, 3))
-    def answer_in_place(self, go: int) -> None:
+    def answer_in_place(self, go: int):
         """Add a text to the last message, as some loops add results one by one."""
         content = self.history[-1]["content"] if self.history else ""
         if go == 0 and isinstance(content, list) and self.history[-1]["role"] == "user":
@@ -444,26 +444,26 @@ class Caller(RuleBasedStateMachine):
         room=st.integers(0, 20_000),
         trouble=st.sampled_from(("full", "denied", "unreadable", *["well"] * 6)),
     )
-    def disk(self, room: int, trouble: str) -> None:
+    def disk(self, room: int, trouble: str):
         self.setting.disk.mend()
         self.setting.disk.room = room if trouble == "full" else None
         self.setting.disk.denied = trouble == "denied"
         self.setting.disk.unreadable = trouble == "unreadable"
 
     @rule(mode=st.sampled_from(MODES))
-    def writer(self, mode: str) -> None:
+    def writer(self, mode: str):
         self.setting.writer.mode = mode
 
     @rule(seconds=st.sampled_from((-1e6, -1.0, 1.0, 301.0, 1e6)))
-    def clock_jumps(self, seconds: float) -> None:
+    def clock_jumps(self, seconds: float):
         self.clock.now = max(0.0, self.clock.now + seconds)
 
     @rule(refusing=st.sampled_from((True, False, False)))
-    def veto(self, refusing: bool) -> None:
+    def veto(self, refusing: bool):
         self.watch.refusing = refusing
 
     @rule(damage=st.sampled_from(("", "", "", "torn", "flipped", "gone")), share=st.floats(0, 1))
-    def come_back(self, damage: str, share: float) -> None:
+    def come_back(self, damage: str, share: float):
         """Another process goes on with the same conversation.
 
         Perhaps somebody has been at the journal in between.
@@ -488,7 +488,7 @@ class Caller(RuleBasedStateMachine):
         if not self.setting.journalled or damage or not self.setting.disk.is_well:
             self._forgotten()
 
-    def _heard(self, result: Result) -> None:
+    def _heard(self, result: Result):
         if any("anew" in notice for notice in result.notices):
             self._forgotten()
 
@@ -500,7 +500,7 @@ class Caller(RuleBasedStateMachine):
         self.sent, self.signed, self.raw = None, False, None
 
     @rule(factor=st.floats(0.5, 3), cached=st.booleans())
-    def observe(self, factor: float, cached: bool) -> None:
+    def observe(self, factor: float, cached: bool):
         billed = (
             round(factor * self.watch.pipeline.counter.total(self.last.messages))
             if self.last
@@ -546,7 +546,7 @@ class Caller(RuleBasedStateMachine):
         for _, change in self.watch.proposals:
             self.originals.learn_folds(change.messages)
 
-    def _checked(self, result: Result, seen: Mapping[str, Any], **more: Any) -> None:
+    def _checked(self, result: Result, seen: Mapping[str, Any], **more: Any):
         compacting = self.setting.order.count("compact")
         self._learn_folds()
         refused = self.setting.writer.mode == "refuses"
@@ -575,7 +575,7 @@ class Caller(RuleBasedStateMachine):
         found = breaches(run)
         assert not found, "\n".join(found)
 
-    def _taken(self, result: Result) -> None:
+    def _taken(self, result: Result):
         """The model has seen the context of *result*."""
         self.last, self.asked = result, self.session
         self.sent = self.seen = list(result.messages)
@@ -595,7 +595,7 @@ class Caller(RuleBasedStateMachine):
         return result
 
     @rule(system=st.booleans())
-    def turn(self, system: bool) -> None:
+    def turn(self, system: bool):
         self._turn(system="Be brief." if system else None, tools=TOOLS if system else None)
 
     @rule()
@@ -607,7 +607,7 @@ class Caller(RuleBasedStateMachine):
         self._turn(force=True)
 
     @rule(at=st.integers(1, 25), how=st.sampled_from(("task", "scope")), force=st.booleans())
-    def turn_cancelled(self, at: int, how: Literal["task", "scope"], force: bool) -> None:
+    def turn_cancelled(self, at: int, how: Literal["task", "scope"], force: bool):
         """Cancelled at some await, nothing that was handed in has changed.
 
         The next turn is as good as any.
@@ -634,7 +634,7 @@ class Caller(RuleBasedStateMachine):
             self._taken(result)
 
     @rule(number=st.integers(2, 3), append=st.booleans())
-    def turns_at_once(self, number: int, append: bool) -> None:
+    def turns_at_once(self, number: int, append: bool):
         """Runs of one session at the same time, of its neighbour, and of the pipeline.
 
         The history grows meanwhile.
@@ -683,7 +683,7 @@ class Caller(RuleBasedStateMachine):
         self._turn()
 
     @rule(focus=st.booleans())
-    def compact_by_hand(self, focus: bool) -> None:
+    def compact_by_hand(self, focus: bool):
         if "compact" in self.setting.order and self.history:
             with self._watched() as seen:
                 result = self._run(
@@ -771,12 +771,12 @@ class Caller(RuleBasedStateMachine):
         finally:
             self.watch = watch
 
-    def _same_in_another_process(self, first: Result) -> None:
+    def _same_in_another_process(self, first: Result):
         other = Watch(self.setting)
         again = self._run(lambda: other.pipeline.run(self.history, session_id=self.id))
         assert _unnumbered(again.messages) == _unnumbered(first.messages)
 
-    def _settled(self, result: Result) -> None:
+    def _settled(self, result: Result):
         """The pipeline's own output comes back as it is, unless a stage said that it wants more."""
         for _ in range(len(self.setting.order) + 2):
             if (
@@ -904,7 +904,7 @@ async def others_done() -> None:
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 
-def play(examples: int, begin: int) -> None:
+def play(examples: int, begin: int):
     """*examples* lives of a caller, drawn from the seed *begin*."""
     with asyncio.Runner() as Caller.runner:
         run_state_machine_as_test(

@@ -44,7 +44,7 @@ class Disk:
     def __init__(self) -> None:
         self.files: dict[str, dict[object, str]] = {}
 
-    def play(self, messages: Sequence[Message]) -> None:
+    def play(self, messages: Sequence[Message]):
         calls: dict[str, ToolCall] = {}
         for index in range(len(messages)):
             calls |= {call.id: call for call in tool_calls(messages, index, index + 1)}
@@ -54,7 +54,7 @@ class Disk:
                     self._view(call, result_text(result))
                     self._write(call.input)
 
-    def _view(self, call: ToolCall, shown: str) -> None:
+    def _view(self, call: ToolCall, shown: str):
         path = viewed_path(call, COMMON_READING_TOOLS, True)
         if path is None or re.match(r"<tool_use_error>|<path>[^\n]*\n<type>directory", shown):
             return
@@ -77,7 +77,7 @@ class Disk:
             file.clear()
         file.update(enumerate(shown.split("\n"), begin))
 
-    def _write(self, given: Any) -> None:
+    def _write(self, given: Any):
         path = given.get("file_path") or given.get("filePath") or given.get("path")
         for name, body in PATCH.findall(str(given.get("input") or given.get("patch") or "")):
             lines = body.splitlines()
@@ -101,7 +101,7 @@ class Disk:
                 if isinstance(edit, dict) and isinstance(edit.get(old), str):
                     self._replace(path, edit[old], edit.get(new, ""))
 
-    def _replace(self, path: str, old: str, new: str) -> None:
+    def _replace(self, path: str, old: str, new: str):
         file = self.files.setdefault(self._key(path), {})
         numbers = sorted(n for n in file if isinstance(n, int))
         text = "\n".join(file[n] for n in numbers)

@@ -92,7 +92,7 @@ async def loud_ask(prompt: str) -> str:
     raise RuntimeError(prompt)
 
 
-def quoting(report: StageReport) -> None:
+def quoting(report: StageReport):
     raise RuntimeError(f"{CANARY} {report}")
 
 

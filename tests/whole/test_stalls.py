@@ -37,11 +37,11 @@ from ctxpipe.messages import (
 class Threads:
     """Where the functions that are watched were called."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.monkeypatch = monkeypatch
         self.seen: dict[str, set[bool]] = {}
 
-    def watch(self, owner: Any, name: str) -> None:
+    def watch(self, owner: Any, name: str):
         work: Callable[..., Any] = getattr(owner, name)
         here, seen = threading.get_ident(), self.seen.setdefault(name, set())
 

@@ -68,7 +68,7 @@ class Counted(dict[str, Any]):
 class Work:
     """What is counted."""
 
-    def __init__(self, counter: TokenCounter) -> None:
+    def __init__(self, counter: TokenCounter):
         self.counter = counter
         self.files: list[str] = []
         self.hops = 0
@@ -91,7 +91,7 @@ class Work:
 _working: list[Work] = []
 
 
-def _note_files(event: str, arguments: tuple[Any, ...]) -> None:
+def _note_files(event: str, arguments: tuple[Any, ...]):
     if event == "open" and _working and _working[-1].is_on:
         _working[-1].files.append(str(arguments[0]))
 

@@ -84,7 +84,7 @@ def step(name: str, result: str = "short") -> Items:
 class Client:
     """What asks in the conversations of a mount, and what it has been sent."""
 
-    def __init__(self, root: Path | None = None, **limits: int) -> None:
+    def __init__(self, root: Path | None = None, **limits: int):
         self.journal: JournalStorage | None = LocalStorage(root) if root is not None else None
         stages = [DirectOffload(LocalStorage(root), min_chars=500)] if root is not None else []
         self.pipeline = ContextPipeline(stages)
@@ -253,7 +253,7 @@ async def test_every_conversation_goes_on_with_its_bytes_in_another_process(
 class Team:
     """Fifty sub-agents that take turns, and what their conversations pay for summaries."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path):
         self.root = root
         self.paid = 0
         self.histories: list[Items] = []
@@ -265,7 +265,7 @@ class Team:
         self.paid += 1
         return Summary("summary")
 
-    async def work(self, turns: int, *, named: bool) -> None:
+    async def work(self, turns: int, *, named: bool):
         """*turns* of each, in a process that knows no more than the journals."""
         storage = LocalStorage(self.root)
         stages = [Compact(self.summarize, archive=storage)]

@@ -10,7 +10,7 @@ from ctxpipe.wire.versions import MountUnavailable, Versions, ensure_hook, load
 VERSIONS = Versions("pytest", "pytest", "8.0", "9.0")
 
 
-def hook(request: object, handler: object) -> None:
+def hook(request: object, handler: object):
     """What a framework calls."""
 
 
