@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .. import sync
 from .._json import JsonDict, JsonObject
 from ..conversation.gate import is_asked_by_a_stage
-from ..edits.breakpoints import MARKS
 from ..errors import SettingsError
-from ..providers.refusals import MAX_TEXT, REFUSING, read_refusal
+from ..providers.refusals import REFUSING
 from ..session.client import BETA, lendable, observe_stream, observe_sync_stream
 from ..settings import one_of
-from ..wire.conversations import SessionName, texts_at
-from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, warn
+from ..wire.conversations import SessionName
+from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, refusal_in, warn
 from ..wire.formats import MESSAGES
-from .http_client import Requests, library_of, make_client, make_sync_client
+from .http_client import library_of, make_client, make_sync_client
 
 if TYPE_CHECKING:
     import httpx2
@@ -74,7 +72,8 @@ def ctxpipe_middleware(
 
     Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
-    return _Middleware(_shaping(pipeline, session_id, journal, cache_breakpoints, threads))
+    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    return _Middleware(ctxpipe_middleware.__name__, mount, threads)
 
 
 def ctxpipe_sync_middleware(
@@ -89,21 +88,8 @@ def ctxpipe_sync_middleware(
 
     The stages run on the event loop of all synchronous callers, in a thread of its own.
     """
-    return _SyncMiddleware(_shaping(pipeline, session_id, journal, cache_breakpoints, threads))
-
-
-def _shaping(
-    pipeline: ContextPipeline,
-    session_id: SessionName | None,
-    journal: JournalStorage | None,
-    cache_breakpoints: int,
-    threads: Literal["decline", "pass"],
-) -> _Shaping:
-    """What both middlewares do. Raises SettingsError for an invalid argument."""
-    _ensure_sdk_knows_middleware()
-    MARKS.check("cache_breakpoints", cache_breakpoints)
-    one_of("decline", "pass").check("threads", threads)
-    return _Shaping(Mount(pipeline, session_id, journal), cache_breakpoints, threads)
+    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    return _SyncMiddleware(ctxpipe_sync_middleware.__name__, mount, threads)
 
 
 def ctxpipe_client(
@@ -126,8 +112,8 @@ def ctxpipe_client(
     """
     import anthropic
 
-    requests = _requests(pipeline, session_id, journal, cache_breakpoints)
-    return make_client(anthropic, requests, transport, settings)
+    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    return make_client(anthropic, mount, transport, settings)
 
 
 def ctxpipe_sync_client(
@@ -142,92 +128,22 @@ def ctxpipe_sync_client(
     """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
     import anthropic
 
-    requests = _requests(pipeline, session_id, journal, cache_breakpoints)
-    return make_sync_client(anthropic, requests, transport, settings)
-
-
-def _requests(
-    pipeline: ContextPipeline,
-    session_id: SessionName | None,
-    journal: JournalStorage | None,
-    cache_breakpoints: int,
-) -> Requests:
-    MARKS.check("cache_breakpoints", cache_breakpoints)
-    return Requests(Mount(pipeline, session_id, journal), (MESSAGES,), NAMES, cache_breakpoints)
+    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    return make_sync_client(anthropic, mount, transport, settings)
 
 
 # Both colours -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Middleware:
-    shaping: _Shaping
-
-    @property
-    def __name__(self) -> str:
-        """The name in the SDK's error when a synchronous client is given this middleware."""
-        return ctxpipe_middleware.__name__
-
-    async def __call__(
-        self, request: APIRequest, call_next: AsyncCallNext
-    ) -> AsyncAPIResponse[Any]:
-        sent = None
-        if self.shaping.is_wanted(request):
-            sent = await self.shaping.shape(request, call_next, lendable(_client_of(call_next)))
-        if sent is None:
-            return await call_next(request)
-        response = await call_next(sent.request)
-        if getattr(response, "status_code", None) in REFUSING:
-            # The caller may have asked for the bare response.
-            raw: Any = getattr(response, "http_response", response)
-            shorter = await self.shaping.shorten(request, sent, raw.status_code, await raw.aread())
-            if shorter is not None:
-                sent = shorter
-                response = await call_next(sent.request)
-        await _observe(sent, request, response)
-        return response
-
-
-@dataclass(frozen=True, slots=True)
-class _SyncMiddleware:
-    shaping: _Shaping
-
-    @property
-    def __name__(self) -> str:
-        """The name in the SDK's error when an asynchronous client is given this middleware."""
-        return ctxpipe_sync_middleware.__name__
-
-    def __call__(self, request: APIRequest, call_next: CallNext) -> APIResponse[Any]:
-        sent = None
-        if self.shaping.is_wanted(request):
-            # Its client cannot be lent to a stage: it would hold the stages' event loop.
-            sent = sync.wait_for(self.shaping.shape(request, call_next, None))
-        if sent is None:
-            return call_next(request)
-        response = call_next(sent.request)
-        if getattr(response, "status_code", None) in REFUSING:
-            raw: Any = getattr(response, "http_response", response)
-            shortened = self.shaping.shorten(request, sent, raw.status_code, raw.read())
-            shorter = sync.wait_for(shortened)
-            if shorter is not None:
-                sent = shorter
-                response = call_next(sent.request)
-        _observe_in_thread(sent, request, response)
-        return response
-
-
-class _Sent(NamedTuple):
-    """What is sent in the place of a request."""
-
-    exchange: Exchange
-    request: APIRequest
-
-
-@dataclass(frozen=True, slots=True)
 class _Shaping:
-    mount: Mount
-    cache_breakpoints: int
-    threads: Literal["decline", "pass"]
+    """What both middlewares do; the SDK's error for one of the other colour has their *name*."""
+
+    def __init__(self, name: str, mount: Mount, threads: Literal["decline", "pass"]) -> None:
+        _ensure_sdk_knows_middleware()
+        one_of("decline", "pass").check("threads", threads)
+        self.__name__ = name
+        self._mount = mount
+        self._threads = threads
 
     def is_wanted(self, request: APIRequest) -> bool:
         """Whether *request* is to be shaped. Raises the API's error for one of a thread."""
@@ -237,53 +153,76 @@ class _Shaping:
         body: Any = request.json
         if not isinstance(body, Mapping):
             return False
-        if body.get("thread") and body.get("messages") and self.threads == "decline":
+        if body.get("thread") and body.get("messages") and self._threads == "decline":
             raise _cannot_be_threaded(request)
         return MESSAGES.is_shapeable(body, body.get("messages"))
 
-    async def shape(self, request: APIRequest, call_next: object, client: Any) -> _Sent | None:
-        """What is to be sent; None where the request goes out as it came."""
+    async def begin(
+        self, request: APIRequest, call_next: object, client: Any = None
+    ) -> Exchange | None:
+        """The exchange of *request*; None where that goes out as it came."""
         body: Any = request.json
         arguments = MESSAGES.arguments(body)
         arguments["request"]["extra_headers"] = _headers(request, call_next)
-        exchange = await self.mount.begin(
-            MESSAGES.codec,
-            body["messages"],
-            arguments,
-            request=body,
-            found=texts_at(body, *NAMES),
-            client=client,
+        return await self._mount.begin(
+            MESSAGES.codec, body["messages"], arguments, request=body, client=client
         )
+
+    def rewrite(self, request: APIRequest, exchange: Exchange | None) -> APIRequest | None:
+        """*request* with the context; the same object where nothing changes.
+
+        None without an exchange, and after an error of ours.
+        """
         if exchange is None:
             return None
+        body: Any = request.json
         try:
-            return _Sent(exchange, self._rewrite(request, exchange))
+            new_body = exchange.rewrite(body, self._mount.breakpoints)
+            context = exchange.result
+            headers: Any = context.request_options.get("extra_headers", request.headers)
+            exchange.session.announce(context, {**new_body, "extra_headers": headers})
         except Exception as error:  # noqa: BLE001  logged by `warn`
             warn(UNSHAPED, error)
             return None
+        return request if new_body == body else _with_body(request, new_body, headers)
 
-    async def shorten(
-        self, request: APIRequest, sent: _Sent, status: int, answer: bytes
-    ) -> _Sent | None:
-        """What is to be sent after *answer* has refused what was *sent*.
 
-        None when the refusal has another reason than its length, or nothing can be left out.
-        """
-        refusal = read_refusal(status, answer[:MAX_TEXT].decode("utf-8", "replace"))
-        if not await sent.exchange.refused(refusal):
-            return None
-        return _Sent(sent.exchange, self._rewrite(request, sent.exchange))
+class _Middleware(_Shaping):
+    async def __call__(
+        self, request: APIRequest, call_next: AsyncCallNext
+    ) -> AsyncAPIResponse[Any]:
+        exchange = None
+        if self.is_wanted(request):
+            exchange = await self.begin(request, call_next, lendable(_client_of(call_next)))
+        sent = self.rewrite(request, exchange)
+        if exchange is None or sent is None:
+            return await call_next(request)
+        response = await call_next(sent)
+        if getattr(response, "status_code", None) in REFUSING:
+            # The caller may have asked for the bare response.
+            raw: Any = getattr(response, "http_response", response)
+            if await exchange.refused(refusal_in(raw.status_code, await raw.aread())):
+                response = await call_next(self.rewrite(request, exchange) or sent)
+        await _observe(exchange, request, response)
+        return response
 
-    def _rewrite(self, request: APIRequest, exchange: Exchange) -> APIRequest:
-        """*request* with the context; the same object where nothing changes."""
-        body: Any = request.json
-        new_body = exchange.rewrite(body, self.cache_breakpoints)
-        context = exchange.result
-        headers: Any = context.request_options.get("extra_headers", request.headers)
-        exchange.session.announce(context, {**new_body, "extra_headers": headers})
-        if new_body == body:
-            return request
-        return _with_body(request, new_body, headers)
+
+class _SyncMiddleware(_Shaping):
+    def __call__(self, request: APIRequest, call_next: CallNext) -> APIResponse[Any]:
+        exchange = None
+        if self.is_wanted(request):
+            # Its client cannot be lent to a stage: it would hold the stages' event loop.
+            exchange = sync.wait_for(self.begin(request, call_next))
+        sent = self.rewrite(request, exchange)
+        if exchange is None or sent is None:
+            return call_next(request)
+        response = call_next(sent)
+        if getattr(response, "status_code", None) in REFUSING:
+            raw: Any = getattr(response, "http_response", response)
+            if sync.wait_for(exchange.refused(refusal_in(raw.status_code, raw.read()))):
+                response = call_next(self.rewrite(request, exchange) or sent)
+        _observe_in_thread(exchange, request, response)
+        return response
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -363,7 +302,9 @@ def _ensure_sdk_knows_middleware() -> None:
 # Responses ----------------------------------------------------------------------------------------
 
 
-async def _observe(sent: _Sent, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
+async def _observe(
+    exchange: Exchange, request: APIRequest, response: AsyncAPIResponse[Any]
+) -> None:
     """Learn from the reply's usage; that of a stream comes as the stream is read.
 
     A body that the caller reads itself is left alone.
@@ -374,19 +315,19 @@ async def _observe(sent: _Sent, request: APIRequest, response: AsyncAPIResponse[
     with log_errors(UNREAD):
         if request.stream:
             # The response keeps the parsed stream: the caller gets the same one.
-            observe_stream(await response.parse(), sent.exchange.learn)
+            observe_stream(await response.parse(), exchange.learn)
         elif request.headers.get(RAW) != "stream":
-            sent.exchange.learn(raw.json())
+            exchange.learn(raw.json())
 
 
-def _observe_in_thread(sent: _Sent, request: APIRequest, response: APIResponse[Any]) -> None:
+def _observe_in_thread(exchange: Exchange, request: APIRequest, response: APIResponse[Any]) -> None:
     """As `_observe`, in the thread of a synchronous caller."""
     raw = _successful(response)
     if raw is None:
         return
 
     def learn(reply: object) -> None:
-        sync.call_on_loop(sent.exchange.learn, reply)
+        sync.call_on_loop(exchange.learn, reply)
 
     with log_errors(UNREAD):
         if request.stream:

@@ -8,11 +8,12 @@ each tool call: it imports only what it needs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._json import JsonDict, JsonObject
@@ -43,31 +44,25 @@ def new_output(event: JsonObject, root: str, min_chars: int) -> object | None:
     Each of its texts of *min_chars* characters or more is written to a file below *root*, and a
     placeholder with the path replaces it. Raises StorageError when a file cannot be written.
     """
-    if event.get("hook_event_name", EVENT) != EVENT:
+    if event.get("hook_event_name", EVENT) != EVENT or _is_read_back(event, root):
         return None
-    if _is_read_back(event, root):
-        return None
-    output = event.get("tool_response")
-    texts: list[str] = []
-
-    def collect(text: str) -> str:
-        if len(text) >= min_chars:
-            texts.append(text)
-        return text
-
-    _map_texts(output, collect)
-    if not texts:
-        return None
-    from ..placeholders.placeholders import DIRECT, Preview, placeholder
-
-    paths = iter(_write(root, list(zip(_keys(event, len(texts)), texts, strict=True))))
+    names = _names(event)
 
     def point(text: str) -> str:
-        if len(text) < min_chars:
-            return text
-        return placeholder(DIRECT, next(paths), text, Preview())
+        return _moved(root, next(names), text) if len(text) >= min_chars else text
 
-    return _map_texts(output, point)
+    output = event.get("tool_response")
+    pointing = _map_texts(output, point)
+    return None if pointing == output else pointing
+
+
+def _moved(root: str, key: str, text: str) -> str:
+    """The placeholder of *text*, which is moved to a file."""
+    from ..placeholders.placeholders import DIRECT, Preview, placeholder
+    from ..storage import LocalStorage
+
+    [path] = LocalStorage(root).write_blocking([(key, text)])
+    return placeholder(DIRECT, path, text, Preview())
 
 
 def _is_read_back(event: JsonObject, root: str) -> bool:
@@ -78,17 +73,16 @@ def _is_read_back(event: JsonObject, root: str) -> bool:
     return root in asked or os.path.basename(root) in asked
 
 
-def _keys(event: JsonObject, count: int) -> list[str]:
-    """The keys below which the *count* texts of *event* are stored."""
+def _names(event: JsonObject) -> Iterator[str]:
+    """The keys below which the texts of *event* are stored, one after the other."""
     from ..placeholders.names import safe_name, session_folder
 
     session = str(event.get("session_id") or "unnamed")
     call = str(event.get("tool_use_id") or "result")
-    folder = session_folder(session[:1000])
-    name = safe_name(call)
-    keys = [f"{folder}/{name}.md"]
-    keys += [f"{folder}/{name}-{number}.md" for number in range(1, count)]
-    return keys
+    name = f"{session_folder(session[:1000])}/{safe_name(call)}"
+    yield f"{name}.md"
+    for number in itertools.count(1):
+        yield f"{name}-{number}.md"
 
 
 def _map_texts(value: object, change: Callable[[str], str]) -> object:
@@ -100,12 +94,6 @@ def _map_texts(value: object, change: Callable[[str], str]) -> object:
             key: inner if key in KEPT else _map_texts(inner, change) for key, inner in value.items()
         }
     return [_map_texts(inner, change) for inner in value] if isinstance(value, list) else value
-
-
-def _write(root: str, texts: Sequence[tuple[str, str]]) -> Sequence[str]:
-    from ..storage import LocalStorage
-
-    return LocalStorage(root).write_blocking(texts)
 
 
 def _answer(raw: bytes, root: str, min_chars: int) -> str:
@@ -184,14 +172,11 @@ def _without_ours(settings: JsonObject) -> JsonDict:
     groups = events.get(EVENT) or []
     kept: list[Any] = []
     for group in groups:
-        hooks = None
-        if isinstance(group, dict):
-            hooks = group.get("hooks")
-        if not isinstance(hooks, list):
-            kept.append(group)
-            continue
-        others = [hook for hook in hooks if not _is_ours(hook)]
-        if len(others) == len(hooks):
+        hooks = group.get("hooks") if isinstance(group, dict) else None
+        others = hooks
+        if isinstance(hooks, list):
+            others = [hook for hook in hooks if not _is_ours(hook)]
+        if others == hooks:
             kept.append(group)
         elif others:
             kept.append({**group, "hooks": others})

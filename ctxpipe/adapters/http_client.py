@@ -1,23 +1,24 @@
 """HTTP clients for the SDKs that send with httpx or httpx2: their transports send the context.
 
-Which of the two it is, the SDK decides; our classes become its subclasses when a client is made.
+Which of the two it is, the SDK decides; our classes become its subclasses when they are used. What
+a transport does is written once, as a coroutine. In that of a synchronous client nothing ever
+waits: its coroutines block, and run to their end in one step.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import sync
-from .._json import JsonObject
 from ..errors import SettingsError
 from ..session.client import BETA
-from ..wire.conversations import OpenSession, texts_at
-from ..wire.exchange import HttpExchange, Mount
-from ..wire.formats import Format, format_of
+from ..wire.exchange import HttpExchange, Mount, ask
+from ..wire.formats import format_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -29,38 +30,51 @@ for _http, _core in (("httpx", "httpcore"), ("httpx2", "httpcore2")):
 
 LENGTHS = frozenset({"content-length", "transfer-encoding"})
 
+T = TypeVar("T")
 
-class Requests:
-    """Begins an exchange for each request in one of *formats*; *names* is where its name may be.
 
-    *breakpoints* are those of `HttpExchange`.
-    """
+def _exchange(
+    request: httpx2.Request, mount: Mount, make: type[HttpExchange]
+) -> HttpExchange | None:
+    """That of *request*, of which nothing was read yet; None where it is sent as it came."""
+    known = format_of(request.method, request.url.path)
+    if known is None or "content-encoding" in request.headers:
+        return None
+    return make(mount.conversations, known, mount.find, breakpoints=mount.breakpoints)
 
-    def __init__(
-        self,
-        mount: Mount,
-        formats: Collection[Format],
-        names: Collection[str],
-        breakpoints: int | None = None,
-    ) -> None:
-        self._mount = mount
-        self._formats = formats
-        self._names = names
-        self._breakpoints = breakpoints
 
-    def exchange(self, request: httpx2.Request) -> HttpExchange | None:
-        """That of *request*, of which nothing was read yet; None where it is sent as it came."""
-        known = format_of(request.method, request.url.path)
-        if known is None or known not in self._formats or "content-encoding" in request.headers:
-            return None
-        exchange = self._mount.http(known)
-        exchange.breakpoints = self._breakpoints
-        return exchange
+async def _answer(
+    request: httpx2.Request,
+    exchange: HttpExchange,
+    send: Callable[[httpx2.Request], Awaitable[httpx2.Response]],
+) -> tuple[httpx2.Response, AsyncIterator[bytes]]:
+    """The response to *request*, which was read, and its body."""
+    await exchange.begin_bytes(request.content, request.headers.get(BETA, ""))
+    return await ask(exchange, lambda: send(_to_send(request, exchange)))
 
-    def find(self, values: JsonObject) -> tuple[str, OpenSession]:
-        """The name of the conversation, and what makes its session."""
-        name = self._mount.name_of(values, texts_at(values, *self._names))
-        return name, self._mount.open_session(name)
+
+def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
+    """*request* with what the exchange sends."""
+    if not exchange.is_shaped:
+        return request
+    headers = exchange.headers(request.headers.multi_items())
+    return type(request)(
+        request.method,
+        request.url,
+        headers=[(name, value) for name, value in headers if name not in LENGTHS],
+        content=exchange.content(),
+        extensions=request.extensions,
+    )
+
+
+def _with_stream(response: httpx2.Response, stream: Any) -> httpx2.Response:
+    """*response*, whose body is the *stream*."""
+    return type(response)(
+        response.status_code,
+        headers=response.headers,
+        stream=stream,
+        extensions=response.extensions,
+    )
 
 
 def library_of(sdk: Any) -> Any:
@@ -75,185 +89,147 @@ def _joined(ours: type, base: type) -> Any:
     return type(ours.__name__, (ours, base), {})
 
 
+# Asynchronous clients -----------------------------------------------------------------------------
+
+
 def make_client(
     sdk: Any,
-    requests: Requests,
+    mount: Mount,
     transport: httpx2.AsyncBaseTransport | None,
-    settings: JsonObject,
+    settings: Any,
 ) -> httpx2.AsyncClient:
-    """A client of *sdk* with *settings* whose *transport* sends what *requests* make of a request.
+    """A client of *sdk* with *settings* whose *transport* sends contexts instead of histories.
 
-    Raises SettingsError.
+    It does so where a request is in one of the known formats. Raises SettingsError.
     """
     http = library_of(sdk)
     inner = transport or http.AsyncHTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.AsyncBaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.AsyncBaseTransport")
-    made = _joined(_AsyncTransport, http.AsyncBaseTransport)(inner, requests, http.AsyncByteStream)
+    made = _joined(_AsyncTransport, http.AsyncBaseTransport)(inner, mount, http)
     client: httpx2.AsyncClient = sdk.DefaultAsyncHttpxClient(transport=made, **settings)
     return client
 
 
+@dataclass(frozen=True)
+class _AsyncTransport:
+    inner: httpx2.AsyncBaseTransport
+    mount: Mount
+    http: Any
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        exchange = _exchange(request, self.mount, HttpExchange)
+        if exchange is None:
+            return await self.inner.handle_async_request(request)
+        await request.aread()
+        response, chunks = await _answer(request, exchange, self.inner.handle_async_request)
+        stream = _joined(_AsyncStream, self.http.AsyncByteStream)
+        return _with_stream(response, stream(chunks, response.aclose))
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+@dataclass(frozen=True)
+class _AsyncStream:
+    chunks: AsyncIterator[bytes]
+    close: Callable[[], Awaitable[None]]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.chunks
+
+    async def aclose(self) -> None:
+        await self.close()
+
+
+# Synchronous clients ------------------------------------------------------------------------------
+
+
 def make_sync_client(
     sdk: Any,
-    requests: Requests,
+    mount: Mount,
     transport: httpx2.BaseTransport | None,
-    settings: JsonObject,
+    settings: Any,
 ) -> httpx2.Client:
     """As `make_client`, for synchronous callers in any thread."""
     http = library_of(sdk)
     inner = transport or http.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.BaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.BaseTransport")
-    made = _joined(_SyncTransport, http.BaseTransport)(inner, requests, http.SyncByteStream)
+    made = _joined(_SyncTransport, http.BaseTransport)(inner, mount, http)
     client: httpx2.Client = sdk.DefaultHttpxClient(transport=made, **settings)
     return client
 
 
-def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
-    """*request* with what the exchange sends."""
-    headers = exchange.headers(request.headers.multi_items())
-    return type(request)(
-        request.method,
-        request.url,
-        headers=[(name, value) for name, value in headers if name not in LENGTHS],
-        content=exchange.content(),
-        extensions=request.extensions,
-    )
-
-
-def _begin(exchange: HttpExchange, response: httpx2.Response) -> None:
-    exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
-
-
-def _reply(response: httpx2.Response, stream: Any) -> httpx2.Response:
-    """*response*, whose body is the *stream*."""
-    return type(response)(
-        response.status_code,
-        headers=response.headers,
-        stream=stream,
-        extensions=response.extensions,
-    )
-
-
-class _AsyncStream:
-    """The body of a response on its way back, past the *exchange*."""
-
-    def __init__(self, inner: Any, exchange: HttpExchange) -> None:
-        self._inner = inner
-        self._exchange = exchange
-        self._rest = aiter(inner)
-        self._held: list[bytes] = []
-
-    async def hold_back(self) -> None:
-        """Read its beginning, as far as a refusal would show in it."""
-        while self._exchange.is_undecided and (chunk := await anext(self._rest, None)) is not None:
-            self._held.append(chunk)
-            self._feed(chunk)
-
-    def _feed(self, chunk: bytes) -> None:
-        # Learnt at once: a client may stop reading after the last event.
-        if self._exchange.feed(chunk):
-            self._exchange.learn_usage()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._held:
-            yield chunk
-        async for chunk in self._rest:
-            self._feed(chunk)
-            yield chunk
-        if self._exchange.end():
-            self._exchange.learn_usage()
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _AsyncTransport:
-    def __init__(self, inner: httpx2.AsyncBaseTransport, requests: Requests, stream: type) -> None:
-        self._inner = inner
-        self._requests = requests
-        self._stream = _joined(_AsyncStream, stream)
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = self._requests.exchange(request)
-        if exchange is not None:
-            beta = request.headers.get(BETA, "")
-            await exchange.begin_bytes(await request.aread(), self._requests.find, beta)
-        if exchange is None or not exchange.is_shaped:
-            return await self._inner.handle_async_request(request)
-        response = await self._send(request, exchange)
-        if await exchange.retry():
-            await response.aclose()
-            response = await self._send(request, exchange)
-        return response
-
-    async def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
-        response = await self._inner.handle_async_request(_to_send(request, exchange))
-        _begin(exchange, response)
-        stream = self._stream(response.stream, exchange)
-        await stream.hold_back()
-        return _reply(response, stream)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _SyncStream:
-    """As `_AsyncStream`."""
-
-    def __init__(self, inner: Any, exchange: HttpExchange) -> None:
-        self._inner = inner
-        self._exchange = exchange
-        self._rest = iter(inner)
-        self._held: list[bytes] = []
-
-    def hold_back(self) -> None:
-        while self._exchange.is_undecided and (chunk := next(self._rest, None)) is not None:
-            self._held.append(chunk)
-            self._feed(chunk)
-
-    def _feed(self, chunk: bytes) -> None:
-        if self._exchange.feed(chunk):
-            sync.call_on_loop(self._exchange.learn_usage)
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._held
-        for chunk in self._rest:
-            self._feed(chunk)
-            yield chunk
-        if self._exchange.end():
-            sync.call_on_loop(self._exchange.learn_usage)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
+@dataclass(frozen=True)
 class _SyncTransport:
-    def __init__(self, inner: httpx2.BaseTransport, requests: Requests, stream: type) -> None:
-        self._inner = inner
-        self._requests = requests
-        self._stream = _joined(_SyncStream, stream)
+    inner: httpx2.BaseTransport
+    mount: Mount
+    http: Any
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = self._requests.exchange(request)
-        if exchange is not None:
-            beta = request.headers.get(BETA, "")
-            sync.wait_for(exchange.begin_bytes(request.read(), self._requests.find, beta))
-        if exchange is None or not exchange.is_shaped:
-            return self._inner.handle_request(request)
-        response = self._send(request, exchange)
-        if sync.wait_for(exchange.retry()):
-            response.close()
-            response = self._send(request, exchange)
-        return response
+        exchange = _exchange(request, self.mount, _BlockingExchange)
+        if exchange is None:
+            return self.inner.handle_request(request)
+        request.read()
+        response, chunks = _run(_answer(request, exchange, self._send))
+        stream = _joined(_SyncStream, self.http.SyncByteStream)
+        return _with_stream(response, stream(chunks, response.aclose))
 
-    def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
-        response = self._inner.handle_request(_to_send(request, exchange))
-        _begin(exchange, response)
-        stream = self._stream(response.stream, exchange)
-        stream.hold_back()
-        return _reply(response, stream)
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        response = self.inner.handle_request(request)
+        stream = _joined(_BlockingStream, self.http.AsyncByteStream)
+        return _with_stream(response, stream(response.stream))
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
+
+
+@dataclass(frozen=True)
+class _SyncStream:
+    chunks: AsyncIterator[bytes]
+    aclose: Callable[[], Coroutine[Any, Any, None]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        async def read() -> bytes | None:
+            return await anext(self.chunks, None)
+
+        return iter(lambda: _run(read()), None)
+
+    def close(self) -> None:
+        _run(self.aclose())
+
+
+@dataclass(frozen=True)
+class _BlockingStream:
+    inner: Any
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.inner:
+            yield chunk
+
+    async def aclose(self) -> None:
+        self.inner.close()
+
+
+class _BlockingExchange(HttpExchange):
+    """Its session is at home on the event loop of synchronous callers; who awaits it is blocked."""
+
+    async def begin_bytes(self, raw: bytes, beta: str = "") -> None:
+        sync.wait_for(super().begin_bytes(raw, beta))
+
+    async def retry(self) -> bool:
+        return sync.wait_for(super().retry())
+
+    def learn(self, reply: object) -> None:
+        sync.call_on_loop(super().learn, reply)
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What *coroutine* gives, in which nothing waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        given: T = end.value
+        return given
+    raise RuntimeError("a coroutine of a synchronous client has waited")

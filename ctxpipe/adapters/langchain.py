@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import sync
 from .._json import JsonDict, JsonObject
-from ..messages import kind, without_surrogates
+from ..messages import kind
 from ..providers.refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
@@ -22,23 +22,28 @@ from ..wire.values import (
     arguments_object,
     block_text,
     image_block,
+    joined_text,
     opaque_block,
-    result_block,
+    read_result,
     result_blocks,
     result_text,
-    text_block,
+    sort_blocks,
     text_or_opaque,
     thinking_block,
     use_block,
 )
-from ..wire.versions import Versions, ensure_hook, load
+from ..wire.versions import Versions, load
 
 VERSIONS = Versions("langchain", "langchain", "1.3.0", "1.4.7")
-_hooks = load("langchain.agents.middleware", VERSIONS)
-for _name in ("wrap_model_call", "awrap_model_call"):
-    _hook = getattr(getattr(_hooks, "AgentMiddleware", None), _name, None)
-    ensure_hook(VERSIONS, _hook, ["request", "handler"])
-ensure_hook(VERSIONS, getattr(_hooks, "ModelRequest", None), ["messages", "system_message"])
+load(
+    "langchain.agents.middleware",
+    VERSIONS,
+    {
+        "AgentMiddleware.wrap_model_call": ["request", "handler"],
+        "AgentMiddleware.awrap_model_call": ["request", "handler"],
+        "ModelRequest": ["messages", "system_message"],
+    },
+)
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
@@ -49,7 +54,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LangChainCodec", "ctxpipe_middleware"]
 
-EMPTY = "[This message is empty.]"
 CALLS = frozenset(
     {"tool_use", "tool_call", "function_call", "input_json_delta", "invalid_tool_call"}
 )
@@ -239,7 +243,7 @@ class LangChainCodec(Codec):
         elif isinstance(item, AIMessage):
             side = "assistant"
             blocks.extend(_call_blocks(item))
-        return Reading(side, blocks or [text_block(EMPTY)])
+        return Reading(side, blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
@@ -247,13 +251,8 @@ class LangChainCodec(Codec):
             if isinstance(item, ToolMessage):
                 blocks = result_blocks(blocks[0].get("content"))
             return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
-        uses: dict[object, JsonObject] = {}
-        spoken: list[JsonObject] = []
-        for block in blocks:
-            if kind(block) == "tool_use":
-                uses[block["id"]] = block
-            else:
-                spoken.append(block)
+        _, called, spoken = sort_blocks(blocks)
+        uses = {block["id"]: block for block in called}
         calls: list[JsonDict] = []
         for call in item.tool_calls:
             use = uses.get(call["id"])
@@ -273,18 +272,15 @@ class LangChainCodec(Codec):
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Messages that say *blocks*."""
+        results, uses, spoken = sort_blocks(blocks)
         items: list[Item] = []
+        for block in results:
+            text = result_text(block.get("content"))
+            items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
         calls: list[JsonDict] = []
-        spoken: list[JsonObject] = []
-        for block in blocks:
-            if kind(block) == "tool_result":
-                text = result_text(block.get("content"))
-                items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
-            elif kind(block) == "tool_use":
-                arguments = dict(block["input"])
-                calls.append({"id": block["id"], "name": block["name"], "args": arguments})
-            else:
-                spoken.append(block)
+        for block in uses:
+            arguments = dict(block["input"])
+            calls.append({"id": block["id"], "name": block["name"], "args": arguments})
         if not calls and not spoken:
             return items
         content = _rebuild_content("", spoken)
@@ -354,7 +350,7 @@ def _as_ours(part: JsonObject) -> JsonDict:
 def _thinking_block(part: JsonObject) -> JsonDict:
     """Reasoning in LangChain's own form, or in that of the responses API."""
     extras = part.get("extras") or {}
-    proof = extras.get("signature") or part.get("encrypted_content") or part.get("id") or "unsigned"
+    proof = extras.get("signature") or part.get("encrypted_content") or part.get("id")
     summary = "\n".join(str(entry.get("text")) for entry in part.get("summary") or ())
     return thinking_block(str(part.get("reasoning") or summary) or None, proof)
 
@@ -365,14 +361,9 @@ def _call_blocks(item: AIMessage) -> Iterator[JsonDict]:
 
 
 def _result_block(item: ToolMessage) -> JsonDict:
-    content: Any
-    if isinstance(item.content, str):
-        content = without_surrogates(item.content)
-        is_text = True
-    else:
-        content = [_part_block(part) for part in item.content]
-        is_text = all(kind(part) == "text" for part in content)
-    block = result_block(item.tool_call_id, content)
+    block = read_result(item.tool_call_id, item.content, _part_block)
+    content = block["content"]
+    is_text = isinstance(content, str) or all(kind(part) == "text" for part in content)
     if item.status == "error" and content and is_text:
         block["is_error"] = True
     return block
@@ -387,7 +378,7 @@ def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
     if isinstance(old, list):
         parts = list(old)
     elif all(kind(block) == "text" for block in blocks):
-        return "\n".join(map(block_text, blocks))
+        return joined_text(blocks)
     old_blocks: list[JsonObject] = [_part_block(part) for part in parts]
     content: list[Any] = []
     for block in blocks:

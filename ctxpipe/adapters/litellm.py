@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 from .._json import JsonDict, JsonObject
 from ..messages import field
 from ..providers.refusals import as_refusal
-from ..wire.conversations import SessionName, texts_at
+from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.formats import CHAT, MESSAGES, RESPONSES, Format
 from ..wire.usage import openai_usage
-from ..wire.versions import Versions, ensure_hook, load
+from ..wire.versions import Versions, load
 
 VERSIONS = Versions("litellm", "litellm", "1.83.0", "1.83.0")
 # LiteLLM asks the network for prices when it is imported, unless it is told not to.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-_logger = getattr(load("litellm.integrations.custom_logger", VERSIONS), "CustomLogger", None)
-_hook = getattr(_logger, "async_pre_call_deployment_hook", None)
-ensure_hook(VERSIONS, _hook, ["kwargs", "call_type"])
+load(
+    "litellm.integrations.custom_logger",
+    VERSIONS,
+    {"CustomLogger.async_pre_call_deployment_hook": ["kwargs", "call_type"]},
+)
 
 from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
@@ -73,7 +75,7 @@ def ctxpipe_logger(
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LiteLLM of the expected form.
     """
-    return _Logger(Mount(pipeline, session_id, journal))
+    return _Logger(Mount(pipeline, session_id, journal, NAMES))
 
 
 class _Logger(CustomLogger):
@@ -94,7 +96,6 @@ class _Logger(CustomLogger):
             kwargs[known.key],
             known.arguments(kwargs),
             request=kwargs,
-            found=texts_at(kwargs, *NAMES),
             state_id=known.state_id(kwargs),
         )
         if exchange is None:

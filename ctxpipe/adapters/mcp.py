@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from .._json import JsonDict
 from ..errors import CtxpipeError
 from ..messages import without_surrogates
 from ..storage.local import LocalStorage
 from ..tools import Tool, offload_tools
 from ..tools.tool import unknown_tool
-from ..wire.versions import Versions, ensure_hook, load
+from ..wire.versions import Versions, load
 
 VERSIONS = Versions("mcp", "mcp", "2.0.0", "2.3.0")
-_lowlevel = load("mcp.server.lowlevel", VERSIONS)
-ensure_hook(VERSIONS, getattr(_lowlevel, "Server", None), ["on_list_tools", "on_call_tool"])
+load("mcp.server.lowlevel", VERSIONS, {"Server": ["on_list_tools", "on_call_tool"]})
 
 from mcp import types  # noqa: E402
 from mcp.server.lowlevel import Server  # noqa: E402
@@ -88,7 +88,7 @@ def _description(tool: Tool) -> types.Tool:
     return types.Tool(
         name=tool.name,
         description=definition.get("description"),
-        input_schema=cast("dict[str, Any]", definition["input_schema"]),
+        input_schema=cast("JsonDict", definition["input_schema"]),
         annotations=READS,
     )
 

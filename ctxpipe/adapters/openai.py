@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..wire.conversations import SessionName
 from ..wire.exchange import Mount
-from ..wire.formats import CHAT, RESPONSES
-from ..wire.versions import Versions, ensure_hook, load
+from ..wire.versions import Versions, load
 
 VERSIONS = Versions("openai", "openai", "1.60.0", "3.57.0")
-_sdk = load("openai", VERSIONS)
-ensure_hook(VERSIONS, getattr(_sdk, "AsyncOpenAI", None), ["http_client"])
+_sdk = load("openai", VERSIONS, {"AsyncOpenAI": ["http_client"]})
 
 # When the SDK is there: it decides what is sent with.
-from .http_client import Requests, make_client, make_sync_client  # noqa: E402
+from .http_client import make_client, make_sync_client  # noqa: E402
 
 if TYPE_CHECKING:
     import httpx2
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["ctxpipe_client", "ctxpipe_sync_client"]
 
 NAMES = ("prompt_cache_key", "metadata.session_id", "user")
-FORMATS = (CHAT, RESPONSES)
 
 
 def ctxpipe_client(
@@ -57,8 +54,8 @@ def ctxpipe_client(
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without an SDK of the expected form.
     """
-    requests = Requests(Mount(pipeline, session_id, journal), FORMATS, NAMES)
-    return make_client(_sdk, requests, transport, settings)
+    mount = Mount(pipeline, session_id, journal, NAMES)
+    return make_client(_sdk, mount, transport, settings)
 
 
 def ctxpipe_sync_client(
@@ -70,5 +67,5 @@ def ctxpipe_sync_client(
     **settings: Any,
 ) -> httpx2.Client:
     """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
-    requests = Requests(Mount(pipeline, session_id, journal), FORMATS, NAMES)
-    return make_sync_client(_sdk, requests, transport, settings)
+    mount = Mount(pipeline, session_id, journal, NAMES)
+    return make_sync_client(_sdk, mount, transport, settings)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._json import JsonDict, JsonObject
@@ -24,28 +24,30 @@ from ..wire.values import (
     arguments_object,
     block_text,
     image_block,
+    joined_text,
     opaque_block,
     result_block,
     result_text,
     says,
+    sort_blocks,
     text_block,
     text_or_opaque,
     thinking_block,
     use_block,
 )
-from ..wire.versions import Versions, ensure_hook, load
+from ..wire.versions import Versions, load
 
 VERSIONS = Versions("pydantic-ai-slim", "pydantic-ai", "2.64.0", "2.68.0")
-_capabilities = load("pydantic_ai.capabilities", VERSIONS)
-_capability = getattr(_capabilities, "AbstractCapability", None)
-for _name, _wanted in (
-    ("for_run", ["ctx"]),
-    ("prepare_model_request", ["ctx", "request_context"]),
-    ("on_model_request_error", ["ctx", "request_context", "error"]),
-    ("after_model_request", ["ctx", "request_context", "response"]),
-):
-    _hook = getattr(_capability, _name, None)
-    ensure_hook(VERSIONS, _hook, _wanted)
+load(
+    "pydantic_ai.capabilities",
+    VERSIONS,
+    {
+        "AbstractCapability.for_run": ["ctx"],
+        "AbstractCapability.prepare_model_request": ["ctx", "request_context"],
+        "AbstractCapability.on_model_request_error": ["ctx", "request_context", "error"],
+        "AbstractCapability.after_model_request": ["ctx", "request_context", "response"],
+    },
+)
 
 from pydantic_ai import RetryModelRequest, RunContext  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
@@ -71,8 +73,6 @@ if TYPE_CHECKING:
     from ..storage import JournalStorage
 
 __all__ = ["Ctxpipe", "PydanticCodec"]
-
-EMPTY = "[This message is empty.]"
 
 
 class Ctxpipe(AbstractCapability[Any]):
@@ -197,7 +197,7 @@ class PydanticCodec(Codec):
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
         parts = getattr(item, "parts", ())
-        blocks = [block for part in parts for block in _part_blocks(part)] or [text_block(EMPTY)]
+        blocks = [block for part in parts for block in _part_blocks(part)]
         if isinstance(item, ModelResponse):
             return Reading("assistant", blocks)
         has_result = any(kind(block) == "tool_result" for block in blocks)
@@ -218,7 +218,7 @@ class PydanticCodec(Codec):
                 parts.append(changed)
         if waiting:
             make = TextPart if isinstance(item, ModelResponse) else UserPromptPart
-            parts.append(make("\n".join(map(block_text, waiting))))
+            parts.append(make(joined_text(waiting)))
         return dataclasses.replace(item, parts=parts)
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
@@ -226,15 +226,13 @@ class PydanticCodec(Codec):
         if role == "assistant":
             return [ModelResponse(parts=[_new_reply_part(block) for block in blocks])]
         if role == "system":
-            return [ModelRequest(parts=[SystemPromptPart("\n".join(map(block_text, blocks)))])]
+            return [ModelRequest(parts=[SystemPromptPart(joined_text(blocks))])]
+        results, _, spoken = sort_blocks(blocks)
         parts: list[Any] = []
-        said: list[Any] = []
-        for block in blocks:
-            if kind(block) == "tool_result":
-                text = result_text(block.get("content"))
-                parts.append(ToolReturnPart("tool", text, block["tool_use_id"]))
-            else:
-                said.append(_new_content(block))
+        for block in results:
+            text = result_text(block.get("content"))
+            parts.append(ToolReturnPart("tool", text, block["tool_use_id"]))
+        said = [_new_content(block) for block in spoken]
         if said and all(isinstance(part, str) for part in said):
             parts.append(UserPromptPart("\n".join(said)))
         elif said:
@@ -346,9 +344,7 @@ _READERS: tuple[tuple[type, Reader], ...] = (
     ),
     (
         ThinkingPart,
-        lambda part: [
-            thinking_block(part.content or None, part.signature or part.id or "unsigned")
-        ],
+        lambda part: [thinking_block(part.content or None, part.signature or part.id)],
     ),
     (TextPart, lambda part: [_text(part.content)] if part.content else []),
     (SystemPromptPart, lambda part: [_text(part.content)] if part.content else []),
@@ -395,8 +391,7 @@ def _new_reply_part(block: JsonObject) -> Any:
 
 
 def _new_content(block: JsonObject) -> Any:
-    source = block.get("source")
-    if kind(block) != "image" or not isinstance(source, Mapping):
+    url = image_url(block)
+    if url is None:
         return block_text(block)
-    url = image_url(source)
-    return BinaryContent.from_data_uri(url) if source.get("type") == "base64" else ImageUrl(url)
+    return BinaryContent.from_data_uri(url) if ";base64," in url else ImageUrl(url)

@@ -20,7 +20,7 @@ import typer
 
 from ..errors import CtxpipeError, SettingsError
 from ..settings import excerpt
-from .clients import ADVICE, ANTHROPIC, CLIENTS, GEMINI, OPENAI, Client, codex_setting
+from .clients import ADVICE, ANTHROPIC, GEMINI, OPENAI, find_client
 from .guard import is_loopback
 from .settings import Settings, read_tokens
 
@@ -146,13 +146,12 @@ def wrap(
     While it runs, lines go to a log file in the root; the sum follows on standard error.
     """
     name = Path(command[0]).stem
-    client = CLIENTS.get(name, Client())
-    setting, codex_url = codex_setting(os.environ) if name == "codex" else ("", "")
+    client = find_client(name, os.environ)
     anthropic_url = os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
     settings = Settings(
         {
             ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # as some clients have it
-            OPENAI: codex_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
+            OPENAI: client.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
             GEMINI: os.environ.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL,
         },
         None if no_files else root.resolve(),
@@ -169,7 +168,7 @@ def wrap(
     if client.advice:
         print(f"ctxpipe: {past}", file=sys.stderr)
     with _logging(handler), _in_thread(serving):
-        options = client.options(serving.url, setting)
+        options = client.options(serving.url)
         options += _reader_options(name, serving.reader_url)
         environment = {**os.environ, **client.environment(serving.url)}
         status = _run([command[0], *options, *command[1:]], environment)
@@ -182,15 +181,11 @@ def wrap(
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    if not host or not _is_port(port):
+    if not host or not port.isdigit() or int(port) > 65_535:
         raise SettingsError(f"listen is {excerpt(listen)}; give 127.0.0.1:8787, or a port of 0")
     if host == "localhost" and is_loopback(host):
         host = "127.0.0.1"
     return host, int(port)
-
-
-def _is_port(text: str) -> bool:
-    return text.isdigit() and int(text) <= 65_535
 
 
 def _serving(settings: Settings) -> Serving:

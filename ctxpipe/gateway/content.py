@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._threads.threads import in_thread
 from ..messages import common_prefix
 from ..tokens.spent import Pieces
 
@@ -26,20 +25,14 @@ class Content:
         self._messages: Sequence[Message] = ()
         self._sums: list[Counter[Kind]] = [Counter()]  # of the first 0, 1, 2 … messages
 
-    async def read(
+    def read(
         self,
         counter: TokenCounter,
         messages: Sequence[Message],
-        *,
         system: Any = None,
         tools: Any = None,
     ) -> Mapping[Kind, int]:
-        """The raw tokens of a context by kind, in a worker thread; one context at a time."""
-        return await in_thread(self._read, counter, messages, system, tools)
-
-    def _read(
-        self, counter: TokenCounter, messages: Sequence[Message], system: Any, tools: Any
-    ) -> Mapping[Kind, int]:
+        """The raw tokens of a context by kind; one context at a time."""
         pieces = Pieces(counter)  # a new one each time: it keeps the messages that it has read
         del self._sums[common_prefix(self._messages, messages) + 1 :]
         for message in messages[len(self._sums) - 1 :]:

@@ -67,7 +67,9 @@ class Guard:
         be in its Authorization, as a password or a bearer. Raises Refused.
         """
         target = request.scope["raw_path"] + request.scope["query_string"]
-        _check_head(target, request.headers.raw)
+        size = len(target) + sum(len(name) + len(value) for name, value in request.headers.raw)
+        if size > MAX_HEAD:
+            raise Refused(400, f"the head of a request takes more than {MAX_HEAD} bytes")
         _check_path(request.scope["raw_path"].decode("ascii"))
         headers = request.headers
         if "transfer-encoding" in headers and "content-length" in headers:
@@ -92,13 +94,6 @@ class Guard:
         if not found:
             raise Refused(401, f"the header {TOKEN} must show a token of this gateway")
         return found
-
-
-def _check_head(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise Refused for a head that is too large."""
-    size = len(target) + sum(len(name) + len(value) for name, value in headers)
-    if size > MAX_HEAD:
-        raise Refused(400, f"the head of a request takes more than {MAX_HEAD} bytes")
 
 
 def _check_path(path: str) -> None:

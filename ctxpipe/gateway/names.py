@@ -21,6 +21,7 @@ _HEADERS = (
     ("session_id", ""),
     ("x-session-id", ""),  # opencode
 )
+_IN_BODY = ("metadata.session_id", "metadata.user_id", "prompt_cache_key", "user")
 
 
 def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> str:
@@ -45,21 +46,19 @@ def _in_headers(headers: Mapping[str, str]) -> str:
 
 
 def _in_body(values: Mapping[str, Any]) -> str:
-    metadata = (_text(name) for name in texts_at(values, "metadata.session_id", "metadata.user_id"))
-    if name := next(filter(None, metadata), ""):
-        return _session_in(name)
-    return _text(values.get("prompt_cache_key")) or _text(values.get("user"))
+    names = map(_text, texts_at(values, *_IN_BODY))
+    return _session_in(next(filter(None, names), ""))
 
 
-def _session_in(user_id: str) -> str:
-    """The session in a *user_id* that is JSON, else the whole of it."""
-    if not user_id.startswith("{"):
-        return user_id
+def _session_in(name: str) -> str:
+    """The session in a *name* that is JSON, as Claude Code's user id; else the whole of it."""
+    if not name.startswith("{"):
+        return name
     try:
-        found = json.loads(user_id)
+        found = json.loads(name)
     except (ValueError, RecursionError):
-        return user_id
-    return _text(found.get("session_id")) or user_id
+        return name
+    return _text(found.get("session_id")) or name
 
 
 def _text(value: object) -> str:

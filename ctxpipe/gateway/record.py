@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._json import JsonDict, JsonObject
+from .._json import JsonDict
 from .._text import as_dollars, count_phrase
 from ..errors import SettingsError
 from ..providers.prices import Prices, prices_of
@@ -150,20 +150,15 @@ def find_prices(model: str) -> Prices | None:
         return None
 
 
-def dollars(model: str, usage: JsonObject) -> float | None:
+def dollars(model: str, usage: Mapping[str, int]) -> float | None:
     """What *usage*, in the form of the Messages API, costs; None where prices are not listed."""
     prices = find_prices(model)
     if prices is None or not usage:
         return None
-    fresh = _count(usage, "input_tokens")
-    written = _count(usage, "cache_creation_input_tokens")
-    read = _count(usage, "cache_read_input_tokens")
+    fresh = usage.get("input_tokens", 0)
+    written = usage.get("cache_creation_input_tokens", 0)
+    read = usage.get("cache_read_input_tokens", 0)
     cliff = prices.cliff(fresh + written + read)
     paid = fresh * prices.input + written * prices.cache_write + read * prices.read
-    answer = _count(usage, "output_tokens") * prices.output
+    answer = usage.get("output_tokens", 0) * prices.output
     return paid * cliff.prompt + answer * cliff.output
-
-
-def _count(usage: JsonObject, name: str) -> int:
-    tokens = usage.get(name)
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else 0

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.background import BackgroundTask
@@ -13,7 +14,7 @@ from starlette.background import BackgroundTask
 from .._text import one_line
 from ..messages import as_blocks, field
 from ..session.client import BETA
-from ..wire.exchange import HttpExchange, log_errors
+from ..wire.exchange import HttpExchange, ask, log_errors
 from .guard import Refused
 from .record import Leaving, Turn, dollars
 from .upstream import read_whole, reply_with, until_gone
@@ -46,12 +47,12 @@ class Relay:
     """
 
     def __init__(self, known: Format, request: Request, upstream: Upstream, shaper: Shaper) -> None:
-        self._exchange = HttpExchange(shaper.conversations, known, is_dry=shaper.is_dry)
+        find = shaper.find(request.headers)
+        self._exchange = HttpExchange(shaper.conversations, known, find, is_dry=shaper.is_dry)
         self._request = request
         self._upstream = upstream
         self._shaper = shaper
         self._opened = AsyncExitStack()
-        self._is_recovered = False
         self._started = time.monotonic()
 
     async def answer(self, record: Record, *, is_off: bool, show_texts: bool) -> Response:
@@ -63,82 +64,41 @@ class Relay:
         elif headers.get("content-encoding", "identity").lower() != "identity":
             exchange.reason = "its body is compressed"
         else:
-            beta = headers.get(BETA, "")
-            await exchange.begin_bytes(exchange.raw, self._shaper.find(headers), beta)
+            await exchange.begin_bytes(exchange.raw, headers.get(BETA, ""))
         if exchange.is_too_deep:
             raise Refused(400, exchange.reason)
         async with self._opened:
-            response, held, rest = await until_gone(self._request, self._ask)
+            asking = partial(ask, exchange, self._send)
+            response, chunks = await until_gone(self._request, asking)
+            self._shaper.learn_window(exchange, headers)
             saved: dict[str, str] = {}
             if exchange.is_shaped:
                 saved[SAVED] = str(exchange.dialog.saved)
             turn = self._turn(response.status_code, show_texts=show_texts)
-            chunks = self._chunks(self._opened.pop_all(), held, rest, turn, record)
+            chunks = self._count(self._opened.pop_all(), chunks, turn, record)
         reply = reply_with(response, chunks, saved)
         reply.background = BackgroundTask(self._add_kinds, turn)  # nobody waits for it
         return reply
-
-    # The upstream ---------------------------------------------------------------------------------
-
-    async def _ask(self) -> tuple[httpx2.Response, list[bytes], AsyncIterator[bytes]]:
-        """The upstream's response, to a shorter request after "too long": what was held back of it,
-        and the rest.
-        """
-        response = await self._send()
-        chunks = response.aiter_raw()
-        held = [chunk async for chunk in self._hold_back(chunks)]
-        self._shaper.learn_window(self._exchange, self._request.headers)
-        if not await self._exchange.retry():
-            return response, held, chunks
-        await response.aclose()
-        self._is_recovered = True
-        response = await self._send()
-        return response, [], response.aiter_raw()
 
     async def _send(self) -> httpx2.Response:
         exchange, request = self._exchange, self._request
         headers = exchange.headers(request.headers.items())
         response = await self._upstream.ask(request, exchange.content(), headers)
         self._opened.push_async_callback(response.aclose)
-        exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
         return response
 
-    async def _hold_back(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The beginning of *chunks*, as far as a refusal would show in it."""
-        while self._exchange.is_undecided:
-            chunk = await anext(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
-            if self._exchange.feed(chunk):
-                self._exchange.learn_usage()
-
-    # The reply ------------------------------------------------------------------------------------
-
-    async def _chunks(
-        self,
-        opened: AsyncExitStack,
-        held: Sequence[bytes],
-        rest: AsyncIterator[bytes],
-        turn: Turn,
-        record: Record,
+    async def _count(
+        self, opened: AsyncExitStack, chunks: AsyncIterator[bytes], turn: Turn, record: Record
     ) -> AsyncIterator[bytes]:
-        """The whole reply as it comes; the usage is learned from a copy of it."""
-        exchange = self._exchange
+        """The *chunks* of the reply; when it is over, *record* counts its *turn*."""
         async with opened:
             try:
-                for chunk in held:
+                async for chunk in chunks:
                     yield chunk
-                async for chunk in rest:
-                    yield chunk
-                    if exchange.feed(chunk):
-                        exchange.learn_usage()
-                if exchange.end():
-                    exchange.learn_usage()
             finally:
                 turn.seconds = time.monotonic() - self._started
-                if exchange.is_shaped:
-                    turn.dollars = dollars(turn.model, exchange.usage)
+                if self._exchange.is_shaped:
+                    turn.dollars = dollars(turn.model, self._exchange.usage)
                 record.add(turn)
                 logger.info("%s", turn)
 
@@ -154,7 +114,7 @@ class Relay:
         if not exchange.is_shaped:
             return Turn("", "", "not shaped", reason=exchange.reason, status=status, owner=owner)
         what: What = "unchanged"
-        if self._is_recovered:
+        if exchange.is_recovered:
             what = "recovered"
         elif exchange.content() is not exchange.raw:
             what = "shaped"

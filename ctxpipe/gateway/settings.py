@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 from ..errors import SettingsError
 from ..settings import excerpt
+from ..wire.conversations import MAX_BYTES
 from .guard import is_loopback
 from .journals import check_journal
-
-MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

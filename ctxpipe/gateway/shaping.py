@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from .._threads.threads import in_thread
 from ..session.client import BETA
 from ..session.session import conversation_of
 from ..storage import LocalStorage
@@ -35,8 +36,10 @@ class Shaper:
 
     def __init__(self, settings: Settings, token: str = "") -> None:
         self.is_dry: bool = settings.dry_run
-        self.owner: str = _owner(token)
-        storage = _storage(settings, self.owner)
+        self.owner: str = hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
+        storage = None
+        if settings.root is not None and not self.is_dry:
+            storage = LocalStorage(settings.root / self.owner)
         self.storage: LocalStorage | None = storage
         self._journal: JournalStorage | None = storage
         if settings.journal is not None and not self.is_dry:
@@ -85,21 +88,10 @@ class Shaper:
         """What the tokens of the context that *exchange* sends are spent on."""
         dialog = exchange.dialog
         async with dialog.lock:
-            return await self._contents.setdefault(dialog, Content()).read(
+            return await in_thread(
+                self._contents.setdefault(dialog, Content()).read,
                 self._pipelines.of(None, "").counter,
                 exchange.result.messages,
-                system=exchange.arguments["system"],
-                tools=exchange.arguments["tools"],
+                exchange.arguments["system"],
+                exchange.arguments["tools"],
             )
-
-
-def _storage(settings: Settings, owner: str) -> LocalStorage | None:
-    """Where the texts and archives of *owner* are kept; None where nothing is written."""
-    if settings.root is None or settings.dry_run:
-        return None
-    return LocalStorage(settings.root / owner)
-
-
-def _owner(token: str) -> str:
-    """What stands for those who show *token* in names; nothing where there are no tokens."""
-    return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""

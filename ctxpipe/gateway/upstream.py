@@ -84,22 +84,18 @@ class Upstream:
         length = request.headers.get("content-length")
         if length is not None and isinstance(content, AsyncIterator):
             kept.append(("content-length", length))  # else it goes out in chunks
-        asked = self._request(request.method, self._url(request), kept, content)
+        # As they came: a header may hold any byte.
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
+        url = self._url(request)
+        try:
+            asked = self._client.build_request(request.method, url, headers=raw, content=content)
+        except httpx2.InvalidURL as error:
+            raise Refused(400, "the target cannot be sent on") from error
         given = {name.lower() for name, _ in kept}
         for name in _ADDED:
             if name not in given:
                 asked.headers.pop(name, None)
         return await self._client.send(asked, stream=True)
-
-    def _request(
-        self, method: str, url: str, headers: Headers, content: bytes | AsyncIterator[bytes] | None
-    ) -> httpx2.Request:
-        # As they came: a header may hold any byte.
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        try:
-            return self._client.build_request(method, url, headers=raw, content=content)
-        except httpx2.InvalidURL as error:
-            raise Refused(400, "the target cannot be sent on") from error
 
     def _url(self, request: Request) -> str:
         """The upstream's address, and the path of *request* behind it, as text."""

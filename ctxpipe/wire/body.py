@@ -11,12 +11,13 @@ import codecs
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from .._json import JsonDict, JsonObject
 from ..errors import CtxpipeError
 
 MAX_DEPTH = 200
@@ -57,11 +58,11 @@ class Body:
     raw: bytes = field(repr=False)
     key: str
     items: list[Any] = field(default_factory=list, repr=False)
-    values: dict[str, Any] = field(default_factory=dict, repr=False)
+    values: JsonDict = field(default_factory=dict, repr=False)
     spans: list[Span] = field(default_factory=list, repr=False)
     places: dict[str, Span] = field(default_factory=dict, repr=False)
 
-    def write(self, items: Sequence[Any], values: Mapping[str, Any]) -> bytes:
+    def write(self, items: Sequence[Any], values: JsonObject) -> bytes:
         """The body with other *items*, and with *values* beside them.
 
         What is unchanged, an item by its identity, keeps its bytes and its place.
@@ -146,13 +147,13 @@ class _Reader:
 
     def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
         self.body = Body(raw, key)
-        start = 0
+        self.list_start = start = 0
         if last is not None and kept:
             self.body.items = last.items[:kept]
             self.body.spans = last.spans[:kept]
-            list_start = last.places[key].start
+            self.list_start = last.places[key].start
             for name, span in last.places.items():
-                if span.stop < list_start:
+                if span.stop < self.list_start:
                     self.body.places[name] = span
                     self.body.values[name] = last.values[name]
             start = self.body.spans[-1].stop
@@ -163,29 +164,19 @@ class _Reader:
 
     def read(self) -> Body | None:
         if self.body.items:
-            self.read_rest_of_list(self._list_start())
+            self.read_list()
         elif not self.opens_with("{"):
             self.read_value()
             self.expect_end()
             return None
-        elif self.opens_with("}"):
-            self.expect_end()
-            return None
-        else:
-            self.read_member()
         while not self.opens_with("}"):
-            self.expect(",")
+            if self.body.places:
+                self.expect(",")
             self.read_member()
         self.expect_end()
         is_found = self.body.key in self.body.places
         is_list = self.body.key not in self.body.values
-        if is_found and is_list:
-            return self.body
-        return None
-
-    def _list_start(self) -> int:
-        # Nothing but blanks can be between the bracket and the first item.
-        return self.body.raw.rindex(b"[", 0, self.body.spans[0].start)
+        return self.body if is_found and is_list else None
 
     def read_member(self) -> None:
         name = self.read_value()
@@ -198,23 +189,21 @@ class _Reader:
         start = self.byte(self.at)
         if self.text.startswith("[", self.at) and name == self.body.key:
             self.at += 1
-            if self.opens_with("]"):
-                stop = self.byte(self.at)
-                self.body.places[name] = Span(start, stop)
-                return
-            self.read_item()
-            self.read_rest_of_list(start)
+            self.list_start = start
+            self.read_list()
             return
         value = self.read_value()
         stop = self.byte(self.at)
         self.body.places[name] = Span(start, stop)
         self.body.values[name] = value
 
-    def read_rest_of_list(self, start: int) -> None:
+    def read_list(self) -> None:
+        """Read what is left of the list."""
         while not self.opens_with("]"):
-            self.expect(",")
+            if self.body.items:
+                self.expect(",")
             self.read_item()
-        self.body.places[self.body.key] = Span(start, self.byte(self.at))
+        self.body.places[self.body.key] = Span(self.list_start, self.byte(self.at))
 
     def read_item(self) -> None:
         if len(self.body.items) == MAX_ITEMS:

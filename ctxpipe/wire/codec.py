@@ -30,14 +30,18 @@ Side: TypeAlias = Literal["system", "user", "assistant", "result"]
 Item: TypeAlias = Any
 """A foreign item, of whatever type."""
 
+Sourced: TypeAlias = tuple[int | None, Item]
+"""An item, and which of those given it is made of; None: of none."""
+
 ANSWERED = frozenset({"user", "result"})
+EMPTY = "[This message is empty.]"
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A foreign item as *blocks* of ours, one at least.
+    """A foreign item as *blocks* of ours; one without any says that it is empty.
 
     With *joins* it is one message with its neighbours of the same side. Results always are.
     """
@@ -45,6 +49,10 @@ class Reading:
     side: Side
     blocks: list[JsonDict]
     joins: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            object.__setattr__(self, "blocks", [text_block(EMPTY)])
 
 
 class ItemReader(Protocol):
@@ -87,27 +95,17 @@ class Codec(ABC):
         places = (index for index in reversed(range(start, len(items))))
         return next((index + 1 for index in places if self.is_summary(items[index])), 0)
 
-    def repair(
-        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
-    ) -> list[Item]:
-        """*items*, without what is invalid now that others of *given* have left.
+    def repair(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
+        """*pairs*, without what is invalid now that others of *given* have left.
 
-        That is a result without its call, and a call without its result. *sources* says for each
-        of which item of *given* it is made, None for those of `new`.
+        That is a result without its call, and a call without its result.
         """
-        return [item for _, item in self.whole(items, sources, given)]
-
-    def whole(
-        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
-    ) -> list[tuple[int | None, Item]]:
-        """The sources and items that `repair` leaves."""
-        pairs = list(zip(sources, items, strict=True))
-        calls, results = self._all_halves(items)
+        calls, results = self._all_halves(item for _, item in pairs)
         calls_given, results_given = self._all_halves(given)
         lost_calls, lost_results = calls_given - calls, results_given - results
         if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
-            return pairs
-        kept: list[tuple[int | None, Item]] = []
+            return list(pairs)
+        kept: list[Sourced] = []
         for source, item in pairs:
             own_calls, own_results = map(set, self.halves(item))
             if lost_results.isdisjoint(own_calls) and lost_calls.isdisjoint(own_results):
@@ -287,23 +285,14 @@ def _settle(group: _Group) -> None:
 
 def _place_systems(groups: Sequence[_Group]) -> None:
     """Have the user say what the system says where the Messages API takes no system message."""
-    previous: Side = "assistant"
-    run: list[_Group] = []
+    others = (group.side for group in groups if group.side != "system")
+    sides: list[Side] = ["assistant", *others, "assistant"]
+    passed = 0
     for group in groups:
-        if group.side == "system":
-            run.append(group)
-            continue
-        _place_run(run, previous, group.side)
-        run = []
-        previous = group.side
-    _place_run(run, previous, "assistant")
-
-
-def _place_run(run: Iterable[_Group], previous: Side, following: Side) -> None:
-    if previous in ANSWERED and following == "assistant":
-        return
-    for group in run:
-        group.side = "user"
+        if group.side != "system":
+            passed += 1
+        elif sides[passed] not in ANSWERED or sides[passed + 1] != "assistant":
+            group.side = "user"
 
 
 def _as_unit(group: _Group) -> Unit:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import anyio
 
+from .._json import JsonObject
 from .._threads.bulk import weight
 from ..errors import CtxpipeError, SettingsError
 from ..messages import CALLS, THINKING, as_blocks, kind
@@ -33,7 +34,7 @@ from ..pipeline import ContextPipeline
 from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
 from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
-from .codec import Codec, Item, ItemReader, MessagesCodec
+from .codec import Codec, Item, ItemReader
 from .translation import Translation, Verbatim, translation_of
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def conversation_name(
     return ""
 
 
-def texts_at(holder: Mapping[str, Any], *paths: str) -> Iterator[object]:
+def texts_at(holder: JsonObject, *paths: str) -> Iterator[object]:
     """What *holder* has at each of *paths*, such as "metadata.session_id"."""
     for path in paths:
         value: object = holder
@@ -196,7 +197,7 @@ class Dialog:
 
     name: str
     session: Conversation
-    codec: Codec | MessagesCodec = field(repr=False)
+    codec: ItemReader = field(repr=False)
     begins: Beginning = field(repr=False)
     translation: Translation | Verbatim = field(init=False, repr=False)
     items: Sequence[Item] = field(default=(), repr=False)
@@ -277,7 +278,7 @@ class Conversations:
     async def find(
         self,
         name: str,
-        codec: Codec | MessagesCodec,
+        codec: ItemReader,
         items: Sequence[Item],
         open_session: OpenSession,
         body: Body | None = None,
@@ -377,7 +378,7 @@ class Conversations:
             yield self._by_id, dialog.session.session_id
 
     def _find_continued(
-        self, name: str, codec: Codec | MessagesCodec, begins: Beginning, items: Sequence[Item]
+        self, name: str, codec: ItemReader, begins: Beginning, items: Sequence[Item]
     ) -> tuple[Dialog | None, bool]:
         """The one in memory that *items* continue furthest, and whether it is certain that no
         journal knows more: of several replies that are new, another process has passed on some.
@@ -400,7 +401,7 @@ class Conversations:
     async def _open(
         self,
         name: str,
-        codec: Codec | MessagesCodec,
+        codec: ItemReader,
         begins: Beginning,
         items: Sequence[Item],
         open_session: OpenSession,

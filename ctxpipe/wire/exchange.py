@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from functools import partial
 from json import JSONDecodeError
@@ -19,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from .._json import JsonDict, JsonObject
 from .._threads.threads import in_thread_if
 from ..conversation.gate import is_asked_by_a_stage
-from ..edits.breakpoints import with_breakpoints, with_free_breakpoints
+from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..errors import safe_text
 from ..messages import field, pending_calls
 from ..placeholders.names import content_hash
@@ -29,7 +36,6 @@ from ..session.session import conversation_of
 from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
 from .conversations import (
-    HELD,
     UNNAMED,
     Beginning,
     Conversations,
@@ -37,6 +43,7 @@ from .conversations import (
     SessionName,
     check_mount,
     conversation_name,
+    texts_at,
 )
 from .formats import MESSAGES, Format
 from .translation import is_unchanged
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
     from ..stages.reports import Result
     from ..storage import JournalStorage
-    from .codec import Codec, Item, MessagesCodec
+    from .codec import Codec, Item, ItemReader
     from .conversations import OpenSession
 
 logger: logging.Logger = logging.getLogger("ctxpipe")
@@ -73,7 +80,8 @@ class Mount:
     """What the requests of one adapter have in common: its settings, and its conversations.
 
     *session_id* names the conversation, finds its name in a request, or is None: then it is taken
-    from where the framework keeps it. *journal* is where sessions write down what they know.
+    from where the framework keeps it, for the values of a request at *names*. *journal* is where
+    sessions write down what they know. *cache_breakpoints* are those of `HttpExchange`.
 
     Raises SettingsError for invalid settings.
     """
@@ -83,16 +91,21 @@ class Mount:
         pipeline: ContextPipeline,
         session_id: SessionName | None = None,
         journal: JournalStorage | None = None,
+        names: Iterable[str] = (),
+        cache_breakpoints: int | None = None,
     ) -> None:
         check_mount(pipeline, session_id, journal)
+        MARKS.optional.check("cache_breakpoints", cache_breakpoints)
+        self.breakpoints = cache_breakpoints
         self._pipeline = pipeline
         self._session_id = session_id
         self._journal = journal
-        self._conversations = Conversations(max_sessions=pipeline.max_sessions)
+        self._names = names
+        self.conversations = Conversations(max_sessions=pipeline.max_sessions)
 
     async def begin(
         self,
-        codec: Codec | MessagesCodec,
+        codec: ItemReader,
         items: Sequence[Item],
         arguments: JsonObject = NO_ARGUMENTS,
         *,
@@ -104,30 +117,24 @@ class Mount:
         """The exchange of *items* in the form of *codec*; None where they are sent as they came.
 
         *arguments* are those of `Session.run`. *request* is what a function for the name is given,
-        *found* where the framework keeps that name. *client* is lent to a summarizer without one.
-        What continues a state that the provider holds, under *state_id*, is sent as it came.
+        *found* where else the framework keeps that name. *client* is lent to a summarizer without
+        one. *state_id* is that of `Exchange.begin`.
         """
-        if state_id:
-            self._conversations.warn_once(HELD)
-            return None
-        exchange = Exchange(self._conversations)
+        exchange = Exchange(self.conversations)
         with log_errors(UNSHAPED):
-            name = self.name_of(request, found)
-            open_session = self.open_session(name)
-            await exchange.begin(name, codec, items, arguments, open_session, client=client)
+            name, open_session = self.find(request, found)
+            await exchange.begin(
+                name, codec, items, arguments, open_session, state_id=state_id, client=client
+            )
         return exchange if exchange.is_shaped else None
 
-    def http(self, known: Format) -> HttpExchange:
-        """The exchange of a request that comes in bytes, in the format *known*."""
-        return HttpExchange(self._conversations, known)
-
-    def name_of(self, request: Any, found: Iterable[object]) -> str:
-        """The name of the conversation of *request*, "" where it has none."""
-        return conversation_name(self._session_id, request, found)
-
-    def open_session(self, name: str) -> OpenSession:
-        """What makes the sessions of conversations called *name*."""
-        return partial(self._open_session, name)
+    def find(self, request: Any, found: Iterable[object] = ()) -> tuple[str, OpenSession]:
+        """The name of the conversation of *request*, "" where it has none, and what makes its
+        session. *found* is where else its name may be.
+        """
+        found = [*found, *texts_at(request, *self._names)]
+        name = conversation_name(self._session_id, request, found)
+        return name, partial(self._open_session, name)
 
     def _open_session(self, name: str, session_id: str, is_held: bool) -> Conversation:
         # What bears the name is the pipeline's own session, so that others find it there.
@@ -158,7 +165,7 @@ class Exchange:
     async def begin(
         self,
         name: str,
-        codec: Codec | MessagesCodec,
+        codec: ItemReader,
         items: Sequence[Item],
         arguments: JsonObject,
         open_session: OpenSession,
@@ -196,8 +203,7 @@ class Exchange:
                 self._conversations.warn_once(OPEN_CALLS)
                 return
             self.arguments = {**arguments, "system": _join(arguments.get("system"), units.system)}
-            lent = {} if client is None else {"client": client}
-            self.result = await dialog.session.run(units.messages, **self.arguments, **lent)
+            self.result = await dialog.session.run(units.messages, **self.arguments, client=client)
             sent = dialog.translation.items(units, self.result.messages)
             first = len(calls)
             self.items = sent[first:] if is_unchanged(sent[:first], calls) else items
@@ -271,27 +277,34 @@ class Exchange:
 class HttpExchange(Exchange):
     """One request in bytes, in a *format*, and the reply to it, chunk by chunk.
 
-    ``await begin_bytes(raw, find)``, send `content`; call `begin_answer` with the answer's head,
-    `feed` with each chunk, and `end`. While the exchange *is_undecided*, what was fed is to be held
-    back: it may be a refusal, and `retry` says whether `content` is to be sent again. One that
-    *is_dry* sends what came, and learns nothing. *breakpoints* is how many cache breakpoints are
-    placed where they pay off; None: those around what was rewritten that cost nothing.
+    ``await begin_bytes(raw)``, send `content`; call `begin_answer` with the answer's head, `feed`
+    with each chunk, and `end`: `ask` does so. While the exchange *is_undecided*, what was fed is to
+    be held back: it may be a *refusal*, and `retry` says whether `content` is to be sent again. One
+    that *is_dry* sends what came, and learns nothing. *find* says whose the request is.
+    *breakpoints* is how many cache breakpoints are placed where they pay off; None: those around
+    what was rewritten that cost nothing.
     """
 
-    items: Sequence[Item]
-    reason: str
-
     def __init__(
-        self, conversations: Conversations, known: Format, *, is_dry: bool = False
+        self,
+        conversations: Conversations,
+        known: Format,
+        find: FindConversation,
+        *,
+        is_dry: bool = False,
+        breakpoints: int | None = None,
     ) -> None:
         super().__init__(conversations)
         self.format = known
         self.is_dry = is_dry
-        self.breakpoints: int | None = None
+        self._find = find
+        self._breakpoints = breakpoints
         self.raw: bytes = b""
         self._content = b""
-        self.usage: JsonDict = {}
+        self.usage: dict[str, int] = {}
+        self.refusal: Refusal | None = None
         self.is_undecided: bool = False
+        self.is_recovered: bool = False
         self.is_too_deep: bool = False  # its body, to be read by anybody
         self._reply: JsonObject | None = None
         self._status = 0
@@ -299,11 +312,8 @@ class HttpExchange(Exchange):
         self._refusal = b""
         self._reader = ReplyReader()
 
-    async def begin_bytes(self, raw: bytes, find: FindConversation, beta: str = "") -> None:
-        """Shape the request in *raw*, of the conversation that *find* names.
-
-        *beta* is the value of its header of that name.
-        """
+    async def begin_bytes(self, raw: bytes, beta: str = "") -> None:
+        """Shape the request in *raw*; *beta* is the value of its header of that name."""
         self.raw = raw
         try:
             last = self._conversations.bodies()
@@ -314,7 +324,7 @@ class HttpExchange(Exchange):
             if not all(isinstance(item, dict) for item in body.items):
                 return
             self.body = body
-            name, open_session = find(body.values)
+            name, open_session = self._find(body.values)
             arguments = self.format.arguments(body.values)
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
@@ -338,7 +348,7 @@ class HttpExchange(Exchange):
         values: JsonObject = {}
         if self.format is MESSAGES:
             before = self.body.values
-            after = self.rewrite({**before, "messages": self.given}, self.breakpoints)
+            after = self.rewrite({**before, "messages": self.given}, self._breakpoints)
             self.items = after.pop("messages")
             values = {name: new for name, new in after.items() if new is not before.get(name)}
         if self.is_changed or values:
@@ -367,59 +377,97 @@ class HttpExchange(Exchange):
         wanted = b'"type"' if self.is_undecided else b'"usage"'
         self._reader = ReplyReader(is_stream=is_stream and not is_refusing, wanted=wanted)
 
-    def feed(self, chunk: bytes) -> bool:
-        """Whether *chunk* of the answer completes what there is to `learn_usage` from."""
+    def feed(self, chunk: bytes) -> None:
+        """Read the next *chunk* of the answer, and learn from the usage in it."""
         if not self.is_shaped:
-            return False
+            return
         self._size += len(chunk)
         if self._status in REFUSING:
             self._refusal += chunk[: MAX_TEXT - len(self._refusal)]
-            return False
+            return
         self._read(self._reader.feed(chunk))
         if self.is_undecided and self._size > MAX_HELD:
             self._decide()
-        return self._reply is not None
 
-    def end(self) -> bool:
-        """The answer is over; whether there is something to learn."""
+    def end(self) -> None:
+        """The answer is over."""
         if self.is_shaped and self._status not in REFUSING:
             self._read(self._reader.end())
-        return self._reply is not None
 
     def _read(self, events: Iterable[JsonObject]) -> None:
         with log_errors(NOT_LEARNT):
             for event in events:
                 usage = self.format.usage_in(event) or {}
-                self.usage |= {name: value for name, value in usage.items() if value is not None}
+                self.usage |= {name: part for name, part in usage.items() if isinstance(part, int)}
                 self._reply = self.format.reply_in(event) or self._reply
                 if self.is_undecided and event.get("type") not in _BEGINNING:
                     if event.get("type") in _REFUSED:
                         self._refusal = json.dumps(event).encode()
                     self._decide()
+        # At once: a client may stop reading after the last event.
+        if self._reply is not None:
+            reply, self._reply = self._reply, None
+            if not self.is_dry:  # else another context is billed
+                self.learn(reply)
 
     def _decide(self) -> None:
         self.is_undecided = False
         self._reader.wanted = b'"usage"'
 
-    def learn_usage(self) -> None:
-        """Learn what was read of the usage."""
-        reply, self._reply = self._reply, None
-        if not self.is_dry:  # else another context is billed
-            self.learn(reply)
-
     async def retry(self) -> bool:
         """Whether what was held back is a refusal, and there is a shorter `content` to send."""
         self.is_undecided = False
-        if self.is_dry or not self._refusal or not await self.refused(self.refusal):
+        if self._refusal:
+            status = self._status if self._status in REFUSING else None
+            self.refusal = refusal_in(status, self._refusal)
+        if self.is_dry or not await self.refused(self.refusal):
             return False
         self._write()
+        self.is_recovered = True
         return True
 
-    @property
-    def refusal(self) -> Refusal | None:
-        """What the answer says of a prompt that is too long."""
-        status = self._status if self._status in REFUSING else None
-        return read_refusal(status, self._refusal[:MAX_TEXT].decode("utf-8", "replace"))
+
+def refusal_in(status: int | None, answer: bytes) -> Refusal | None:
+    """What an *answer* says of a prompt that is too long, None where it is about something else."""
+    return read_refusal(status, answer[:MAX_TEXT].decode("utf-8", "replace"))
+
+
+async def ask(
+    exchange: HttpExchange, send: Callable[[], Awaitable[Any]]
+) -> tuple[Any, AsyncIterator[bytes]]:
+    """The response of httpx or httpx2 that *send* gives to what *exchange* is to send, and its body.
+
+    After "too long" that is the response to a shorter request.
+    """
+    response, chunks = await _send(exchange, send)
+    held: list[bytes] = []
+    while exchange.is_undecided and (chunk := await anext(chunks, None)) is not None:
+        held.append(chunk)
+        exchange.feed(chunk)
+    if await exchange.retry():
+        await response.aclose()
+        held.clear()
+        response, chunks = await _send(exchange, send)
+    return response, _pass_on(exchange, held, chunks)
+
+
+async def _send(
+    exchange: HttpExchange, send: Callable[[], Awaitable[Any]]
+) -> tuple[Any, AsyncIterator[bytes]]:
+    response = await send()
+    exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
+    return response, aiter(response.stream)
+
+
+async def _pass_on(
+    exchange: HttpExchange, held: Iterable[bytes], rest: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    for chunk in held:
+        yield chunk
+    async for chunk in rest:
+        exchange.feed(chunk)
+        yield chunk
+    exchange.end()
 
 
 def _join(system: object, head: list[JsonDict]) -> object:

@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 
 from .._json import JsonDict, JsonObject
 from ..messages import field, kind
-from .codec import Codec, MessagesCodec
+from .codec import ItemReader, MessagesCodec
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
 from .usage import openai_usage
@@ -20,7 +20,7 @@ class Format:
     """What the path of a request ends with."""
     key: ClassVar[str] = "messages"
     """Where in the body its items are."""
-    codec: ClassVar[Codec | MessagesCodec] = ChatCodec()
+    codec: ClassVar[ItemReader] = ChatCodec()
     may_refuse_late: ClassVar[bool] = False
     """Whether a stream may be refused after it has begun, with status 200."""
 
@@ -60,7 +60,7 @@ class Responses(Format):
 
     path = "/responses"
     key = "input"
-    codec: ClassVar[Codec | MessagesCodec] = ResponsesCodec()
+    codec: ClassVar[ItemReader] = ResponsesCodec()
     may_refuse_late = True
 
     def state_id(self, values: JsonObject) -> str:
@@ -88,7 +88,7 @@ class Messages(Format):
     """Anthropic's Messages API."""
 
     path = "/v1/messages"
-    codec: ClassVar[Codec | MessagesCodec] = MessagesCodec()
+    codec: ClassVar[ItemReader] = MessagesCodec()
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
         """Not where the server is to summarize the conversation, has done so, or holds it."""

@@ -13,13 +13,17 @@ from .values import (
     arguments_json,
     arguments_object,
     block_text,
+    content_blocks,
     document_block,
+    first_field,
     image_block,
+    joined_text,
     opaque_block,
-    result_block,
+    read_result,
     result_blocks,
     result_text,
     says,
+    sort_blocks,
     text_block,
     text_or_opaque,
     thinking_block,
@@ -30,8 +34,6 @@ SYSTEM = frozenset({"system", "developer"})
 RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
 Block: TypeAlias = JsonObject
-UNSIGNED = "unsigned"
-EMPTY = "[This message is empty.]"
 INPUT = "input"  # the key of a custom tool's text
 
 
@@ -42,7 +44,8 @@ class ChatCodec(Codec):
         """*item* as blocks."""
         role = field(item, "role")
         if role in RESULTS:
-            return Reading("result", [_result_block(item)])
+            content = field(item, "content")
+            return Reading("result", [read_result(_call_to_answer(item), content, _part_block)])
         if role == "assistant":
             return Reading("assistant", _reply_blocks(item))
         side: Side = "user"
@@ -50,7 +53,7 @@ class ChatCodec(Codec):
             side = "system"
         elif role != "user":
             return Reading(side, [opaque_block(item)])
-        return Reading(side, content_blocks(field(item, "content")) or [text_block(EMPTY)])
+        return Reading(side, content_blocks(field(item, "content"), _part_block))
 
     def rebuild(self, item: Item, blocks: Sequence[Block]) -> Item:
         """A copy of *item* that says *blocks*; its other keys stay."""
@@ -66,25 +69,20 @@ class ChatCodec(Codec):
 
     def new(self, role: str, blocks: Sequence[Block]) -> list[Item]:
         """Messages that say *blocks*."""
+        results, uses, spoken = sort_blocks(blocks)
         items: list[Item] = []
-        calls: list[JsonDict] = []
-        spoken: list[Block] = []
-        for block in blocks:
-            match kind(block):
-                case "tool_result":
-                    text = result_text(block.get("content"))
-                    name = block["tool_use_id"]
-                    items.append({"role": "tool", "tool_call_id": name, "content": text})
-                case "tool_use":
-                    function = {"name": block["name"], "arguments": arguments_json(block["input"])}
-                    calls.append({"id": block["id"], "type": "function", "function": function})
-                case _:
-                    spoken.append(block)
-        if not (spoken or calls):
+        for block in results:
+            text = result_text(block.get("content"))
+            items.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
+        if not (spoken or uses):
             return items
         message: JsonDict = {"role": role, "content": None}
         if spoken:
             message["content"] = text_or_parts([_new_part(block) for block in spoken])
+        calls: list[JsonDict] = []
+        for block in uses:
+            function = {"name": block["name"], "arguments": arguments_json(block["input"])}
+            calls.append({"id": block["id"], "type": "function", "function": function})
         if calls:
             message["tool_calls"] = calls
         return [*items, message]
@@ -98,15 +96,6 @@ class ChatCodec(Codec):
 
 
 # Reading ------------------------------------------------------------------------------------------
-
-
-def content_blocks(content: object) -> list[JsonDict]:
-    """The blocks of a message's content: text, a list of parts, or nothing."""
-    if content is None or content == "":
-        return []
-    if isinstance(content, list | tuple):
-        return list(map(_part_block, content))
-    return [_part_block(content) if isinstance(content, str) else opaque_block(content)]
 
 
 def _part_block(part: object) -> JsonDict:
@@ -124,20 +113,9 @@ def _part_block(part: object) -> JsonDict:
     return block or text_or_opaque(text, part)
 
 
-def _result_block(item: Item) -> JsonDict:
-    content = field(item, "content")
-    shown: object = ""
-    if isinstance(content, str):
-        shown = without_surrogates(content)
-    elif content is not None:
-        shown = content_blocks(content)
-    return result_block(_call_to_answer(item), shown)
-
-
 def _call_to_answer(item: Item) -> object:
     """The id of the call that *item* answers; of a "function", an older form, its name."""
-    call = field(item, "tool_call_id")
-    return field(item, "name") if call is None else call
+    return first_field(item, "tool_call_id", "name")
 
 
 def _reply_blocks(item: Item) -> list[JsonDict]:
@@ -145,8 +123,8 @@ def _reply_blocks(item: Item) -> list[JsonDict]:
     thoughts = (field(item, name) for name in THOUGHTS)
     thought = next((one for one in thoughts if one and isinstance(one, str)), "")
     if thought:
-        blocks.append(thinking_block(thought, UNSIGNED))
-    blocks += content_blocks(field(item, "content"))
+        blocks.append(thinking_block(thought))
+    blocks += content_blocks(field(item, "content"), _part_block)
     refusal = field(item, "refusal")
     if says(refusal):
         blocks.append(text_block(refusal))
@@ -154,7 +132,7 @@ def _reply_blocks(item: Item) -> list[JsonDict]:
     function = field(item, "function_call")
     if function is not None:
         blocks.append(_use(field(function, "name"), function))
-    return blocks or [text_block(EMPTY)]
+    return blocks
 
 
 def _call_block(call: object) -> JsonDict:
@@ -177,18 +155,9 @@ def _use(call: object, function: object) -> JsonDict:
 
 def _rebuild_reply(plain: JsonDict, blocks: Sequence[Block]) -> None:
     """Have the reply *plain* say *blocks*."""
-    uses: list[Block] = []
-    spoken: list[Block] = []
-    thinks = False
-    for block in blocks:
-        match kind(block):
-            case "tool_use":
-                uses.append(block)
-            case "thinking":
-                thinks = True
-            case _:
-                spoken.append(block)
-    if not thinks:
+    _, uses, said = sort_blocks(blocks)
+    spoken = [block for block in said if kind(block) != "thinking"]
+    if len(spoken) == len(said):
         for name in THOUGHTS:
             plain.pop(name, None)
     _rebuild_calls(plain, uses)
@@ -199,13 +168,9 @@ def _rebuild_reply(plain: JsonDict, blocks: Sequence[Block]) -> None:
     if spoken and content:
         plain["content"] = rebuild_content(content, spoken)
     elif spoken:
-        plain["content"] = _lines(spoken)
+        plain["content"] = joined_text(spoken)
     elif content:
         plain["content"] = None
-
-
-def _lines(blocks: Iterable[Block]) -> str:
-    return "\n".join(map(block_text, blocks))
 
 
 def rebuild_content(
@@ -216,7 +181,7 @@ def rebuild_content(
     *read* makes a block of a part; *text_type* is the type of a part that is text.
     """
     if not isinstance(old, list | tuple):
-        return _lines(blocks)
+        return joined_text(blocks)
     parts = list(old)
     read_parts = [read(part) for part in parts]
     content: list[Any] = []
@@ -310,14 +275,17 @@ def text_or_parts(parts: Sequence[Block], text_type: str = "text") -> object:
 
 
 def _new_part(block: Block) -> JsonDict:
-    source = block.get("source")
-    if kind(block) == "image" and isinstance(source, Mapping):
-        return {"type": "image_url", "image_url": {"url": image_url(source)}}
+    url = image_url(block)
+    if url is not None:
+        return {"type": "image_url", "image_url": {"url": url}}
     return {"type": "text", "text": block_text(block)}
 
 
-def image_url(source: JsonObject) -> str:
-    """The address of an image of ours, with its data in it where it holds any."""
+def image_url(block: Block) -> str | None:
+    """The address of an image of ours, with its data in it where it holds any; None: it is none."""
+    source = block.get("source")
+    if kind(block) != "image" or not isinstance(source, Mapping):
+        return None
     if source.get("type") != "base64":
         return str(source.get("url"))
     media_type = source.get("media_type")

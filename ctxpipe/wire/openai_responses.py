@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 from .._json import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
-from .codec import Codec, Item, Reading
+from .codec import Codec, Item, Reading, Sourced
 from .openai_chat import (
-    EMPTY,
     INPUT,
     SYSTEM,
     custom_input,
@@ -21,13 +19,15 @@ from .values import (
     arguments_json,
     arguments_object,
     block_text,
+    content_blocks,
     document_block,
+    first_field,
     image_block,
     opaque_block,
-    result_block,
+    read_result,
     result_blocks,
     result_text,
-    text_block,
+    sort_blocks,
     text_or_opaque,
     thinking_block,
     use_block,
@@ -47,8 +47,6 @@ ANSWERED = frozenset(
 )
 """Calls that the client answers; all other tools run at the provider."""
 ACTIONS = ("action", "operation", "actions")  # where the built-in calls say what is to be done
-Sourced: TypeAlias = tuple[int | None, Item]
-"""An item, and of which of those given it is made."""
 PICTURES = frozenset({"input_image", "computer_screenshot"})
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SAYING = TEXTS | {"refusal"}
@@ -65,7 +63,11 @@ class ResponsesCodec(Codec):
         """*item* as blocks."""
         name = _type_of(item)
         if name == "message":
-            return _read_message(item, field(item, "role"))
+            blocks = content_blocks(field(item, "content"), _part_block)
+            role = field(item, "role")
+            if role == "assistant":
+                return Reading("assistant", blocks, joins=True)
+            return Reading("system" if role in SYSTEM else "user", blocks)
         if name == "reasoning":
             block = _thinking_block(item)
         elif name in ANSWERED:
@@ -109,23 +111,19 @@ class ResponsesCodec(Codec):
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Items that say *blocks*."""
+        results, uses, spoken = sort_blocks(blocks)
         items: list[Item] = []
-        spoken: list[JsonDict] = []
-        for block in blocks:
-            match kind(block):
-                case "tool_result":
-                    item = {"call_id": block["tool_use_id"]}
-                    output = _rebuild_output("", block.get("content"))
-                    items.append({"type": "function_call_output", **item, "output": output})
-                case "tool_use":
-                    item = {"call_id": block["id"], "name": block["name"]}
-                    arguments = arguments_json(block["input"])
-                    items.append({"type": "function_call", **item, "arguments": arguments})
-                case _:
-                    spoken.append(_new_part(block))
+        for block in results:
+            item = {"call_id": block["tool_use_id"]}
+            output = _rebuild_output("", block.get("content"))
+            items.append({"type": "function_call_output", **item, "output": output})
+        for block in uses:
+            item = {"call_id": block["id"], "name": block["name"]}
+            arguments = arguments_json(block["input"])
+            items.append({"type": "function_call", **item, "arguments": arguments})
         if not spoken:
             return items
-        content = text_or_parts(spoken, "input_text")
+        content = text_or_parts([_new_part(block) for block in spoken], "input_text")
         return [{"type": "message", "role": role, "content": content}, *items]
 
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
@@ -135,14 +133,12 @@ class ResponsesCodec(Codec):
             return [_call_id(item)], ()
         return (), [_call_id(item)] if name.removesuffix(OUTPUT) in ANSWERED else ()
 
-    def repair(
-        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
-    ) -> list[Item]:
+    def repair(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
         """Also without a reasoning item whose next item has left.
 
         An item whose reasoning has left loses its id.
         """
-        return _with_reasoning(self.whole(items, sources, given), given)
+        return _with_reasoning(super().repair(pairs, given), given)
 
 
 def _type_of(item: Item) -> str:
@@ -155,22 +151,9 @@ def _type_of(item: Item) -> str:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _read_message(item: Item, role: object) -> Reading:
-    blocks = _content_blocks(field(item, "content")) or [text_block(EMPTY)]
-    if role == "assistant":
-        return Reading("assistant", blocks, joins=True)
-    return Reading("system" if role in SYSTEM else "user", blocks)
-
-
-def _content_blocks(content: object) -> list[JsonDict]:
-    if content is None or content == "":
-        return []
-    if isinstance(content, list | tuple):
-        return list(map(_part_block, content))
-    return [_part_block({"type": "input_text", "text": content})]
-
-
 def _part_block(part: object) -> JsonDict:
+    if isinstance(part, str):
+        part = {"type": "input_text", "text": part}
     name = kind(part)
     block: JsonDict | None = None
     if name in PICTURES:
@@ -185,13 +168,12 @@ def _thinking_block(item: Item) -> JsonDict:
     """Its summary, or its text where the provider shows it; else what it is encrypted to."""
     parts = field(item, "summary") or field(item, "content") or ()
     thought = "\n".join([str(field(part, "text")) for part in parts]) if parts else None
-    proof = field(item, "encrypted_content") or field(item, "id") or "unsigned"
+    proof = field(item, "encrypted_content") or field(item, "id")
     return thinking_block(thought, proof)
 
 
 def _call_id(item: Item) -> object:
-    call = field(item, "call_id")
-    return field(item, "id") if call is None else call
+    return first_field(item, "call_id", "id")
 
 
 def _call_block(item: Item, name: str) -> JsonDict:
@@ -220,16 +202,9 @@ def _action_key(item: Item) -> str:
 
 def _result_block(item: Item) -> JsonDict:
     output = field(item, "output")
-    content: object = ""
     if kind(item) == "shell_call_output":
-        content = without_surrogates(_shell_text(output))
-    elif isinstance(output, str):
-        content = without_surrogates(output)
-    elif isinstance(output, list | tuple):
-        content = list(map(_part_block, output))
-    elif output is not None:
-        content = [_part_block(output)]
-    return result_block(_call_id(item), content)
+        output = _shell_text(output)
+    return read_result(_call_id(item), output, _part_block)
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -268,14 +243,14 @@ def _shell_output(old: object, content: object) -> object:
 
 
 def _new_part(block: JsonObject) -> JsonDict:
-    source = block.get("source")
-    if kind(block) == "image" and isinstance(source, Mapping):
-        return {"type": "input_image", "detail": "auto", "image_url": image_url(source)}
+    url = image_url(block)
+    if url is not None:
+        return {"type": "input_image", "detail": "auto", "image_url": url}
     return {"type": "input_text", "text": block_text(block)}
 
 
-def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Item]:
-    """The items of *pairs*, in which reasoning is with what it led to, or both are apart.
+def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
+    """*pairs*, in which reasoning is with what it led to, or both are apart.
 
     Reasoning without its next item leaves; an item without its reasoning loses its id.
     """
@@ -289,15 +264,13 @@ def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Ite
                 continue
         kept.append((source, item))
         following = source
-    items: list[Item] = []
+    repaired: list[Sourced] = []
     before: int | None = None
     for source, item in reversed(kept):
-        if source and _has_lost_reasoning(source, before, given):
-            items.append(_without_id(item))
-        else:
-            items.append(item)
+        is_alone = source and _has_lost_reasoning(source, before, given)
+        repaired.append((source, _without_id(item) if is_alone else item))
         before = source
-    return items
+    return repaired
 
 
 def _has_lost_reasoning(source: int, before: int | None, given: Sequence[Item]) -> bool:

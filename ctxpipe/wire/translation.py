@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from .._json import JsonDict, JsonObject
 from .._values import canonical_json
-from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind
-from .codec import Codec, Item, MessagesCodec, Reading, Unit, head_blocks, make_units, opening_unit
+from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
+from .codec import (
+    Codec,
+    Item,
+    ItemReader,
+    Reading,
+    Sourced,
+    Unit,
+    head_blocks,
+    make_units,
+    opening_unit,
+)
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -48,22 +58,16 @@ class Units:
     system: list[_Block] = field(repr=False)
 
 
-class _Made(NamedTuple):
-    """An *item* made of the one at *source*, or of none; where *item* is None, that one itself."""
-
-    source: int | None
-    item: Item | None
-
-
 class _Piece(NamedTuple):
     """A message of a context as items: those of a unit, or others that were *made*.
 
-    The items that they are or come from are from *start* up to *stop*.
+    The items that they are or come from are from *start* up to *stop*. What was made of an item
+    and says the same is None.
     """
 
     start: int
     stop: int
-    made: list[_Made] | None = None
+    made: list[Sourced] | None = None
 
 
 class Translation:
@@ -73,12 +77,10 @@ class Translation:
         "_codec",
         "_contents",
         "_context",
-        "_given",
         "_head",
         "_items",
         "_pieces",
         "_places",
-        "_sent",
         "_system",
         "_units",
         "_used",
@@ -95,8 +97,6 @@ class Translation:
         self._places: dict[Key, list[Place]] = {}
         self._context: list[Message] = []  # that of the last turn
         self._pieces: list[_Piece] = []  # the same as items
-        self._given: Sequence[Item] = ()  # the items of the last turn that a stage has changed
-        self._sent: list[Item] = []  # what they became
 
     # There ----------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Translation:
         removed = self._units[keep:]
         self._forget(keep)
         for unit in removed:
-            self._used.difference_update(_call_ids(unit.message))
+            self._used.difference_update(call.id for call in tool_calls([unit.message]))
         new = make_units(self._codec, items, start=stop, used=self._used)
         if not keep and new and new[0].message["role"] != "user":
             new.insert(0, opening_unit(head))
@@ -211,30 +211,21 @@ class Translation:
         if is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
-        is_same_context = same == len(context) == len(self._context)
-        if is_same_context and is_unchanged(units.items, self._given):
-            return list(self._sent)
         new = list(_Search(self._codec, units, self._places).pieces(context[same:]))
         self._pieces = self._pieces[:same]
         self._pieces += new
         self._context = list(context)
         head = units.head
-        items = list(units.items[:head])
-        sources: list[int | None] = list(range(head))
+        pairs: list[Sourced] = list(enumerate(units.items[:head]))
         for piece in self._pieces:
             if piece.made is None:
-                items += units.items[piece.start : piece.stop]
-                sources += range(piece.start, piece.stop)
+                own = units.items[piece.start : piece.stop]
+                pairs += enumerate(own, piece.start)
                 continue
-            for source, item in piece.made:
-                sources.append(source)
-                if item is None and source is not None:
-                    items.append(units.items[source])
-                else:
-                    items.append(item)
-        self._given = units.items
-        self._sent = self._codec.repair(items, sources, units.items)
-        return list(self._sent)
+            for source, made in piece.made:
+                item = units.items[source] if made is None and source is not None else made
+                pairs.append((source, item))
+        return [item for _, item in self._codec.repair(pairs, units.items)]
 
 
 class Verbatim:
@@ -250,20 +241,14 @@ class Verbatim:
         return units.messages if is_equal(context, units.messages) else context
 
 
-def translation_of(codec: Codec | MessagesCodec) -> Translation | Verbatim:
+def translation_of(codec: ItemReader) -> Translation | Verbatim:
     """What translates one conversation in the form of *codec*."""
-    return Verbatim() if isinstance(codec, MessagesCodec) else Translation(codec)
+    return Translation(codec) if isinstance(codec, Codec) else Verbatim()
 
 
 def _contents(items: Sequence[Item]) -> list[object]:
     """What would be another object if an item had been edited in place."""
     return [item.get("content") if type(item) is dict else None for item in items]
-
-
-def _call_ids(message: Message) -> Iterator[str]:
-    for block in as_blocks(message):
-        if kind(block) == "tool_use":
-            yield cast("JsonObject", block)["id"]
 
 
 def _key(block: object) -> Key:
@@ -323,34 +308,27 @@ class _Search:
         """A message that is none of the units, as items: rebuilt ones, originals, and new ones."""
         owners = self._owners(role, blocks)
         names = self._names(owners)
-        made: list[_Made] = []
+        made: list[Sourced] = []
         for item, said in self._runs(blocks, owners):
             if item is None:
-                made += [_Made(None, new) for new in self.codec.new(role, said)]
+                made += [(None, new) for new in self.codec.new(role, said)]
             else:
-                made.append(_Made(item, self._rebuild(item, said, names)))
-        sources = [one.source for one in made if one.source is not None]
+                made.append((item, self._rebuild(item, said, names)))
+        sources = [source for source, _ in made if source is not None]
         self.end = min((owner[0] for owner in owners if owner is not None), default=self.end)
         return _Piece(min(sources, default=0), max(sources, default=-1) + 1, made)
 
     def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
         """The blocks of each item together, and those of none with their neighbours."""
         runs: list[_Run] = []
-        run_of: dict[int, _Run] = {}
+        run_of: dict[int | None, _Run] = {}
         for block, owner in zip(blocks, owners, strict=True):
             item = None if owner is None else self._item_of(owner)
-            run: _Run | None = None
-            if item is not None:
-                run = run_of.get(item)
-            elif runs and runs[-1][0] is None:
-                run = runs[-1]
-            if run is not None:
-                run[1].append(block)
-                continue
-            run = (item, [block])
-            runs.append(run)
-            if item is not None:
-                run_of[item] = run
+            run = run_of.get(item)
+            if run is None or (item is None and run is not runs[-1]):
+                run = run_of[item] = (item, [])
+                runs.append(run)
+            run[1].append(block)
         return runs
 
     def _owners(self, role: str, blocks: Sequence[_Block]) -> list[Place | None]:

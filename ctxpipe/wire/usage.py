@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..messages import field
+from .values import first_field
 
 
 def usage(
@@ -30,23 +29,13 @@ def usage(
 
 def openai_usage(billed: object) -> dict[str, int] | None:
     """The same for the usage of a chat completion, or of a response; None where there is none."""
-    if billed is None:
-        return None
-    details = _first(billed, ("prompt_tokens_details", "input_tokens_details"))
+    details = first_field(billed, "prompt_tokens_details", "input_tokens_details")
     return usage(
-        _first(billed, ("prompt_tokens", "input_tokens")),
+        first_field(billed, "prompt_tokens", "input_tokens"),
         read=field(details, "cached_tokens"),
         written=field(details, "cache_write_tokens"),
-        output=_first(billed, ("completion_tokens", "output_tokens")),
+        output=first_field(billed, "completion_tokens", "output_tokens"),
     )
-
-
-def _first(holder: object, names: Iterable[str]) -> object:
-    for name in names:
-        value = field(holder, name)
-        if value is not None:
-            return value
-    return None
 
 
 def _count(value: object) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeGuard, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 
 from .._json import JsonDict, JsonObject
 from .._values import canonical_json
@@ -21,34 +21,23 @@ from ..messages import (
     without_surrogates,
 )
 
-__all__ = [
-    "MARKS",
-    "RAW",
-    "arguments_json",
-    "arguments_object",
-    "block_text",
-    "document_block",
-    "image_block",
-    "opaque_block",
-    "result_block",
-    "result_blocks",
-    "result_text",
-    "says",
-    "text_block",
-    "text_or_opaque",
-    "thinking_block",
-    "use_block",
-]
-
 RAW = "_raw"
 """The key under which arguments are that are no JSON object."""
 
 MARKS = ("cache_control", "prompt_cache_breakpoint")
 """Where foreign items ask for a cache; that is no content, and stays on the item."""
 
+Blocks: TypeAlias = list[JsonObject]
+
 MAX_ENCODED = 1_000  # characters of base64 and the like that an opaque block shows
 _MOST_DIGITS = 4_000  # of a whole number; Python writes no more than 4,300
 _BLANK = frozenset(" \t\r\n")
+
+
+def first_field(holder: object, *names: str) -> Any:
+    """What *holder* has under the first of *names* under which it has something."""
+    values = (field(holder, name) for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 def text_block(text: str) -> JsonDict:
@@ -76,8 +65,39 @@ def result_block(call: object, content: object) -> JsonDict:
     return {"type": "tool_result", "tool_use_id": call, "content": content}
 
 
-def thinking_block(thought: str | None, proof: object) -> JsonDict:
-    """A *thought* with the *proof* of it, or what it is encrypted to."""
+def content_blocks(content: object, read: Callable[[Any], JsonDict]) -> list[JsonDict]:
+    """The blocks of a foreign *content*: a text, a list of parts, or nothing; *read* reads one."""
+    if content is None or content == "":
+        return []
+    return list(map(read, content if isinstance(content, list | tuple) else [content]))
+
+
+def read_result(call: object, content: object, read: Callable[[Any], JsonDict]) -> JsonDict:
+    """The result of *call* with a foreign *content*."""
+    if content is None or isinstance(content, str):
+        return result_block(call, without_surrogates(content or ""))
+    return result_block(call, content_blocks(content, read))
+
+
+def sort_blocks(blocks: Iterable[JsonObject]) -> tuple[Blocks, Blocks, Blocks]:
+    """The results, the calls, and all other blocks of *blocks*, which foreign items keep apart."""
+    results: Blocks = []
+    calls: Blocks = []
+    spoken: Blocks = []
+    for block in blocks:
+        match kind(block):
+            case "tool_result":
+                results.append(block)
+            case "tool_use":
+                calls.append(block)
+            case _:
+                spoken.append(block)
+    return results, calls, spoken
+
+
+def thinking_block(thought: str | None, proof: object = None) -> JsonDict:
+    """A *thought* with the *proof* of it, if there is any, or what it is encrypted to."""
+    proof = proof or "unsigned"
     if thought is None:
         return {"type": "redacted_thinking", "data": str(proof)}
     thought = without_surrogates(thought)
@@ -92,13 +112,14 @@ def block_text(block: object) -> str:
     return compact_json(block)
 
 
+def joined_text(blocks: Iterable[object]) -> str:
+    """What *blocks* say, in one text."""
+    return "\n".join(map(block_text, blocks))
+
+
 def result_text(content: object) -> str:
     """The content of a tool_result in one text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(map(block_text, cast("Iterable[object]", content)))
+    return content if isinstance(content, str) else joined_text(result_blocks(content))
 
 
 def result_blocks(content: object) -> list[JsonObject]:

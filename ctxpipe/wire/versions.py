@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from types import ModuleType
 from typing import NamedTuple
 
@@ -25,33 +26,35 @@ class Versions(NamedTuple):
     newest: str
 
 
-def load(module: str, versions: Versions) -> ModuleType:
-    """*module* of the package. Raises MountUnavailable, naming the extra, when it is missing."""
+def load(module: str, versions: Versions, hooks: Mapping[str, Iterable[str]]) -> ModuleType:
+    """*module* of the package, with its *hooks*: by their names, the arguments that each must take.
+
+    Raises MountUnavailable where it is missing, naming the extra; and where a hook is gone or takes
+    something else, naming the version found, and those that were tested.
+    """
     try:
-        return import_module(module)
+        loaded = import_module(module)
     except ImportError as error:
         raise MountUnavailable(
             f"{module} cannot be imported ({error}): pip install 'ctxpipe[{versions.extra}]'"
         ) from error
+    for name, wanted in hooks.items():
+        _ensure_hook(versions, loaded, name, wanted)
+    return loaded
 
 
-def ensure_hook(
-    versions: Versions, hook: Callable[..., object] | None, wanted: Iterable[str]
-) -> None:
-    """Raise MountUnavailable unless *hook* takes the arguments *wanted* by name.
-
-    The text names the version found, and those that were tested.
-    """
-    taken = set() if hook is None else set(inspect.signature(hook).parameters)
-    missing = sorted(set(wanted) - taken)
-    if hook is not None and not missing:
-        return
-    name = getattr(hook, "__qualname__", "the hook")
-    fault = f"{name} takes no {', '.join(missing)}" if hook is not None else "the hook is gone"
-    raise MountUnavailable(
-        f"ctxpipe does not know {versions.package} {_version_of(versions.package)}: {fault};"
-        f" tested with {versions.oldest} to {versions.newest}"
-    )
+def _ensure_hook(versions: Versions, holder: object, name: str, wanted: Iterable[str]) -> None:
+    try:
+        hook = attrgetter(name)(holder)
+        missing = sorted(set(wanted) - set(inspect.signature(hook).parameters))
+        fault = f"{hook.__qualname__} takes no {', '.join(missing)}" if missing else ""
+    except AttributeError:
+        fault = "the hook is gone"
+    if fault:
+        raise MountUnavailable(
+            f"ctxpipe does not know {versions.package} {_version_of(versions.package)}: {fault};"
+            f" tested with {versions.oldest} to {versions.newest}"
+        )
 
 
 def _version_of(package: str) -> str:

@@ -104,7 +104,9 @@ async def work(
         try:
             said = await ask(api, history, given, **options)
         except litellm.BadRequestError:
-            await anyio.sleep(0.5)  # LiteLLM tells its callbacks later what has failed
+            with anyio.fail_after(30):  # LiteLLM tells its callbacks later what has failed
+                while litellm.callbacks[0]._pending:  # noqa: ASYNC110  it says so in no other way
+                    await anyio.sleep(0.01)
             said = await ask(api, history, given, **options)
         await anyio.sleep(pause)  # or what was billed
         history += said

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxpipe.gateway.clients import CHATGPT_URL, CLIENTS, Client, codex_setting
+from ctxpipe.gateway.clients import CHATGPT_URL, CLIENTS, Client, find_client
 
 URL = "http://127.0.0.1:1"
 OWN = """
@@ -41,8 +41,26 @@ def test_codex_is_told_by_the_setting_that_it_uses(tmp_path, config, login, sett
         (tmp_path / "auth.json").write_text(json.dumps(login))
     before = sorted(path.read_bytes() for path in tmp_path.iterdir())
 
-    found = codex_setting({"CODEX_HOME": str(tmp_path)})
+    client = find_client("codex", {"CODEX_HOME": str(tmp_path)})
 
-    assert found == (setting, said)
-    assert CLIENTS["codex"].options(URL, found[0]) == [f'--config={setting}="{URL}/openai"']
+    assert client.upstream == said
+    assert client.options(URL)[0] == f'--config={setting}="{URL}/openai"'
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "is_off"),
+    [
+        (None, True),
+        (OWN, True),
+        ('[plugins."mine@here"]\nenabled = true', False),
+        ("[features]\nplugins = true", False),
+    ],
+)
+def test_codex_downloads_no_plugins_unless_its_user_has_some(tmp_path, config, is_off):
+    if config is not None:
+        (tmp_path / "config.toml").write_text(config)
+
+    options = find_client("codex", {"CODEX_HOME": str(tmp_path)}).options(URL)
+
+    assert ("--config=features.plugins=false" in options) == is_off

@@ -19,26 +19,26 @@ HISTORY: list[Any] = [
 ]
 
 
-async def test_tokens_are_told_apart_by_kind():
+def test_tokens_are_told_apart_by_kind():
     counter = TokenCounter()
-    found = await Content().read(counter, HISTORY, system="be brief", tools=[{"name": "bash"}])
+    found = Content().read(counter, HISTORY, system="be brief", tools=[{"name": "bash"}])
     assert list(found) == ["user", "assistant", "calls", "results", "system", "tools"]
     assert found["results"] == counter.block(RESULT)
     assert found["system"] == counter.total([], system="be brief")
 
 
-async def test_a_context_that_goes_on_or_was_rewritten_is_read_as_one_that_is_new():
+def test_a_context_that_goes_on_or_was_rewritten_is_read_as_one_that_is_new():
     content, counter = Content(), TokenCounter()
     short = [*HISTORY[:2], {"role": "user", "content": [{**RESULT, "content": "moved"}]}]
     for messages in (HISTORY[:2], HISTORY, short, [], HISTORY, HISTORY[:1]):
-        assert await content.read(counter, messages) == await Content().read(counter, messages)
+        assert content.read(counter, messages) == Content().read(counter, messages)
 
 
-async def test_what_is_known_is_not_read_again():
+def test_what_is_known_is_not_read_again():
     content, counter = Content(), TokenCounter()
-    await content.read(counter, HISTORY)
+    content.read(counter, HISTORY)
     before = list(content._sums)
-    await content.read(counter, [*HISTORY, {"role": "assistant", "content": "done"}])
+    content.read(counter, [*HISTORY, {"role": "assistant", "content": "done"}])
     assert all(one is other for one, other in zip(before, content._sums, strict=False))
 
 

@@ -162,9 +162,9 @@ async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merg
 
 
 async def begin_http(mount: Mount, known: Format, body: Mapping[str, Any] | bytes) -> HttpExchange:
-    exchange = mount.http(known)
+    exchange = HttpExchange(mount.conversations, known, mount.find)
     raw = body if isinstance(body, bytes) else json.dumps(body, indent=1).encode()
-    await exchange.begin_bytes(raw, lambda _: ("s", mount.open_session("s")))
+    await exchange.begin_bytes(raw)
     return exchange
 
 
@@ -179,8 +179,7 @@ async def test_what_was_read_back_stays_where_the_provider_holds_the_call(held: 
     first.begin_answer(200, "application/json")
     usage = {"input_tokens": 9, "output_tokens": 1}
     first.feed(json.dumps({"id": "h", "output": calls, "usage": usage}).encode())
-    assert first.end()
-    first.learn_usage()
+    first.end()
     before = factor(first)
 
     given = [
@@ -249,8 +248,8 @@ async def test_what_is_not_shaped_passes_as_it_came_and_says_why(
     assert reason in exchange.reason
     exchange.begin_answer(400, "application/json")
     assert not exchange.is_undecided
-    assert not exchange.feed(b"prompt is too long")
-    assert not exchange.end()
+    exchange.feed(b"prompt is too long")
+    exchange.end()
     assert not await exchange.retry()
 
 
@@ -292,10 +291,8 @@ async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
 
     exchange.begin_answer(200, content_type)
     for start in range(0, len(reply), step):
-        if exchange.feed(reply[start : start + step]):
-            exchange.learn_usage()
-    if exchange.end():
-        exchange.learn_usage()
+        exchange.feed(reply[start : start + step])
+    exchange.end()
 
     assert factor(exchange) != before
     assert exchange.usage["input_tokens"] == 4_000

@@ -23,6 +23,12 @@ def use(name: str, tool: str, **arguments: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": name, "name": tool, "input": arguments}
 
 
+def repaired(items: list[Any], sources: list[int | None], given: list[Any]) -> list[Any]:
+    """The *items* that are left, each of which was made of the one of *given* at its source."""
+    pairs = list(zip(sources, items, strict=True))
+    return [item for _, item in CHAT.repair(pairs, given)]
+
+
 def test_a_reply_is_its_text_and_its_calls():
     blocks = CHAT.read(REPLY).blocks
 
@@ -159,13 +165,13 @@ def test_a_result_whose_call_left_leaves_too():
     result = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
     asked = {"role": "user", "content": "go"}
 
-    assert CHAT.repair([asked, result], [0, 2], [asked, REPLY, result]) == [asked]
+    assert repaired([asked, result], [0, 2], [asked, REPLY, result]) == [asked]
 
 
 def test_a_call_whose_result_left_leaves_too():
     result = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
     reply = {**REPLY, "tool_calls": [CALL]}
 
-    kept = CHAT.repair([reply], [0], [reply, result])
+    kept = repaired([reply], [0], [reply, result])
 
     assert kept == [{"role": "assistant", "content": "I look."}]

@@ -31,6 +31,12 @@ def result(content: object) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "c1", "content": content}
 
 
+def repaired(items: list[Any], sources: list[int | None], given: list[Any]) -> list[Any]:
+    """The *items* that are left, each of which was made of the one of *given* at its source."""
+    pairs = list(zip(sources, items, strict=True))
+    return [item for _, item in CODEC.repair(pairs, given)]
+
+
 def test_a_call_is_a_tool_use():
     reading = CODEC.read(CALL)
 
@@ -109,7 +115,7 @@ def test_reasoning_leaves_with_what_it_led_to():
     asked = {"role": "user", "content": "go"}
     given = [asked, THOUGHT, CALL, OUTPUT, asked]
 
-    assert CODEC.repair([asked, THOUGHT, asked], [0, 1, 4], given) == [asked, asked]
+    assert repaired([asked, THOUGHT, asked], [0, 1, 4], given) == [asked, asked]
 
 
 def test_a_chain_of_reasoning_leaves_as_a_whole():
@@ -117,13 +123,13 @@ def test_a_chain_of_reasoning_leaves_as_a_whole():
     asked = {"role": "user", "content": "go"}
     given = [THOUGHT, other, SAID, asked]
 
-    assert CODEC.repair([THOUGHT, other, asked], [0, 1, 3], given) == [asked]
+    assert repaired([THOUGHT, other, asked], [0, 1, 3], given) == [asked]
 
 
 def test_an_item_without_its_reasoning_loses_its_id():
     given = [THOUGHT, SAID]
 
-    [said] = CODEC.repair([SAID], [1], given)
+    [said] = repaired([SAID], [1], given)
 
     assert said == {key: value for key, value in SAID.items() if key != "id"}
 
@@ -132,15 +138,15 @@ def test_an_edited_item_keeps_its_reasoning():
     edited = {key: value for key, value in CALL.items() if key != "id"}
     given = [THOUGHT, CALL, OUTPUT]
 
-    assert CODEC.repair([THOUGHT, edited, OUTPUT], [0, 1, 2], given) == [THOUGHT, edited, OUTPUT]
+    assert repaired([THOUGHT, edited, OUTPUT], [0, 1, 2], given) == [THOUGHT, edited, OUTPUT]
 
 
 def test_an_output_whose_call_left_leaves_too():
-    assert CODEC.repair([OUTPUT], [1], [CALL, OUTPUT]) == []
-    assert CODEC.repair([CALL], [0], [CALL, OUTPUT]) == []
+    assert repaired([OUTPUT], [1], [CALL, OUTPUT]) == []
+    assert repaired([CALL], [0], [CALL, OUTPUT]) == []
 
 
 def test_an_output_whose_call_the_provider_holds_stays():
     reference = {"type": "item_reference", "id": "fc_1"}
 
-    assert CODEC.repair([reference, OUTPUT], [0, 1], [reference, OUTPUT]) == [reference, OUTPUT]
+    assert repaired([reference, OUTPUT], [0, 1], [reference, OUTPUT]) == [reference, OUTPUT]
