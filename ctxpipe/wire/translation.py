@@ -77,10 +77,12 @@ class Translation:
         "_codec",
         "_contents",
         "_context",
+        "_given",
         "_head",
         "_items",
         "_pieces",
         "_places",
+        "_sent",
         "_system",
         "_units",
         "_used",
@@ -97,6 +99,8 @@ class Translation:
         self._places: dict[Key, list[Place]] = {}
         self._context: list[Message] = []  # that of the last turn
         self._pieces: list[_Piece] = []  # the same as items
+        self._given: Sequence[Item] = ()  # the items of the last turn that a stage has changed
+        self._sent: list[Item] = []  # what they became
 
     # There ----------------------------------------------------------------------------------------
 
@@ -211,6 +215,9 @@ class Translation:
         if is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
+        is_same_context = same == len(context) == len(self._context)
+        if is_same_context and is_unchanged(units.items, self._given):
+            return list(self._sent)
         new = list(_Search(self._codec, units, self._places).pieces(context[same:]))
         self._pieces = self._pieces[:same]
         self._pieces += new
@@ -225,7 +232,9 @@ class Translation:
             for source, made in piece.made:
                 item = units.items[source] if made is None and source is not None else made
                 pairs.append((source, item))
-        return [item for _, item in self._codec.repair(pairs, units.items)]
+        self._given = units.items
+        self._sent = [item for _, item in self._codec.repair(pairs, units.items)]
+        return list(self._sent)
 
 
 class Verbatim:
