@@ -435,7 +435,7 @@ def refusal_in(status: int | None, answer: bytes) -> Refusal | None:
 async def ask(
     exchange: HttpExchange, send: Callable[[], Awaitable[Any]]
 ) -> tuple[Any, AsyncIterator[bytes]]:
-    """The response of httpx or httpx2 that *send* gives to what *exchange* is to send, and its body.
+    """The response, of httpx or httpx2, that *send* gives to what *exchange* sends, and its body.
 
     After "too long" that is the response to a shorter request.
     """
