@@ -357,25 +357,18 @@ async def test_a_context_adopted_again_and_again_comes_back_raw(tmp_path):
     assert await session_of(storage).history() == raw
 
 
-async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(tmp_path):
+@pytest.mark.parametrize(
+    ("cut", "left"), [(-2, 11), (2, 6)], ids=["within what came since", "right after the summary"]
+)
+async def test_an_adopted_context_that_was_cut_comes_back_as_far_as_it_goes(cut, left, tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_of(storage, summarize_half)
     context = (await session.run(chat(13))).messages
 
-    await session.run(context[:-2])
+    await session.run(context[:cut])
 
-    assert await session.history() == chat(11)
-    assert await session_of(storage).history() == chat(11)
-
-
-async def test_a_cut_right_after_an_adopted_summary_leaves_all_that_it_stands_for(tmp_path):
-    storage = LocalStorage(tmp_path)
-    session = session_of(storage, summarize_half)
-    context = (await session.run(chat(13))).messages
-
-    await session.run(context[:2])
-
-    assert await session.history() == chat(6)
+    assert await session.history() == chat(left)
+    assert await session_of(storage).history() == chat(left)
 
 
 @few

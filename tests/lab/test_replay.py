@@ -43,7 +43,7 @@ from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.protocol import Skip, Turn
 from ctxpipe.stages.reports import Outcome
-from ctxpipe.summarizers import ExtractiveSummarizer, Summary
+from ctxpipe.summarizers import ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.tokens import TokenCounter
 
 NONE = Policy("none")
@@ -327,17 +327,21 @@ async def test_a_direct_offload_s_preview_counts_as_visible():
 # Compaction ---------------------------------------------------------------------------------------
 
 
-async def test_a_summary_is_paid_for_as_if_a_model_had_written_it():
+def compacting(summarize: Summarizer | None = None) -> PipelineMaker:
     def make(bench: Workbench) -> ContextPipeline:
         stage = Compact(
-            ExtractiveSummarizer(),
+            summarize or ExtractiveSummarizer(),
             archive=bench.storage,
             restore=Restore(files=bench.files),
             breaker=Breaker(clock=bench.clock),
         )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
-    found = await replay(recorded(work(12, long=range(12))), make, FREE)
+    return make
+
+
+async def test_a_summary_is_paid_for_as_if_a_model_had_written_it():
+    found = await replay(recorded(work(12, long=range(12))), compacting(), FREE)
     summaries = [request for request in found.requests if request.purpose == "summary"]
 
     assert summaries
@@ -353,35 +357,17 @@ async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one():
                 "## Goals\nGo on.", input_tokens=900, cached_tokens=600, output_tokens=77
             )
 
-    def make(bench: Workbench) -> ContextPipeline:
-        stage = Compact(
-            Billed(),
-            archive=bench.storage,
-            restore=Restore(files=bench.files),
-            breaker=Breaker(clock=bench.clock),
-        )
-        return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
-
-    found = await replay(recorded(work(12, long=range(12))), make, FREE)
+    found = await replay(recorded(work(12, long=range(12))), compacting(Billed()), FREE)
     summary = next(request for request in found.requests if request.purpose == "summary")
 
     assert (summary.use, summary.output) == (CacheUse(600, 0, 300), 77)
 
 
 async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told():
-    def make(bench: Workbench) -> ContextPipeline:
-        stage = Compact(
-            ExtractiveSummarizer(),
-            archive=bench.storage,
-            restore=Restore(files=bench.files),
-            breaker=Breaker(clock=bench.clock),
-        )
-        return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
-
     told = "the seventh column of the ledger is written in green ink"
     history = work(12, long=range(12), last=told)
     history[1:3] = step("first", result=f"{told}\n{LOG}")
-    found = await replay(recorded(history), make, FREE)
+    found = await replay(recorded(history), compacting(), FREE)
 
     assert found.use.lost + found.use.pointer > 0
 

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,21 @@ def environment_of(server: MessagesServer, openai: OpenAIServer) -> dict[str, st
     }
 
 
-@each([block for block in RUN if block.is_program])
-async def test_a_program_runs_as_it_stands_and_prints_what_the_page_says(block: Block, tmp_path):
+async def run_at_a_prompt(blocks: Iterable[Block], folder: Path):
     async with (
         MessagesServer(model) as server,
         OpenAIServer(model) as openai,
-        Prompt(tmp_path, environment_of(server, openai), prepared_python()) as prompt,
+        Prompt(folder, environment_of(server, openai), prepared_python()) as prompt,
     ):
-        await prompt.run(block)
+        for block in blocks:
+            await prompt.run(block)
     assert not server.refused
     assert not openai.refused
+
+
+@each([block for block in RUN if block.is_program])
+async def test_a_program_runs_as_it_stands_and_prints_what_the_page_says(block: Block, tmp_path):
+    await run_at_a_prompt([block], tmp_path)
 
 
 SESSIONS = sorted({block.page for block in RUN if block.kind == "python" and not block.is_program})
@@ -113,16 +118,8 @@ SESSIONS = sorted({block.page for block in RUN if block.kind == "python" and not
 async def test_the_examples_of_a_page_run_in_order_and_print_what_the_page_says(
     page: Path, tmp_path
 ):
-    async with (
-        MessagesServer(model) as server,
-        OpenAIServer(model) as openai,
-        Prompt(tmp_path, environment_of(server, openai), prepared_python()) as prompt,
-    ):
-        for block in RUN:
-            if block.page == page and block.kind == "python" and not block.is_program:
-                await prompt.run(block)
-    assert not server.refused
-    assert not openai.refused
+    examples = [b for b in RUN if b.page == page and b.kind == "python" and not b.is_program]
+    await run_at_a_prompt(examples, tmp_path)
 
 
 # The shell ----------------------------------------------------------------------------------------

@@ -586,14 +586,17 @@ async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
 )
 @pytest.mark.parametrize("told", [DENIED, "Отказано в доступе пользователем"])
 async def test_a_denial_of_a_program_that_opens_the_file_counts(project, line: str, told: str):
-    seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
-    denied = [
-        assistant(tool_use("2", "bash", {"command": line})),
-        user(tool_result("2", told, is_error=True)),
-    ]
+    denied = failed(line, told)
 
-    assert SECRET not in (await compacted([user("Look."), *seen, *denied], project))[0]
-    assert SECRET in (await compacted([user("Look."), *denied, *seen], project))[0]
+    assert SECRET not in (await compacted([user("Look."), *SEEN, *denied], project))[0]
+    assert SECRET in (await compacted([user("Look."), *denied, *SEEN], project))[0]
+
+
+SEEN = step("1", "read_file", {"path": "prod.json"}, TEXT)
+
+
+def failed(line: str, told: str) -> list[Message]:
+    return answered(tool_use("2", "bash", {"command": line}), tool_result("2", told, is_error=True))
 
 
 @pytest.mark.parametrize(
@@ -607,13 +610,9 @@ async def test_a_denial_of_a_program_that_opens_the_file_counts(project, line: s
     ],
 )
 async def test_a_program_that_ran_and_failed_denies_no_file(project, line: str, told: str):
-    seen = step("1", "read_file", {"path": "prod.json"}, TEXT)
-    failed = [
-        assistant(tool_use("2", "bash", {"command": line})),
-        user(tool_result("2", told, is_error=True)),
-    ]
+    history = [user("Look."), *SEEN, *failed(line, told)]
 
-    assert SECRET in (await compacted([user("Look."), *seen, *failed], project))[0]
+    assert SECRET in (await compacted(history, project))[0]
 
 
 async def test_what_comes_back_is_redacted_as_the_storage_redacts(project):
