@@ -17,11 +17,18 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from ._threads.bulk import MAPPINGS, is_heavier
 from ._threads.pieces import join, pieces
 from .errors import InvalidHistory
+
+JsonObject: TypeAlias = Mapping[str, Any]
+"""An object as it was parsed, which is only read."""
+
+JsonDict: TypeAlias = dict[str, Any]
+"""An object that is being written."""
+
 
 SURROGATE = "a lone surrogate"
 MAX_DEPTH = 1_000

@@ -11,7 +11,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .. import sync
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..conversation.gate import is_asked_by_a_stage
 from ..errors import SettingsError
 from ..providers.refusals import REFUSING

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 
 __all__ = ["install", "main", "new_output", "uninstall"]

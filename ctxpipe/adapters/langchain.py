@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import sync
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import kind
 from ..providers.refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading, Side

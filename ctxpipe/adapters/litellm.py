@@ -9,7 +9,7 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import field
 from ..providers.refusals import as_refusal
 from ..wire.conversations import SessionName

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from .._json import JsonDict
+from .._values import JsonDict
 from ..errors import CtxpipeError
 from ..messages import without_surrogates
 from ..storage.local import LocalStorage

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
 from ..providers.refusals import as_refusal

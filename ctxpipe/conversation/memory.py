@@ -17,7 +17,7 @@ from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..stages.breaker import Attempts
-from ..stages.lost_files import write_lost_files
+from ..stages.offloaded import write_lost_files
 from ..storage import JournalStorage, TextReader
 from ..storage.generations import Generation
 from ..storage.protocol import texts_of

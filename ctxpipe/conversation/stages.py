@@ -10,8 +10,7 @@ from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from .._logs import logger
-from .._spans import describe, span_of
+from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .._logs import logger
-from .._spans import find_tracer, set_token_attributes, span_of
+from .._logs import find_tracer, logger, set_token_attributes, span_of
 from .._threads.threads import in_thread, in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import safe_text

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._json import JsonDict
 from .._text import as_dollars, count_phrase
+from .._values import JsonDict
 from ..errors import SettingsError
 from ..providers.prices import Prices, prices_of
 

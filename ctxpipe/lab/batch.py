@@ -27,8 +27,8 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from .._json import JsonDict
 from .._text import short_repr
+from .._values import JsonDict
 from ..edits.atoms import AtomIndex
 from ..errors import CtxpipeError, SettingsError
 from .cache import Calibration, calibration

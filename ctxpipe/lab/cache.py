@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
-from .._json import JsonDict
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
+from .._values import JsonDict
 from ..errors import SettingsError, TranscriptError
 from ..prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
 from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, prices_of
 from ..tokens import TokenCounter
+from .records import Sums
 from .replay import Replay
-from .sums import Sums
 from .transcripts import Transcript
 
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")

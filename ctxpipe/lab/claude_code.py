@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..messages import Message, as_blocks, blocks, kind
 from .records import Entry, Record, Recording, as_message, entry
 

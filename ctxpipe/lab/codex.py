@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..messages import field, kind
 from ..wire import ResponsesCodec
 from .items import Items

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from heapq import nlargest
 from operator import attrgetter
 
-from .._json import JsonDict
 from .._text import count_phrase, one_line
+from .._values import JsonDict
 from ..messages import THINKING
 from ..tokens import TokenCounter
 from ..tokens.spent import KINDS, Pieces
-from .sums import Sums
+from .records import Sums
 from .transcripts import Transcript
 
 

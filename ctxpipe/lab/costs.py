@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from ..messages import Message, blocks, common_prefix
 from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 from ..providers.prices import Prices
-from .sums import Sums
+from .records import Sums
 
 __all__ = [
     "Bill",

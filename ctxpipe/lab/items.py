@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..errors import InvalidHistory
 from ..wire import Codec, Translation
 from ..wire.codec import Unit

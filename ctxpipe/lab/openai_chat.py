@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ChatCodec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ResponsesCodec

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import Message, field
 from ..wire.values import (
     image_block,

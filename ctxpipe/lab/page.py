@@ -17,8 +17,8 @@ from string import Template
 from typing import NamedTuple
 
 from .._html import json_data, palette, source_hash
-from .._json import JsonDict
 from .._text import as_number, as_percent, count_phrase
+from .._values import JsonDict
 from ..tokens.spent import KINDS
 from .cache import HEADINGS as CAUSES
 from .cache import rows

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Literal, TypeAlias, cast
+from typing import Literal, Self, TypeAlias, cast
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..errors import InvalidHistory
 from ..messages import Message, ensure_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Amounts of one kind: two of one class add up field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        names = [field.name for field in fields(self)]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
 
 Format: TypeAlias = Literal[
     "messages under a header",

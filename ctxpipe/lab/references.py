@@ -19,7 +19,7 @@ from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
-from .sums import Sums
+from .records import Sums
 
 
 @dataclass(frozen=True, slots=True)

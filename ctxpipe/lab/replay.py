@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
-from .._json import JsonObject
 from .._text import short_repr
+from .._values import JsonObject
 from ..edits.atoms import AtomIndex
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
 from ..messages import field as value_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from .._json import JsonDict
 from .._text import as_dollars, as_number, as_percent, as_ratio, short_repr
+from .._values import JsonDict
 from ..prompt_cache import Tally
 from ..providers.prices import Prices
 from ..tokens.spent import Kind

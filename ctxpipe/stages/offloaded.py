@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from anyio import Semaphore, create_task_group
 
 from .._threads.threads import in_thread_if
+from ..edits.collapse import texts_of_notes
+from ..edits.offload import stored_text
 from ..errors import StorageError, storage_errors
 from ..placeholders.names import session_folder
-from ..storage import TextReader
+from ..placeholders.notes import note_of
+from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch
+from ..storage import TextReader, TextWriter
+
+if TYPE_CHECKING:
+    from ..conversation.timeline import Timeline
 
 _TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
 
@@ -42,3 +54,128 @@ def _plain(text: str) -> str:
         return "".join(block["text"] for block in json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError):
         return text  # a tool's own
+
+
+_AT_ONCE = 16
+
+
+async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int, int]:
+    """Write each file again that the context of *timeline* points to, that is gone, and that its
+    history holds.
+
+    How many were written, and how many are gone for good. Raises StorageError.
+    """
+    texts: dict[str, str] = {}
+    for where, text in _pointers(timeline):
+        texts.setdefault(where, text)
+    gone = await _missing(storage, list(texts))
+    lost = {where: texts[where] for where in gone}
+    # A journal that refers to a file has an empty text in its place: that is not the file's.
+    known = {where: text for where, text in lost.items() if text}
+    if not isinstance(storage, TextWriter):
+        return 0, len(lost)
+    batch: list[tuple[str, str]] = []
+    for where, text in known.items():
+        batch.append((_key(where), text))
+    if batch:
+        await storage.write(batch)
+    written = len(known)
+    return written, len(lost) - written
+
+
+def _key(where: str) -> str:
+    return "/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:])
+
+
+async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
+    """Those of *locations* at which there is no text."""
+    if not locations:
+        return []
+    ask = getattr(storage, "missing", None)
+    if ask is not None:
+        return list(await ask(locations))
+    missing: list[str] = []
+    limit = Semaphore(_AT_ONCE)
+
+    async def look(where: str) -> None:
+        async with limit:
+            if await _is_gone(where, storage):
+                missing.append(where)
+
+    async with create_task_group() as group:
+        for where in locations:
+            group.start_soon(look, where)
+    return [where for where in locations if where in missing]
+
+
+async def _is_gone(where: str, storage: TextReader) -> bool:
+    try:
+        await storage.read(where, 0, 1)
+    except StorageError as error:
+        return error.errno == errno.ENOENT
+    return False
+
+
+def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Each path in a placeholder of ours, with the text for which it stands."""
+    starts = timeline.starts
+    ends = timeline.ends
+    for place, message in enumerate(timeline.context):
+        start = starts[place]
+        end = ends[place]
+        if start == end:
+            continue  # part of the edit before
+        original = timeline.history[start]
+        is_own = timeline.sent[place] is original
+        is_note = note_of(message) is not None
+        if is_note and not is_own:
+            after = place + 1
+            while after < len(starts) and starts[after] == ends[after]:
+                after += 1
+            notes = [one for one in timeline.context[place:after] if note_of(one)]
+            yield from texts_of_notes(timeline.history[start:end], notes).items()
+        elif end - start == 1 and not is_own:
+            yield from _texts_behind_placeholders(original["content"], message["content"])
+
+
+def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
+    """Where *shown* has a placeholder and *raw* a text."""
+    pending = [(raw, shown)]
+    while pending:
+        raw, shown = pending.pop()
+        if raw is shown:
+            continue
+        where = None
+        if isinstance(shown, str):
+            where = any_reference(shown, MAX_SHOWN)
+        are_mappings = isinstance(raw, Mapping) and isinstance(shown, Mapping)
+        are_lists = isinstance(raw, list | tuple) and isinstance(shown, list | tuple)
+        if where is not None and shown != raw:
+            yield where, _text_behind(raw, shown)
+        elif are_mappings:
+            for key, held in shown.items():
+                if key not in raw:
+                    continue
+                pending.append((raw[key], held))
+        elif are_lists:
+            pending += _pairs(raw, shown)
+
+
+def _text_behind(raw: Any, placeholder: str) -> str:
+    if isinstance(raw, str):
+        return raw
+    if is_batch(placeholder):
+        return stored_text(raw, indent=2)
+    return stored_text(raw, indent=None)
+
+
+def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
+    if len(raw) == len(shown):
+        return list(zip(raw, shown, strict=True))
+    if not shown:
+        return []
+    # A result of several blocks, of which the first now stands for all its texts.
+    first = shown[0]
+    if not isinstance(first, Mapping):
+        return []
+    return [(raw, first.get("text"))]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
 from ..prompt_cache.prompts import BETA_HEADER, Sent, as_prompt
 from ..tokens import TokenCounter

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .._json import JsonObject
+from .._values import JsonObject
 from .turns import Problems
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from .billing import Usage
 from .replies import Answer, Failure, chunks
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from .chat_rules import chat_problems
 from .openai_replies import (
     chat_events,

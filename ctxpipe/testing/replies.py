@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from .turns import SERVER_USES
 
 if TYPE_CHECKING:

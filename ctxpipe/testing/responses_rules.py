@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .._json import JsonObject
+from .._values import JsonObject
 from .chat_rules import part_problems, role_problem, too_long, wrong_type
 from .turns import Problems
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
-from .._json import JsonObject
+from .._values import JsonObject
 from ..messages import Message
 from . import turns
 from .turns import CLIENT_ID, SERVER_ID, Messages, Problems, blocks_of, each_block

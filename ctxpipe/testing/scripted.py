@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 import anyio
 import anyio.to_thread
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
 from .billing import Meter, Prompt, Usage

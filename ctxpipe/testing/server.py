@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from .replies import Answer, Failure, error_json, event, message_json, stream_events
 from .rules import THINKING, RequestBody, problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, json_response

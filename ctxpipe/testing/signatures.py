@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from .rules import THINKING, Model
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 from typing import Any, TypeAlias
 
-from .._json import JsonObject
+from .._values import JsonObject
 
 Messages: TypeAlias = Sequence[Any]
 """The messages of a body, of whatever form."""

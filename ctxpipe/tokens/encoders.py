@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .._threads.pieces import pieces
 from ..errors import SettingsError
-from . import cuts, vocabulary
+from . import vocabulary
 
 if TYPE_CHECKING:
     import tiktoken
+
+import re
+from collections.abc import Iterator
 
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
 # Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
@@ -64,14 +67,14 @@ class Tiktoken:
     def count(self, text: str) -> int:
         if not self._shipped:  # its pattern is unknown, and so are its exact cuts
             return self._count(text)
-        return sum(map(self._count, cuts.segments(text)))
+        return sum(map(self._count, segments(text)))
 
     def _count(self, text: str) -> int:
         if not self._shipped or len(text) < _ENGINE_LIMIT:
             return len(self._ids(text))
         # No exact cut is near: a token off in some 30,000. As a whole it would hold the interpreter
         # for seconds a megabyte, and take fifty times its size in memory.
-        return sum(len(self._ids(part)) for part in pieces(text, cuts.SEGMENT_CHARS))
+        return sum(len(self._ids(part)) for part in pieces(text, SEGMENT_CHARS))
 
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)
@@ -127,3 +130,38 @@ class Function:
 
 Encoder: TypeAlias = Tiktoken | Function
 """Counts a text, and gives bounds of the count without counting."""
+
+
+SEGMENT_CHARS = 32_768
+
+# Why these cuts are exact. Both patterns split a text into pieces before any merging. No
+# alternative of either lets a letter or a digit be followed, within one piece, by a digit, a letter
+# of the other kind, a blank or a comma: so there is a piece boundary here in the whole text. The
+# part before ends in a letter or a digit and so meets no look-ahead (only pieces of blanks have
+# one); the part after cannot look behind. Both parts split as in the whole.
+_CUT = re.compile(
+    r"[A-Za-z\u4e00-\u9fff][0-9 \t\r\n\u3001\u3002\uff0c]|[0-9][A-Za-z \t\r\n\u3001\u3002\uff0c]"
+)
+_WINDOW_CHARS = 65_536  # the search for a cut holds the interpreter, so it comes in steps
+
+
+def segments(text: str) -> Iterator[str]:
+    """*text* in parts of about `SEGMENT_CHARS`, cut only where the count stays exact.
+
+    A part without such a point stays whole, however long.
+    """
+    start = 0
+    while len(text) - start > 2 * SEGMENT_CHARS:
+        end = _next_cut(text, start + SEGMENT_CHARS)
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _next_cut(text: str, start: int) -> int:
+    for window in range(start, len(text), _WINDOW_CHARS):
+        match = _CUT.search(text, window, window + _WINDOW_CHARS + 1)
+        if match:
+            return match.start() + 1
+    return len(text)

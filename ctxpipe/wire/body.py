@@ -17,7 +17,7 @@ from json import JSONDecodeError
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError
 
 MAX_DEPTH = 200

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import CALLS, THINKING, as_blocks, kind
 from ..messages.facts import MAX_TOOL_NAME
 from ..placeholders.placeholders import OPENING

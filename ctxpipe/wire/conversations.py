@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import anyio
 
-from .._json import JsonObject
 from .._threads.bulk import weight
+from .._values import JsonObject
 from ..errors import CtxpipeError, SettingsError
 from ..messages import CALLS, THINKING, as_blocks, kind
 from ..messages import field as read

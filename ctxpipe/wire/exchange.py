@@ -23,8 +23,8 @@ from functools import partial
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from .._json import JsonDict, JsonObject
 from .._threads.threads import in_thread_if
+from .._values import JsonDict, JsonObject
 from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..errors import safe_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import field, kind
 from .codec import ItemReader, MessagesCodec
 from .openai_chat import ChatCodec

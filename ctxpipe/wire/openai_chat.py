@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
 from .codec import Codec, Item, Reading, Side
 from .values import (

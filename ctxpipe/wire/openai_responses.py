@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._json import JsonDict, JsonObject
+from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
 from .codec import Codec, Item, Reading, Sourced
 from .openai_chat import (

@@ -15,8 +15,7 @@ from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from .._json import JsonDict, JsonObject
-from .._values import canonical_json
+from .._values import JsonDict, JsonObject, canonical_json
 from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
 from .codec import (
     Codec,

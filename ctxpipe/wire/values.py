@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 
-from .._json import JsonDict, JsonObject
-from .._values import canonical_json
+from .._values import JsonDict, JsonObject, canonical_json
 from ..errors import InvalidHistory
 from ..messages import (
     as_dict,

@@ -20,7 +20,7 @@ NOT_NUMBERS = {"detail", "error", "messages", "reason", "reports", "request_opti
 
 def attributes_set() -> set[str]:
     """The attributes of spans that a turn sets."""
-    files = [*PACKAGE.glob("conversation/*.py"), PACKAGE / "_spans.py"]
+    files = [*PACKAGE.glob("conversation/*.py"), PACKAGE / "_logs.py"]
     trees = [ast.parse(path.read_text("utf-8")) for path in files]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     strings = {node.value for node in nodes if isinstance(node, ast.Constant)}

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.json_files import FORMATS, decode, json_records
 from ctxpipe.lab.records import Record
+from ctxpipe.lab.transcripts import FORMATS, decode, json_records
 
 LINES = '{"a": 1}\n\n{"b": "two"}\n'
 

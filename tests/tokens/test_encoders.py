@@ -10,7 +10,8 @@ import stock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.tokens import cuts, vocabulary
+from ctxpipe.tokens import encoders as cuts
+from ctxpipe.tokens import vocabulary
 from ctxpipe.tokens.encoders import LONGEST_TOKEN_BYTES
 
 NAMES = ["cl100k_base", "o200k_base"]
