@@ -49,14 +49,14 @@ def new_output(event: JsonObject, root: str, min_chars: int) -> object | None:
     names = _names(event)
 
     def point(text: str) -> str:
-        return _moved(root, next(names), text) if len(text) >= min_chars else text
+        return _move(root, next(names), text) if len(text) >= min_chars else text
 
     output = event.get("tool_response")
     pointing = _map_texts(output, point)
     return None if pointing == output else pointing
 
 
-def _moved(root: str, key: str, text: str) -> str:
+def _move(root: str, key: str, text: str) -> str:
     """The placeholder of *text*, which is moved to a file."""
     from ..placeholders.placeholders import DIRECT, Preview, placeholder
     from ..storage import LocalStorage

@@ -84,7 +84,7 @@ def library_of(sdk: Any) -> Any:
 
 
 @cache
-def _joined(ours: type, base: type) -> Any:
+def _subclass(ours: type, base: type) -> Any:
     """*ours* as a subclass of *base*, which is a class of httpx or httpx2."""
     return type(ours.__name__, (ours, base), {})
 
@@ -106,7 +106,7 @@ def make_client(
     inner = transport or http.AsyncHTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.AsyncBaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.AsyncBaseTransport")
-    made = _joined(_AsyncTransport, http.AsyncBaseTransport)(inner, mount, http)
+    made = _subclass(_AsyncTransport, http.AsyncBaseTransport)(inner, mount, http)
     client: httpx2.AsyncClient = sdk.DefaultAsyncHttpxClient(transport=made, **settings)
     return client
 
@@ -123,7 +123,7 @@ class _AsyncTransport:
             return await self.inner.handle_async_request(request)
         await request.aread()
         response, chunks = await _answer(request, exchange, self.inner.handle_async_request)
-        stream = _joined(_AsyncStream, self.http.AsyncByteStream)
+        stream = _subclass(_AsyncStream, self.http.AsyncByteStream)
         return _with_stream(response, stream(chunks, response.aclose))
 
     async def aclose(self) -> None:
@@ -156,7 +156,7 @@ def make_sync_client(
     inner = transport or http.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.BaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.BaseTransport")
-    made = _joined(_SyncTransport, http.BaseTransport)(inner, mount, http)
+    made = _subclass(_SyncTransport, http.BaseTransport)(inner, mount, http)
     client: httpx2.Client = sdk.DefaultHttpxClient(transport=made, **settings)
     return client
 
@@ -173,12 +173,12 @@ class _SyncTransport:
             return self.inner.handle_request(request)
         request.read()
         response, chunks = _run(_answer(request, exchange, self._send))
-        stream = _joined(_SyncStream, self.http.SyncByteStream)
+        stream = _subclass(_SyncStream, self.http.SyncByteStream)
         return _with_stream(response, stream(chunks, response.aclose))
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         response = self.inner.handle_request(request)
-        stream = _joined(_BlockingStream, self.http.AsyncByteStream)
+        stream = _subclass(_BlockingStream, self.http.AsyncByteStream)
         return _with_stream(response, stream(response.stream))
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from ..wire.values import (
     arguments_object,
     block_text,
     image_block,
-    joined_text,
+    join_texts,
     opaque_block,
     read_result,
     result_blocks,
@@ -378,7 +378,7 @@ def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
     if isinstance(old, list):
         parts = list(old)
     elif all(kind(block) == "text" for block in blocks):
-        return joined_text(blocks)
+        return join_texts(blocks)
     old_blocks: list[JsonObject] = [_part_block(part) for part in parts]
     content: list[Any] = []
     for block in blocks:

@@ -24,7 +24,7 @@ from ..wire.values import (
     arguments_object,
     block_text,
     image_block,
-    joined_text,
+    join_texts,
     opaque_block,
     result_block,
     result_text,
@@ -218,7 +218,7 @@ class PydanticCodec(Codec):
                 parts.append(changed)
         if waiting:
             make = TextPart if isinstance(item, ModelResponse) else UserPromptPart
-            parts.append(make(joined_text(waiting)))
+            parts.append(make(join_texts(waiting)))
         return dataclasses.replace(item, parts=parts)
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
@@ -226,7 +226,7 @@ class PydanticCodec(Codec):
         if role == "assistant":
             return [ModelResponse(parts=[_new_reply_part(block) for block in blocks])]
         if role == "system":
-            return [ModelRequest(parts=[SystemPromptPart(joined_text(blocks))])]
+            return [ModelRequest(parts=[SystemPromptPart(join_texts(blocks))])]
         results, _, spoken = sort_blocks(blocks)
         parts: list[Any] = []
         for block in results:

@@ -17,7 +17,7 @@ from .values import (
     document_block,
     first_field,
     image_block,
-    joined_text,
+    join_texts,
     opaque_block,
     read_result,
     result_blocks,
@@ -168,7 +168,7 @@ def _rebuild_reply(plain: JsonDict, blocks: Sequence[Block]) -> None:
     if spoken and content:
         plain["content"] = rebuild_content(content, spoken)
     elif spoken:
-        plain["content"] = joined_text(spoken)
+        plain["content"] = join_texts(spoken)
     elif content:
         plain["content"] = None
 
@@ -181,7 +181,7 @@ def rebuild_content(
     *read* makes a block of a part; *text_type* is the type of a part that is text.
     """
     if not isinstance(old, list | tuple):
-        return joined_text(blocks)
+        return join_texts(blocks)
     parts = list(old)
     read_parts = [read(part) for part in parts]
     content: list[Any] = []

@@ -111,14 +111,14 @@ def block_text(block: object) -> str:
     return compact_json(block)
 
 
-def joined_text(blocks: Iterable[object]) -> str:
+def join_texts(blocks: Iterable[object]) -> str:
     """What *blocks* say, in one text."""
     return "\n".join(map(block_text, blocks))
 
 
 def result_text(content: object) -> str:
     """The content of a tool_result in one text."""
-    return content if isinstance(content, str) else joined_text(result_blocks(content))
+    return content if isinstance(content, str) else join_texts(result_blocks(content))
 
 
 def result_blocks(content: object) -> list[JsonObject]:
