@@ -47,7 +47,7 @@ def paths_of(name: str, given: dict[str, object]) -> dict[str, bool]:
     ],
 )
 def test_paths_are_found_under_the_names_that_arguments_have(
-    name: str, arguments: dict[str, object], expected: dict[str, bool]
+    name, arguments: dict[str, object], expected: dict[str, bool]
 ):
     assert paths_of(name, arguments) == expected
 
@@ -64,9 +64,7 @@ def test_paths_are_found_under_the_names_that_arguments_have(
         ("ls >/dev/null; echo done.", {}),
     ],
 )
-def test_a_shell_command_names_files_but_its_documents_do_not(
-    command: str, expected: dict[str, bool]
-):
+def test_a_shell_command_names_files_but_its_documents_do_not(command, expected: dict[str, bool]):
     assert paths_of("bash", {"command": command}) == expected
 
 

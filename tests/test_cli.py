@@ -173,9 +173,7 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
 
 
 @pytest.mark.parametrize(("file", "name"), [("mine.toml", "mine"), ("none.toml", "none.toml")])
-def test_a_pipeline_of_ones_own_is_compared_with_no_management(
-    sound, tmp_path, file: str, name: str
-):
+def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound, tmp_path, file, name):
     config = tmp_path / file
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
     rows = json.loads(run("replay", sound, "--config", config, "--json").stdout)["all"]
@@ -289,9 +287,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
         (("--nonsense",), "No such option"),
     ],
 )
-def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(
-    sound, arguments: tuple[str, ...], told: str
-):
+def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(sound, arguments: tuple[str, ...], told):
     done = run("replay", sound, *arguments)
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())

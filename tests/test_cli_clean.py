@@ -96,7 +96,7 @@ SESSIONS = [
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["never used by ctxpipe", "used as a root"])
-def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path, used: bool):
+def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path, used):
     write_old(tmp_path, HOME)
     if used:
         sessions_below(tmp_path, "job")
@@ -188,7 +188,7 @@ def test_without_a_terminal_it_wants_yes(tmp_path):
 
 
 @pytest.mark.parametrize(("answer", "goes", "code"), [("", False, 1), ("y", True, 0)])
-def test_at_a_terminal_it_asks(tmp_path, answer: str, goes: bool, code: int):
+def test_at_a_terminal_it_asks(tmp_path, answer, goes, code):
     sessions_below(tmp_path, "job", journal=False)
     age(tmp_path)
     ours, theirs = pty.openpty()
@@ -211,7 +211,7 @@ def test_at_a_terminal_it_asks(tmp_path, answer: str, goes: bool, code: int):
 
 
 @pytest.mark.parametrize("name", ["job", "Tenant/Job", "a" * 200])
-def test_one_session_goes_wholly(tmp_path, name: str):
+def test_one_session_goes_wholly(tmp_path, name):
     sessions_below(tmp_path, name, "another")
 
     assert run(tmp_path, "--session", name, "--yes").exit_code == 0
@@ -256,7 +256,7 @@ def test_a_prefix_deletes_whole_components_and_lists_them(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "/"])
-def test_an_empty_prefix_is_refused(tmp_path, prefix: str):
+def test_an_empty_prefix_is_refused(tmp_path, prefix):
     sessions_below(tmp_path, "job")
 
     assert run(tmp_path, "--prefix", prefix, "--yes").exit_code == 2

@@ -177,7 +177,7 @@ def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path):
         ),
     ],
 )
-def test_nonsense_is_told_with_the_file_and_the_place(tmp_path, text: str, told: str):
+def test_nonsense_is_told_with_the_file_and_the_place(tmp_path, text, told):
     path = written(tmp_path, text)
     with pytest.raises(SettingsError) as caught:
         read_config(path)

@@ -248,7 +248,7 @@ async def test_a_proposal_that_is_sound_and_shorter_counts():
         ),
     ],
 )
-async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str):
+async def test_a_proposal_that_breaks_a_rule_is_refused(change, words):
     for options in ({}, {"may_grow": True}):
         result = await run(proposing(change, **options))
 
@@ -267,7 +267,7 @@ async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str)
     ],
 )
 async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_grow(
-    change: Callable[[list[Message]], list[Message]], first: int
+    change: Callable[[list[Message]], list[Message]], first
 ):
     refused, accepted = await run(proposing(change)), await run(proposing(change, may_grow=True))
 
@@ -293,7 +293,7 @@ async def test_a_proposal_of_equal_messages_changes_nothing():
 @pytest.mark.parametrize(
     ("verdict", "reason"), [(True, "vetoed"), ("too much at once", "too much at once")]
 )
-async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason: str):
+async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason):
     result = await run(
         proposing(shortened, detail=Offloaded(results=1)), veto=lambda _turn, _change: verdict
     )
@@ -367,7 +367,7 @@ async def test_with_on_error_raise_the_error_is_raised_as_it_is():
 
 
 @pytest.mark.parametrize("answer", [[], HISTORY, "skip", True])
-async def test_an_answer_that_is_no_proposal_is_a_failure(answer: Any):
+async def test_an_answer_that_is_no_proposal_is_a_failure(answer):
     async def odd(_turn: Turn) -> Any:
         return answer
 
@@ -1084,7 +1084,7 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path, order: int):
+async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path, order):
     storage = LocalStorage(tmp_path)
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
@@ -1177,7 +1177,7 @@ STORE = MemoryStorage()
     ],
 )
 def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
-    stages: list[Any], warned: str, caplog
+    stages: list[Any], warned, caplog
 ):
     pipeline = ContextPipeline(stages)
     pipeline.use(stages[-1])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 from histories import assistant, conversation, step, tool_use, user
@@ -68,7 +68,7 @@ def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["whole", "", None, True])
-def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong: Any, tmp_path):
+def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong, tmp_path):
     with pytest.raises(SettingsError, match=r"old_exchanges is .*; give 'calls' or 'lines'"):
         coding_agent(LocalStorage(tmp_path), old_exchanges=wrong)
 

@@ -37,7 +37,7 @@ SETTINGS = [value for value in vars(declared).values() if isinstance(value, Sett
         ("MAX_RESTORE_TOKENS_TOTAL", 50_000),
     ],
 )
-def test_the_defaults_are_those_of_the_requirements(name: str, default: object):
+def test_the_defaults_are_those_of_the_requirements(name, default: object):
     setting: Setting[int] = getattr(declared, name)
 
     assert (setting.name, setting.default, setting()) == (name, default, default)
@@ -58,7 +58,7 @@ def test_the_environment_wins_over_the_default_and_an_argument_over_both(
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "\t"])
-def test_an_empty_variable_means_the_default(monkeypatch, empty: str):
+def test_an_empty_variable_means_the_default(monkeypatch, empty):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", empty)
 
     assert OFFLOAD_CHAR_THRESHOLD() == 100
@@ -85,14 +85,14 @@ def test_a_fraction_is_the_decimal_that_was_written(monkeypatch):
 
 
 @pytest.mark.parametrize("ratio", ["-1", "2", "1e3"])
-def test_a_ratio_outside_of_0_to_1_is_the_callers_business(monkeypatch, ratio: str):
+def test_a_ratio_outside_of_0_to_1_is_the_callers_business(monkeypatch, ratio):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", ratio)
 
     assert Decimal(ratio) == OFFLOAD_RATIO_THRESHOLD()
 
 
 @pytest.mark.parametrize("nonsense", ["many", "1.5", "0x10", "-1", "1e3", "nan", "٣x"])
-def test_nonsense_in_the_environment_is_refused_by_name(monkeypatch, nonsense: str):
+def test_nonsense_in_the_environment_is_refused_by_name(monkeypatch, nonsense):
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_CHAR_THRESHOLD is"):
@@ -100,7 +100,7 @@ def test_nonsense_in_the_environment_is_refused_by_name(monkeypatch, nonsense: s
 
 
 @pytest.mark.parametrize("nonsense", ["abc", "nan", "inf", "-inf", "0,2", "20%"])
-def test_a_ratio_that_is_no_finite_number_is_refused_by_name(monkeypatch, nonsense: str):
+def test_a_ratio_that_is_no_finite_number_is_refused_by_name(monkeypatch, nonsense):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_RATIO_THRESHOLD is"):
@@ -108,7 +108,7 @@ def test_a_ratio_that_is_no_finite_number_is_refused_by_name(monkeypatch, nonsen
 
 
 @pytest.mark.parametrize("nonsense", [1.5, -1, float("nan"), True])
-def test_nonsense_as_an_argument_is_refused_by_name(nonsense: float):
+def test_nonsense_as_an_argument_is_refused_by_name(nonsense):
     with pytest.raises(SettingsError, match=r"^OFFLOAD_CHAR_THRESHOLD is"):
         OFFLOAD_CHAR_THRESHOLD(nonsense)
 

@@ -185,7 +185,7 @@ print(session.run(history).covered)
 
 
 @pytest.mark.parametrize("where", ["atexit", "__del__", "thread"])
-def test_at_the_end_of_the_interpreter_nothing_hangs(where: str):
+def test_at_the_end_of_the_interpreter_nothing_hangs(where):
     code = f"""
 import atexit, threading, time
 from ctxpipe import ContextPipeline, sync

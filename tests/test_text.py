@@ -41,7 +41,7 @@ def test_one_of_a_kind_is_told_in_the_singular():
     ("amount", "shown"),
     [(0, "$0.00"), (1, "$1.00"), (0.5, "$0.500"), (0.0123456, "$0.0123"), (-0.25, "-$0.250")],
 )
-def test_below_a_dollar_three_digits_are_shown(amount: float, shown: str):
+def test_below_a_dollar_three_digits_are_shown(amount, shown):
     assert as_dollars(amount) == shown
 
 
@@ -137,5 +137,5 @@ class Shown:
         (object(), "<object>"),
     ],
 )
-def test_a_value_is_short_and_a_collection_only_counted(value: object, shown: str):
+def test_a_value_is_short_and_a_collection_only_counted(value: object, shown):
     assert repr(Shown(value, hidden="text")) == f"Shown(value={shown})"

@@ -142,7 +142,7 @@ async def test_an_empty_file_says_that_it_is_empty(storage):
     ],
 )
 async def test_what_makes_no_sense_is_told_in_words_that_help(
-    storage, arguments: dict[str, object], words: str
+    storage, arguments: dict[str, object], words
 ):
     with pytest.raises(ToolInputError, match=re.escape(words)):
         await read(storage, arguments)
@@ -165,7 +165,7 @@ async def test_what_makes_no_sense_is_told_in_words_that_help(
         "x" * 9999,
     ],
 )
-async def test_nothing_outside_of_the_storage_is_read(storage, tmp_path, path: str):
+async def test_nothing_outside_of_the_storage_is_read(storage, tmp_path, path):
     (tmp_path / "outside.md").write_text("secret")
 
     for attempt in (read(storage, {"path": path}), search(storage, {"path": path, "pattern": "s"})):
@@ -205,7 +205,7 @@ async def test_with_a_session_no_other_session_is_in_sight(storage):
     ],
 )
 async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
-    tmp_path, victim: str, attacker: str
+    tmp_path, victim, attacker
 ):
     storage = LocalStorage(tmp_path)
     keys = [f"{session_folder(victim)}/a.md", "tool-result-a.md"]
@@ -295,7 +295,7 @@ async def test_an_answer_never_grows_beyond_its_size(storage):
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<x", "(" * 1000])
-async def test_a_pattern_that_is_no_regular_expression_is_told(storage, pattern: str):
+async def test_a_pattern_that_is_no_regular_expression_is_told(storage, pattern):
     with pytest.raises(ToolInputError, match="pattern is no regular expression"):
         await search(storage, {"path": "s/a.md", "pattern": pattern, "regex": True})
 
@@ -308,7 +308,7 @@ async def test_a_pattern_too_long_to_be_meant_is_refused(storage):
 @pytest.mark.parametrize(
     "text", ["a" * 60 + "!", ("a" * 18 + "!\n") * 20_000], ids=["line", "lines"]
 )
-async def test_a_pattern_that_would_run_for_ever_is_stopped(storage, monkeypatch, text: str):
+async def test_a_pattern_that_would_run_for_ever_is_stopped(storage, monkeypatch, text):
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
     await storage.write([("s/evil.md", text)])
 
@@ -445,9 +445,7 @@ async def test_a_call_is_answered_with_a_result_of_its_id(storage):
 
 
 @pytest.mark.parametrize("name", ["read_offload", "READ_OFFLOADED", "", "a\ud800\n" * 500, None, 7])
-async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are(
-    storage, name: Any
-):
+async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are(storage, name):
     call = {**tool_use("t1", "bash"), "name": name}
 
     result = await answer(call, tools(storage), others=["bash"])
@@ -477,7 +475,7 @@ async def test_no_name_ends_the_loop_of_an_agent_without_tools():
     ],
     ids=lambda block: block["type"],
 )
-async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(storage, block: Any):
+async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(storage, block):
     for others in (["bash"], ("edit", "bash"), {"bash": 1}, iter(["bash"])):
         assert await answer(block, tools(storage), others=others) is None
 
@@ -507,7 +505,7 @@ async def test_a_tool_of_ones_own_is_a_tool_like_any_other():
 )
 @pytest.mark.parametrize("number", [0, 1], ids=["read", "search"])
 async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
-    storage: LocalStorage, number: int, given: Any
+    storage: LocalStorage, number, given
 ):
     tool = tools(storage)[number]
     call = {**tool_use("t1", tool.name), "input": given}
@@ -548,7 +546,7 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(error:
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
-async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: str):
+async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words):
     async def refuse(_: Mapping[str, object]) -> str:
         raise ToolInputError(words)
 
@@ -569,7 +567,7 @@ FAILED = tool_result("t1", "the tool failed (TypeError); try something else", is
         ("half of a pair: \ud83d", tool_result("t1", "half of a pair: \ufffd")),
     ],
 )
-async def test_whatever_a_handler_answers_the_api_takes(said: Any, result: dict[str, Any]):
+async def test_whatever_a_handler_answers_the_api_takes(said, result: dict[str, Any]):
     async def say(_: Mapping[str, object]) -> str:
         return cast("str", said)
 
@@ -624,7 +622,7 @@ async def test_any_reader_serves():
         "ctxpipe://s/a.md",
     ],
 )
-async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str):
+async def test_a_session_reads_its_own_texts_in_any_printed_form(path):
     rows = Rows(s__a=TEXT, t__a="of another session")
 
     assert await offload_tools(rows, session_id="s")[0]({"path": path}) == TEXT
@@ -665,7 +663,7 @@ async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str):
         "x" * 100_000,
     ],
 )
-async def test_in_a_session_no_path_reaches_another(path: str):
+async def test_in_a_session_no_path_reaches_another(path):
     rows = Rows(t__b="of another session", b="of none")
     call = tool_use("t1", "read_offloaded", {"path": path})
 

@@ -136,7 +136,7 @@ DEEP: dict[str, Callable[[int], list[Message]]] = {
         *((name, 990) for name in DEEP if name != "both"),
     ],
 )
-async def test_no_depth_that_can_be_sent_costs_a_turn(levels: int, kind_of_block: str, tmp_path):
+async def test_no_depth_that_can_be_sent_costs_a_turn(levels, kind_of_block, tmp_path):
     history = DEEP[kind_of_block](levels)
     before = as_json(history)
     pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
@@ -185,7 +185,7 @@ async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is():
 @pytest.mark.parametrize("levels", [1_100, 5_000])
 @pytest.mark.parametrize("kind_of_block", DEEP)
 async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
-    levels: int, kind_of_block: str
+    levels, kind_of_block: str
 ):
     history = DEEP[kind_of_block](levels)
 
@@ -238,7 +238,7 @@ JSON = st.recursive(
 @few
 @given(JSON, st.sampled_from([None, 2]), st.booleans())
 def test_deep_values_are_written_as_the_encoder_writes_shallow_ones(
-    value: Any, indent: int | None, ensure_ascii: bool
+    value, indent: int | None, ensure_ascii: bool
 ):
     wrapped = value
     for _ in range(800):
@@ -268,7 +268,7 @@ def test_the_lines_of_deep_values_are_indented_by_their_level():
 
 
 @given(JSON)
-def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value: Any):
+def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value):
     same = rebuilt(value, lambda item: item)
 
     assert same == value
@@ -334,7 +334,7 @@ def test_a_value_is_encoded_as_the_client_encodes_it(name: str):
         ("a result", "a set"),
     ],
 )
-async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, tmp_path):
+async def test_no_stage_fails_for_what_the_client_sends(name, where, tmp_path):
     value = SENT[name][0]
     made: dict[str, Any] = {
         "an input": tool_use("d", "write", {"when": value, "text": LONG}),

@@ -297,7 +297,7 @@ async def converse(ask: Ask, client: Any, **beside: Any):
 @every_way
 @pytest.mark.parametrize("breakpoints", [0, 4])
 async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
-    tmp_path, ask: Ask, breakpoints: int
+    tmp_path, ask: Ask, breakpoints
 ):
     beside: Any = {"system": [text("Be brief.")], "tools": TOOLS, "extra_headers": {BETA: "b-1"}}
     given: Any = {"session_id": "s", "cache_breakpoints": breakpoints}
@@ -396,7 +396,7 @@ async def test_the_callers_history_stays_as_it_is(tmp_path):
     ("stages", "streaming"), [(full, False), (offloading, True)], ids=["plain", "streaming"]
 )
 async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
-    tmp_path, stages: Callable[[Path], ContextPipeline], streaming: bool
+    tmp_path, stages: Callable[[Path], ContextPipeline], streaming
 ):
     seen: list[int] = []
 
@@ -535,7 +535,7 @@ async def test_a_usage_counts_for_the_messages_that_it_bills_however_late_it_is_
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
-async def test_whoever_reads_the_body_himself_is_left_alone(tmp_path, caplog, streaming: bool):
+async def test_whoever_reads_the_body_himself_is_left_alone(tmp_path, caplog, streaming):
     factors = Factors()
     pipeline = offloading(tmp_path).use(factors)
 
@@ -887,7 +887,7 @@ async def test_a_request_is_the_same_object_where_nothing_is_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [http.Response, dict[str, Any], object])
-async def test_a_caller_may_have_the_answer_in_any_form(tmp_path, kind: Any):
+async def test_a_caller_may_have_the_answer_in_any_form(tmp_path, kind):
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
     body = {"model": "m", "max_tokens": 9, "messages": loop(20)}
 
@@ -973,8 +973,8 @@ def refuse_to_count(words: str) -> int:
 )
 async def test_an_error_of_ours_sends_the_original_request_with_one_warning(
     pipeline: Callable[[], ContextPipeline],
-    session_id: Any,
-    warning: str,
+    session_id,
+    warning,
     ask: Ask,
     caplog,
 ):

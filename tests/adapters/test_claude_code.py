@@ -114,7 +114,7 @@ def test_each_long_text_has_a_file_of_its_own(tmp_path):
     ],
     ids=str,
 )
-def test_what_was_read_back_stays(tmp_path, fields: Any):
+def test_what_was_read_back_stays(tmp_path, fields):
     assert hook(tmp_path, {"stdout": LONG}, **fields) is None
 
 
@@ -230,7 +230,7 @@ def test_a_hook_of_somebody_else_in_our_group_stays(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"hooks": 5}', '{"hooks": {"PostToolUse": {}}}'])
-def test_settings_that_cannot_be_read_are_not_changed(tmp_path, text: str):
+def test_settings_that_cannot_be_read_are_not_changed(tmp_path, text):
     settings = tmp_path / "settings.json"
     settings.write_text(text)
 

@@ -151,7 +151,7 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
-    pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory
+    pipeline: Callable[[Path], ContextPipeline], data, tmp_path_factory
 ):
     items = data.draw(histories(12))
     forced = data.draw(st.sets(st.integers(0, len(items))))

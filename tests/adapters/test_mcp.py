@@ -84,7 +84,7 @@ async def test_what_was_offloaded_is_read_and_searched(tmp_path):
 
 
 @pytest.mark.parametrize("elsewhere", ["/etc/passwd", "../secret.md", "job/none.md", "x\0y", ""])
-async def test_what_lies_elsewhere_is_refused(tmp_path, elsewhere: str):
+async def test_what_lies_elsewhere_is_refused(tmp_path, elsewhere):
     root = tmp_path / "root"
     await store(root)
     (tmp_path / "secret.md").write_text("secret")

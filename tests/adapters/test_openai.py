@@ -310,7 +310,7 @@ async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path, stream: bool):
+async def test_of_what_the_provider_holds_only_new_results_leave(tmp_path, stream):
     http_client = shaping(offloading(tmp_path), session_id="s")
     given: Any = [{"role": "user", "content": "go"}]
     held: Any = {}
@@ -529,7 +529,7 @@ async def test_a_given_name_is_the_name(tmp_path):
     ids=str,
 )
 @pytest.mark.parametrize("make", [ctxpipe_client, ctxpipe_sync_client])
-def test_invalid_settings_are_refused_where_they_are_made(make: Any, settings: Any):
+def test_invalid_settings_are_refused_where_they_are_made(make, settings):
     with pytest.raises(SettingsError):
         make(**{"pipeline": ContextPipeline(), **settings})
 

@@ -170,7 +170,7 @@ async def turn(session: Session, turns: int, *, force: bool = False) -> Any:
     [*((Failing, method) for method in METHODS), (WithoutMissing, "read")],
 )
 async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
-    storage_type: type[Failing], method: str, error: Callable[[], BaseException], kind: str
+    storage_type: type[Failing], method, error: Callable[[], BaseException], kind
 ):
     storage = storage_type()
     storage.failing = method
@@ -200,7 +200,7 @@ async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
 @pytest.mark.parametrize("method", ["write", "append", "entries", "touch", "lease", "missing"])
-async def test_an_interruption_passes(method: str, error: type[BaseException]):
+async def test_an_interruption_passes(method, error: type[BaseException]):
     storage = Failing()
     await turn(session(storage), 1)
     storage.failing, storage.error = method, error
@@ -244,7 +244,7 @@ async def test_the_notice_names_what_was_raised_and_where_and_none_of_its_text()
 @pytest.mark.parametrize("has_journal", [False, True], ids=["no journal", "a journal elsewhere"])
 @pytest.mark.parametrize("error", ERRORS, ids=NAMES)
 async def test_a_storage_of_texts_that_cannot_say_whether_a_session_was_deleted_costs_no_turn(
-    error: Callable[[], BaseException], has_journal: bool
+    error: Callable[[], BaseException], has_journal
 ):
     texts, journal = Failing(), MemoryStorage() if has_journal else None
     texts.failing, texts.error = "ensure_not_deleted", error

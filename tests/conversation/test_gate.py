@@ -65,7 +65,7 @@ def strayed(call: Callable[[], Awaitable[object]]) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("stray", ["run", "history", "flush"])
-async def test_a_stray_call_from_another_loop_is_refused_and_the_owner_goes_on(stray: str):
+async def test_a_stray_call_from_another_loop_is_refused_and_the_owner_goes_on(stray):
     slow = Slow()
     session = ContextPipeline([slow]).session("s")
     async with anyio.create_task_group() as group:

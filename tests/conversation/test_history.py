@@ -135,7 +135,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", EXTRAS)
 async def test_a_result_of_text_and_other_blocks_comes_back(
     name: str,
-    is_batch: bool,
+    is_batch,
     tmp_path,
 ):
     storage = LocalStorage(tmp_path)

@@ -58,6 +58,6 @@ async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
 
 @pytest.mark.parametrize("exchanges", [100, 1_000, 10_000])
 async def test_a_turn_with_nothing_to_do_makes_as_few_calls_however_long_the_history_is(
-    exchanges: int, tmp_path
+    exchanges, tmp_path
 ):
     assert await calls_of_a_turn(tmp_path, exchanges) <= MOST_CALLS

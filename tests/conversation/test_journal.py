@@ -136,9 +136,7 @@ def is_beginning(some: Sequence[Message], history: Sequence[Message]) -> bool:
 
 
 @pytest.mark.parametrize("is_redacted", [False, True])
-async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(
-    is_redacted: bool, tmp_path
-):
+async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(is_redacted, tmp_path):
     storage = LocalStorage(tmp_path, redact=hiding if is_redacted else None)
     history = said_with_a_secret() if is_redacted else loop(30)
     before = await played(new_session(storage), history)
@@ -191,7 +189,7 @@ async def test_a_restart_before_every_turn_changes_nothing_for_a_caller_who_adop
 
 @pytest.mark.parametrize(("turns", "is_damaged"), [(21, False), (30, True)])
 async def test_a_caller_without_the_last_turns_goes_on_from_the_state_of_then(
-    turns: int, is_damaged: bool, tmp_path
+    turns, is_damaged, tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
@@ -233,9 +231,7 @@ def hidden(text: str) -> str:
     [(1, 2), {"b", "a"}, date(2026, 1, 1), {10: "a", 2: "b", None: "c"}, [{True: (1.5,)}]],
     ids=["tuple", "set", "date", "keys", "nested"],
 )
-async def test_values_that_json_says_in_another_form_are_recognized(
-    value: object, keeps: str, tmp_path
-):
+async def test_values_that_json_says_in_another_form_are_recognized(value: object, keeps, tmp_path):
     redact = hidden if keeps == "redacted texts" else None
     storage, summarize = LocalStorage(tmp_path, redact=redact), Counting()
     history = [*loop(20), *step("odd", given={"v": value}), *loop(20)[1:]]
@@ -319,7 +315,7 @@ async def test_two_workers_in_turn_count_failures_together(tmp_path):
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 async def test_what_was_archived_and_not_compacted_is_archived_again_if_it_was_deleted(
-    is_deleted: bool, tmp_path
+    is_deleted, tmp_path
 ):
     storage, summarize = LocalStorage(tmp_path), Failing()
     history = [user("go"), assistant("words " * 3000), user("on")]
@@ -366,7 +362,7 @@ async def turn_is_cancelled(_messages: Sequence[Message], /) -> Summary:
     [summary_fails, summary_is_refused, summary_is_blank, history_is_too_long, turn_is_cancelled],
 )
 async def test_however_a_summary_fails_a_history_that_grows_is_not_archived_each_time(
-    tmp_path, failing: Summarizer, in_one_process: bool
+    tmp_path, failing: Summarizer, in_one_process
 ):
     storage = LocalStorage(tmp_path)
     answers: list[Summarizer] = [failing]
@@ -774,7 +770,7 @@ async def test_a_caller_who_adopts_after_damage_is_resumed(tmp_path):
 
 @pytest.mark.parametrize("by_another", [False, True])
 async def test_a_journal_that_is_set_aside_while_the_session_lives_is_begun_anew(
-    by_another: bool, tmp_path
+    by_another, tmp_path
 ):
     storage, history = LocalStorage(tmp_path), loop(30)
     session = new_session(storage)
@@ -1395,7 +1391,7 @@ async def test_an_unsigned_journal_is_set_aside_when_there_is_a_key(tmp_path):
 
 
 @pytest.mark.parametrize("key", [b"", b"short", "a text of many letters", [], [b"short"], [KEY, 5]])
-def test_a_key_that_is_none_is_refused(key: Any, tmp_path):
+def test_a_key_that_is_none_is_refused(key, tmp_path):
     with pytest.raises(SettingsError, match="signing_key"):
         new_session(LocalStorage(tmp_path), signing_key=key)
 
@@ -1527,7 +1523,7 @@ async def test_a_lease_that_is_not_had_in_time_stops_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [-1, "long", float("nan")])
-def test_a_lease_that_is_no_number_is_refused(seconds: Any, tmp_path):
+def test_a_lease_that_is_no_number_is_refused(seconds, tmp_path):
     with pytest.raises(SettingsError, match="lease_seconds"):
         new_session(LocalStorage(tmp_path), lease_seconds=seconds)
 

@@ -167,7 +167,7 @@ def test_a_known_message_that_is_no_message_any_more_is_refused_and_changes_noth
 @pytest.mark.parametrize(
     "wreck", [lambda history: history[1].pop("content"), lambda history: exchange(history[-1], 5)]
 )
-def test_a_known_message_that_becomes_no_message_in_place_is_refused(wreck: Any):
+def test_a_known_message_that_becomes_no_message_in_place_is_refused(wreck):
     timeline, history = Timeline(), chat(3)
     turn(timeline, history)
 
@@ -262,7 +262,7 @@ def test_a_cut_right_after_a_gap_leaves_out_what_was_taken_out():
 
 
 @pytest.mark.parametrize("in_one_turn", [False, True])
-def test_two_gaps_keep_the_summary_where_a_cut_lies_after_both(in_one_turn: bool):
+def test_two_gaps_keep_the_summary_where_a_cut_lies_after_both(in_one_turn):
     timeline, history = Timeline(), chat(41)
     context = [*SUMMARY, *history[10:]]
     gapped = [*context[:10], *context[14:]]
@@ -320,7 +320,7 @@ def test_a_text_exchanged_in_place_in_the_last_message_is_noticed():
 
 
 @pytest.mark.parametrize("index", [0, 1, WATCHED - 1])
-def test_a_content_exchanged_in_place_near_the_end_is_noticed_at_once(index: int):
+def test_a_content_exchanged_in_place_near_the_end_is_noticed_at_once(index):
     timeline, history = Timeline(), chat(WATCHED)
     turn(timeline, history)
 
@@ -363,7 +363,7 @@ def test_an_edit_in_place_after_a_summary_keeps_it():
 
 @pytest.mark.parametrize("index", [0, 1, 299, 300, 301, 798, 799])
 @pytest.mark.parametrize("action", ["exchanged", "grown"])
-def test_an_older_content_is_noticed_within_so_many_turns(index: int, action: str):
+def test_an_older_content_is_noticed_within_so_many_turns(index, action):
     timeline = Timeline()
     history = [user(str(i), "b") if i % 2 == 0 else assistant(str(i), "b") for i in range(1000)]
     turn(timeline, history)
@@ -378,7 +378,7 @@ def test_an_older_content_is_noticed_within_so_many_turns(index: int, action: st
 
 
 @pytest.mark.parametrize("grows_by", [2, 7, 40])
-def test_however_fast_the_history_grows_no_older_message_is_left_out(grows_by: int):
+def test_however_fast_the_history_grows_no_older_message_is_left_out(grows_by):
     late = []
     for index in range(0, 300, 7):
         timeline, history = Timeline(), chat(500)
@@ -452,7 +452,7 @@ def test_a_content_exchanged_for_one_that_says_the_same_is_no_edit():
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_an_edit_inside_a_known_block_is_noticed_with_verify_only(verify: bool):
+def test_an_edit_inside_a_known_block_is_noticed_with_verify_only(verify):
     timeline = Timeline(verify=verify)
     history = conversation(user("go"), step("t1", result="old"), step("t2"))
     turn(timeline, history)
@@ -552,7 +552,7 @@ def test_an_adopted_context_can_be_edited_and_adopted_again():
 
 
 @pytest.mark.parametrize("is_adopted", [True, False])
-def test_results_appended_in_place_to_an_adopted_context_reach_it(is_adopted: bool):
+def test_results_appended_in_place_to_an_adopted_context_reach_it(is_adopted):
     timeline = Timeline()
     calls = assistant(tool_use("a"), tool_use("b"))
     history = [user("go"), calls, user(tool_result("a", "long"))]
@@ -639,7 +639,7 @@ def test_a_context_with_objects_of_the_sdk_can_be_adopted():
 
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_reply_that_cannot_be_sent_is_refused_by_its_message(
-    is_changed: bool,
+    is_changed,
 ):
     broken = ToolUseBlock.construct(type="tool_use", id="t", name="x", input={"a": object()})
     timeline, history = Timeline(), chat(3)

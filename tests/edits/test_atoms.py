@@ -26,12 +26,12 @@ from ctxpipe.messages import Message
         ("12: \treturn  the sum of   both values", "Lreturn the sum of both values"),
     ],
 )
-def test_a_text_refers_by_paths_names_numbers_hashes_and_lines(said: str, atom: str):
+def test_a_text_refers_by_paths_names_numbers_hashes_and_lines(said, atom):
     assert atom in atoms(said)
 
 
 @pytest.mark.parametrize("said", ["", "ok", "in 2024 I saw 5000", "word " * 3, "plain words only"])
-def test_small_talk_round_numbers_and_years_refer_to_nothing(said: str):
+def test_small_talk_round_numbers_and_years_refer_to_nothing(said):
     assert not atoms(said)
 
 

@@ -88,7 +88,7 @@ def test_without_a_system_prompt_it_goes_behind_the_tools():
 @pytest.mark.parametrize(
     "marked", [{**text("a"), **MARK}, tool_result("t", [{**text("a"), **MARK}])]
 )
-def test_a_request_with_marks_of_its_own_decides_for_itself(marked: Any):
+def test_a_request_with_marks_of_its_own_decides_for_itself(marked):
     body = request(user("go"), assistant(tool_use("t")), user(marked))
 
     assert with_breakpoints(body, 4) == body
@@ -122,20 +122,20 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_around_a_rewriting_marks_join_those_of_the_request_that_come_after(place: Any):
+def test_around_a_rewriting_marks_join_those_of_the_request_that_come_after(place):
     assert marked_messages(place(with_mark(nine_steps(), 18), (4, 9))) == [3, 8, 18]
     assert marked_messages(place(nine_steps(**MARK), (4, 9))) == [3, 8]
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_after_the_last_mark_of_a_request_none_is_added_since_it_would_have_to_be_paid(
-    place: Any,
+    place,
 ):
     assert marked_messages(place(with_mark(nine_steps(), 6), (4, 9))) == [3, 6]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_request_with_four_marks_gets_no_other(place: Any):
+def test_a_request_with_four_marks_gets_no_other(place):
     system = [{**text(str(n)), **MARK} for n in range(3)]
     body = with_mark(nine_steps(system=system), 18)
 
@@ -144,7 +144,7 @@ def test_a_request_with_four_marks_gets_no_other(place: Any):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_of_two_marks_the_one_before_a_rewriting_is_placed_where_only_one_is_left(
-    place: Any,
+    place,
 ):
     system = [{**text(str(n)), **MARK} for n in range(2)]
 
@@ -152,7 +152,7 @@ def test_of_two_marks_the_one_before_a_rewriting_is_placed_where_only_one_is_lef
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_new_message_that_was_rewritten_has_left_no_entry_to_find(place: Any):
+def test_a_new_message_that_was_rewritten_has_left_no_entry_to_find(place):
     body = with_mark(nine_steps(), 18)
 
     assert place(body, (18, 19)) == body
@@ -171,7 +171,7 @@ def test_no_mark_is_free_in_a_turn_that_rewrites_nothing():
 
 
 @pytest.mark.parametrize(("last", "own"), [(18, "1h"), (6, None)])
-def test_each_mark_lives_as_long_as_the_ones_after_it(last: int, own: str | None):
+def test_each_mark_lives_as_long_as_the_ones_after_it(last, own: str | None):
     body = with_mark(with_mark(nine_steps(), 2, {"cache_control": HOUR}), 18)
     body = with_mark(body, last, {"cache_control": HOUR})
 

@@ -155,7 +155,7 @@ def test_without_text_chars_the_assistants_words_leave():
         ({"command": "grep -n port src"}, "1 Grep grep -n port src → 4 chars"),
     ],
 )
-def test_a_search_is_named_by_its_pattern_and_its_place(given: dict[str, Any], line: str):
+def test_a_search_is_named_by_its_pattern_and_its_place(given: dict[str, Any], line):
     assert line in notes(context(conversation(user("Go."), step("t1", "Grep", given))))[0]
 
 
@@ -326,7 +326,7 @@ def test_where_a_placeholder_stands_the_file_holds_what_it_points_to():
         BATCH.format("/f/tool-result-t1-1a2b3c4d.md"),
     ],
 )
-def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer: str):
+def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer):
     layout = laid_out(conversation(user("Go."), step("t1", result=pointer)))
 
     assert list(find_offloaded_files(layout)) == [pointer]
@@ -341,7 +341,7 @@ def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer: str):
         "no placeholder",
     ],
 )
-def test_a_placeholder_that_a_tool_has_printed_is_not_followed(printed: str):
+def test_a_placeholder_that_a_tool_has_printed_is_not_followed(printed):
     layout = laid_out(conversation(user("Go."), step("t1", result=printed)))
 
     assert find_offloaded_files(layout) == {}

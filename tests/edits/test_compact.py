@@ -116,7 +116,7 @@ def test_command_blocks_of_the_user_are_found_once_each():
 
 
 @pytest.mark.parametrize("beginning", ["<command>", "<command ", "<command x"])
-def test_beginnings_without_end_take_linear_time(beginning: str):
+def test_beginnings_without_end_take_linear_time(beginning):
     whole = "<command>do</command>"
 
     assert extract_commands([user(whole + beginning * 50_000)]) == [whole]
@@ -260,7 +260,7 @@ def test_paths_without_room_are_told_the_written_and_the_recent_stay():
 
 
 @pytest.mark.parametrize("tokens", [0, 50, 2000])
-def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int):
+def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens):
     evidence = Facts(
         {f"d/f{n}.py": False for n in range(500)},
         {f"make target-{n}": False for n in range(500)},
@@ -372,9 +372,7 @@ LOOK_ALIKES = [
 
 @pytest.mark.parametrize("is_raw", [True, False])
 @pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys(
-    text: str, is_raw: bool
-):
+def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys(text: str, is_raw):
     source = Source([user(text), assistant("What?")], is_raw=is_raw)
 
     orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
@@ -578,7 +576,7 @@ BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"
         ([assistant("done")], 0),
     ],
 )
-def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Message], length: int):
+def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Message], length):
     history = [user("old"), assistant("ok"), user("new"), *tail]
 
     assert open_tail(history) == len(history) - length
@@ -622,7 +620,7 @@ def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Messa
         ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),
     ],
 )
-def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str):
+def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why):
     assert obstacle(history).startswith(why)
     assert bool(obstacle(history)) == bool(why)
 

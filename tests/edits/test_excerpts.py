@@ -100,12 +100,12 @@ def test_a_higher_least_value_keeps_fewer_lines():
 
 
 @pytest.mark.parametrize("line", ["a/b.py x"[:7], f"src/server.py {'x' * 300}"])
-def test_lines_too_short_or_too_long_do_not_stay(line: str):
+def test_lines_too_short_or_too_long_do_not_stay(line):
     assert chosen(call(line)) == {}
 
 
 @pytest.mark.parametrize("mark", ["\x1b[31m", "\x00", "\ud800", "\u202e"])
-def test_a_line_with_control_characters_or_half_a_character_does_not_stay(mark: str):
+def test_a_line_with_control_characters_or_half_a_character_does_not_stay(mark):
     assert chosen(call(f"see src/server.py {mark}")) == {}
 
 
@@ -124,7 +124,7 @@ def test_there_is_a_chance_for_every_class_of_atom_in_every_kind_of_passage():
 
 @pytest.mark.parametrize("encoding", ["cl100k_base", "o200k_base"])
 @given(text=st.one_of(st.text(), st.text("aB3_ .-/é漢ि'\t", max_size=60)))
-def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding: str, text: str):
+def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding, text: str):
     line = " ".join(text.split())
 
     assert _least_tokens(line) <= 1 + max(1, COUNTERS[encoding].text(line))

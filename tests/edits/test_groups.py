@@ -195,7 +195,7 @@ def summed_up(content: str | None = "what was") -> Message:
 
 
 @pytest.mark.parametrize("turns", [3, 12])
-async def test_nothing_up_to_the_servers_summary_goes(turns: int):
+async def test_nothing_up_to_the_servers_summary_goes(turns):
     old, new = (
         history_of([plain] * turns, 1),
         history_of([paused, plain, program, plain, mixed, plain], 2),
@@ -228,7 +228,7 @@ async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_re
 
 @pytest.mark.parametrize("content", ["what was", None])
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.9])
-async def test_the_servers_summary_never_goes(content: str | None, fraction: float, tmp_path):
+async def test_the_servers_summary_never_goes(content: str | None, fraction, tmp_path):
     history = [*history_of([plain] * 4, 1), summed_up(content), *history_of([plain] * 9, 2)]
     pipeline = ContextPipeline(
         [SmartTruncate(LocalStorage(tmp_path), max_tokens=300)], budget=Budget(window=600)

@@ -88,7 +88,7 @@ def result(
         (system("be"), 2),
     ],
 )
-def test_characters_are_counted_by_the_kind_of_block(message: Message, expected: int):
+def test_characters_are_counted_by_the_kind_of_block(message: Message, expected):
     assert characters(message) == expected
 
 
@@ -189,7 +189,7 @@ NUMBERED = "\n".join(f"line {n} of the file" for n in range(1000))
         NUMBERED[777:],
     ],
 )
-def test_what_a_reading_tool_shows_lies_in_the_file(shown: str):
+def test_what_a_reading_tool_shows_lies_in_the_file(shown):
     assert contains_excerpt(NUMBERED, shown, 300, len(shown) - 300)
 
 
@@ -205,7 +205,7 @@ def test_what_a_reading_tool_shows_lies_in_the_file(shown: str):
         " ".join(NUMBERED.split("\n")),
     ],
 )
-def test_what_a_filter_makes_of_the_file_lies_nowhere(shown: str):
+def test_what_a_filter_makes_of_the_file_lies_nowhere(shown):
     assert not contains_excerpt(NUMBERED, shown, 300, len(shown) - 100)
 
 
@@ -297,7 +297,7 @@ def test_each_tool_may_have_a_limit_of_its_own():
         placeholder(BATCH, "./s/tool-result-a-0123abcd.md", "y" * 999, Preview(50, 50)),
     ],
 )
-def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content: Any):
+def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content):
     assert Selection(0).result(*result(content)) is None
 
 

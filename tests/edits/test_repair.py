@@ -356,7 +356,7 @@ def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended():
         ("\ufeffBOM\r\n\0", "\ufeffBOM\r\n\0"),
     ],
 )
-def test_a_text_without_surrogates_keeps_all_other_characters(given_text: str, expected: str):
+def test_a_text_without_surrogates_keeps_all_other_characters(given_text, expected):
     assert without_surrogates(given_text) == expected
 
 

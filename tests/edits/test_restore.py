@@ -142,7 +142,7 @@ def test_a_file_that_is_as_it_was_shown_is_not_changed(shown: str | None):
 
 
 @pytest.mark.parametrize("shown", ["a = 1\nb = 3\n", "     1→a = 0", "something else"])
-def test_a_file_with_other_content_is_changed(shown: str):
+def test_a_file_with_other_content_is_changed(shown):
     assert was_changed(WorkingFile("x", shown), "a = 1\nb = 2\n")
 
 

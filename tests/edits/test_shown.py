@@ -39,7 +39,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize("shown", REFUSALS)
 @pytest.mark.parametrize("current", [True, False])
-def test_a_result_that_shows_no_line_of_the_file_proves_nothing(shown: str, current: bool):
+def test_a_result_that_shows_no_line_of_the_file_proves_nothing(shown: str, current):
     assert reason(shown, current=current) == NOTHING_SHOWN
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_no_result_has_shown_does_not_come_back():
         *("[{}] ", "line {}: ", "{}#a3|", "{}) "),
     ],
 )
-def test_line_numbers_of_any_kind_are_taken_off(gutter: str, current: bool):
+def test_line_numbers_of_any_kind_are_taken_off(gutter, current):
     shown = "".join(f"{gutter.format(n)}{line}\n" for n, line in enumerate(LINES, 1))
 
     assert reason(shown, current=current) == ""
@@ -84,7 +84,7 @@ def test_line_numbers_of_any_kind_are_taken_off(gutter: str, current: bool):
         "\n".join(LINES[1:3]),
     ],
 )
-def test_blanks_line_ends_forms_of_a_letter_and_ranges_make_no_difference(shown: str):
+def test_blanks_line_ends_forms_of_a_letter_and_ranges_make_no_difference(shown):
     assert reason(shown) == ""
 
 
@@ -104,7 +104,7 @@ def test_blanks_line_ends_forms_of_a_letter_and_ranges_make_no_difference(shown:
         json.dumps([{"type": "text", "text": FILE}]),
     ],
 )
-def test_what_agents_add_to_a_file_is_no_line_that_it_lacks(shown: str):
+def test_what_agents_add_to_a_file_is_no_line_that_it_lacks(shown):
     assert reason(shown) == ""
 
 
@@ -143,17 +143,17 @@ def test_what_was_shown_as_a_whole_hides_nothing():
         LONG[:900] + "...[4100 chars omitted]..." + LONG[5000:],
     ],
 )
-def test_of_a_line_that_is_too_long_a_piece_is_enough(shown: str):
+def test_of_a_line_that_is_too_long_a_piece_is_enough(shown):
     assert reason(shown, text=LONG) == ""
 
 
 @pytest.mark.parametrize("shown", ["{}", '"key1": "value 1"', "[redacted]" * 30, "value"])
-def test_a_word_of_a_long_line_is_no_piece_of_it(shown: str):
+def test_a_word_of_a_long_line_is_no_piece_of_it(shown):
     assert reason(shown, text=LONG, current=False) == NOTHING_SHOWN
 
 
 @pytest.mark.parametrize("mask", ["[hidden]", "****", "[omitted]"])
-def test_a_value_that_is_hidden_in_a_long_line_counts(mask: str):
+def test_a_value_that_is_hidden_in_a_long_line_counts(mask):
     assert "hidden on purpose" in reason(LONG.replace("value 7", mask, 1), text=LONG)
 
 
@@ -169,7 +169,7 @@ def test_what_redact_hides_is_no_difference():
 @pytest.mark.parametrize(
     "shown", ["." * 10**6, "[(" * 10**6, "1" * 10**6, "<system-reminder>" * 10**5]
 )
-def test_a_hostile_view_is_compared_without_delay(shown: str):
+def test_a_hostile_view_is_compared_without_delay(shown):
     text = "a line of the file\n" * 15_000
 
     assert reason(shown, text=text) == NOTHING_SHOWN  # in quadratic time this took minutes

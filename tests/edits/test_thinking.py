@@ -273,7 +273,7 @@ def test_asking_twice_asks_for_nothing_more():
 
 
 @pytest.mark.parametrize("kind", ["disabled", "between_tools"])
-def test_thinking_that_cannot_carry_the_control_gets_none(kind: str):
+def test_thinking_that_cannot_carry_the_control_gets_none(kind):
     assert drop_block({"thinking": {"type": kind}}) == {}
 
 

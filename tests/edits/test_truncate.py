@@ -219,7 +219,7 @@ def test_shell_views_and_other_tools_are_asked_for():
         "",
     ],
 )
-def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str):
+def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content):
     history = conversation(user("go"), view("v1", "a.py", content))
     assert not truncate.file_views(history)[0].foldable
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
@@ -234,7 +234,7 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str):
         + Preview(50_000, 5).of("def f():\n    return 1\n" * 9_000),
     ],
 )
-def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content: str):
+def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content):
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].foldable
 
 
@@ -620,7 +620,7 @@ def test_repeated_ids_mix_up_no_pairs(history: list[Message], data: st.DataObjec
         (21, 0.3, 6),
     ],
 )
-def test_an_even_number_of_the_oldest_messages_goes(messages: int, fraction: float, removed: int):
+def test_an_even_number_of_the_oldest_messages_goes(messages, fraction, removed):
     history = chat(messages)
 
     assert truncate.truncate_conversation(history, fraction) == [

@@ -44,7 +44,7 @@ def test_a_reading_call_without_a_path_in_words_is_no_view(path: object):
         ("str_replace_based_edit_tool", {"command": "view", "path": "src/a.ts"}),
     ],
 )
-def test_the_reading_tools_of_common_agents_are_known(name: str, given: Mapping[str, object]):
+def test_the_reading_tools_of_common_agents_are_known(name, given: Mapping[str, object]):
     assert viewed_path(call(name, given), COMMON_READING_TOOLS) == "src/a.ts"
 
 
@@ -65,7 +65,7 @@ def test_shell_views_are_recognised_only_when_asked_for():
 
 
 @pytest.mark.parametrize("name", ["bash", "Bash", "shell_command", "run_shell_command"])
-def test_a_tool_is_a_shell_by_its_name(name: str):
+def test_a_tool_is_a_shell_by_its_name(name):
     assert viewed_path(call(name, {"command": "cat a.py"}), READING_TOOLS, True) == "a.py"
     assert viewed_path(call("note", {"command": "cat a.py"}), READING_TOOLS, True) is None
 
@@ -105,7 +105,7 @@ def test_a_tool_is_a_shell_by_its_name(name: str):
         "bash -lc 'cat a.py'",
     ],
 )
-def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str):
+def test_a_line_that_only_prints_a_file_is_a_view_of_it(line):
     assert shell(line) == "a.py"
 
 
@@ -158,7 +158,7 @@ def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str):
         "cat a.py | sudo",
     ],
 )
-def test_a_line_that_does_anything_else_is_no_view(line: str):
+def test_a_line_that_does_anything_else_is_no_view(line):
     assert shell(line) is None
 
 

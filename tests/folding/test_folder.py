@@ -169,7 +169,7 @@ async def test_no_process_is_started_for_what_is_no_source(monkeypatch, tmp_path
     ("extension", "unit"),
     [("swift", "/*"), ("lua", "#if 1\n"), ("sh", "def f():\n "), ("kt", "A B;\n"), ("hs", "\\")],
 )
-async def test_no_source_is_parsed_in_this_process(extension: str, unit: str, monkeypatch, caplog):
+async def test_no_source_is_parsed_in_this_process(extension, unit, monkeypatch, caplog):
     def parse(*_: object):
         raise AssertionError("the parser holds the interpreter")
 
@@ -213,7 +213,7 @@ async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
 
 @pytest.mark.parametrize("end", ["exit 1", "kill -9 $$", "exec sleep 60"])
 async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_tried_again(
-    end: str, monkeypatch, caplog, tmp_path
+    end, monkeypatch, caplog, tmp_path
 ):
     files = [("first.py", functions(9)), ("bad.py", functions(8)), ("last.py", functions(7))]
     reply = 'echo ready; echo \'[["function", "f", 1]]\''

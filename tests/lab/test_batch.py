@@ -152,7 +152,7 @@ def test_a_broken_file_stops_no_other_on_a_cluster(address, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "foo://bar:1", "tcp://127.0.0.1:x"])
-def test_an_address_that_is_none_is_a_misuse(wrong: str):
+def test_an_address_that_is_none_is_a_misuse(wrong):
     pytest.importorskip("distributed", reason=WITHOUT_DASK)
     with (
         pytest.raises(SettingsError, match=f"no Dask scheduler answers at {wrong}"),

@@ -77,9 +77,7 @@ def test_times_are_kept_by_message():
         ({"type": "file-history-snapshot", "snapshot": {}}, "not a message"),
     ],
 )
-def test_what_the_main_conversation_never_saw_is_left_out_and_counted(
-    line: dict[str, Any], why: str
-):
+def test_what_the_main_conversation_never_saw_is_left_out_and_counted(line: dict[str, Any], why):
     plain = parse_transcript(lines(*session()))
     found = parse_transcript(lines(*session(), line))
 

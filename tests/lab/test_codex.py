@@ -238,6 +238,6 @@ def test_an_edit_by_a_custom_tool_is_a_call_with_its_text():
         ({"type": "reasoning", "summary": "x"}, "line 2: str as summary, not a list"),
     ],
 )
-def test_an_item_of_another_shape_is_refused_with_its_line(payload: dict[str, Any], told: str):
+def test_an_item_of_another_shape_is_refused_with_its_line(payload: dict[str, Any], told):
     with pytest.raises(TranscriptError, match=f"^transcript, {told}"):
         parse_transcript(lines(START, line("response_item", payload)))

@@ -93,7 +93,7 @@ def test_a_mark_at_the_change_finds_the_entry_before_it():
 
 
 @pytest.mark.parametrize(("mark_behind", "read"), [(True, 6000), (False, 4000)])
-def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind: bool, read: int):
+def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind, read):
     cache, history = PromptCache(CacheRules(mark_behind=mark_behind)), work(9)
     for calls in range(9):
         sent(cache, history[: 1 + 2 * calls])
@@ -107,7 +107,7 @@ def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind:
 
 
 @pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 0)])
-def test_an_entry_is_looked_for_in_twenty_blocks(calls: int, read: int):
+def test_an_entry_is_looked_for_in_twenty_blocks(calls, read):
     cache = PromptCache()
     sent(cache, work(1))
 
@@ -131,9 +131,7 @@ def test_a_prompt_below_the_minimum_is_neither_read_nor_written():
 
 
 @pytest.mark.parametrize(("counts", "read"), [(True, 1500), (False, 4500)])
-def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only(
-    counts: bool, read: int
-):
+def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only(counts, read):
     cache = PromptCache(CacheRules(by_settings=counts))
     cache.request(work(1), sums(work(1), 1500), settings="without images")
 

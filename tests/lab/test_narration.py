@@ -203,7 +203,7 @@ def test_the_front_of_a_prompt_is_billed_as_read_and_the_rest_as_written():
 
 @pytest.mark.parametrize("read", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("cliffs", [(), (Cliff(10, 2.0, 1.5),)])
-def test_the_shares_add_up_to_the_bill(read: float, cliffs: tuple[Cliff, ...]):
+def test_the_shares_add_up_to_the_bill(read, cliffs: tuple[Cliff, ...]):
     prices = replace(PRICES, cliffs=cliffs)
     whole = tokens(ASK, CALL, RESULT)
     rest = (1 - read) * whole
@@ -240,7 +240,7 @@ def test_a_request_for_a_summary_is_the_summaries_own():
     ("names", "said"),
     [([], "an answer"), (["Read"], "Read"), (["Read", "Bash", "Read"], "Read ×2, Bash")],
 )
-def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
+def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said):
     calls = [tool_use(str(n), name, {}) for n, name in enumerate(names)]
     reply = assistant(*calls) if calls else assistant("Done.")
     recorded = Transcript("folder/t.jsonl", [ASK, reply], "Anthropic messages")

@@ -41,7 +41,7 @@ CHAT: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)]
 )
-def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str):
+def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole):
     found = parse_transcript(whole)
 
     assert found.format == "OpenAI chat"
@@ -133,7 +133,7 @@ def test_a_picture_in_a_chat_stays_a_picture():
         ({"role": "user", "content": 7}, "line 2: int as content"),
     ],
 )
-def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told: str):
+def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told):
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(lines(CHAT[3], message))
 

@@ -65,7 +65,7 @@ def pair(*values: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["a line each", "an array", "a request", "with its response", "in one object"],
 )
-def test_items_become_messages_with_calls_and_results_in_pairs(whole: str):
+def test_items_become_messages_with_calls_and_results_in_pairs(whole):
     found = parse_transcript(whole)
 
     assert found.format == "OpenAI responses"
@@ -133,7 +133,7 @@ def test_requests_that_send_the_whole_history_are_one_conversation_with_all_bill
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_requests_that_send_only_what_is_new_follow_each_other(name: str):
+def test_requests_that_send_only_what_is_new_follow_each_other(name):
     found = parse_transcript(
         lines(
             pair(request(QUESTION), response(CALL)),
@@ -163,6 +163,6 @@ def test_a_response_without_its_request_is_refused_and_the_way_out_is_told():
         (pair(request(QUESTION), {"output": 7}), "line 1: int as output, not a list"),
     ],
 )
-def test_a_recording_of_another_shape_is_refused_with_its_line(recorded: dict[str, Any], told: str):
+def test_a_recording_of_another_shape_is_refused_with_its_line(recorded: dict[str, Any], told):
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(json.dumps(recorded))

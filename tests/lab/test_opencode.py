@@ -117,6 +117,6 @@ def test_pictures_and_thoughts_are_kept():
         ({"info": {}, "parts": [7]}, "message 1: a part is int, not an object"),
     ],
 )
-def test_a_message_of_another_shape_is_refused_with_its_place(broken: dict[str, Any], told: str):
+def test_a_message_of_another_shape_is_refused_with_its_place(broken: dict[str, Any], told):
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(export(QUESTION, broken))

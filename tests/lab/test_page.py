@@ -418,7 +418,7 @@ def test_a_kind_can_be_shown_alone(show, replayed):
 @pytest.mark.parametrize(
     ("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 27)")]
 )
-def test_the_page_is_as_light_or_dark_as_its_reader_likes(show, scheme: str, paper: str):
+def test_the_page_is_as_light_or_dark_as_its_reader_likes(show, scheme, paper):
     chrome = show(long_report(3))
 
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -439,7 +439,7 @@ return [...wide.map(box => box.ariaLabel), ...names.map(text => text.textContent
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_nothing_is_wider_than_the_screen(show, replayed, scheme: str):
+def test_on_a_phone_nothing_is_wider_than_the_screen(show, replayed, scheme):
     chrome = show(replayed, replayed)
     phone = {"width": 390, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}

@@ -13,7 +13,7 @@ from ctxpipe.lab.transcripts import parse_transcript
 @pytest.mark.parametrize(
     ("time", "seconds"), [("2026-01-01T00:00:00Z", 1767225600), (1767225600, 1767225600)]
 )
-def test_a_time_is_text_or_a_number(time: object, seconds: float):
+def test_a_time_is_text_or_a_number(time: object, seconds):
     for stamp in (time, seconds * 1000):
         reply = {"role": "assistant", "content": "Hi.", "timestamp": stamp}
         assert parse_transcript(lines(user("Hi?"), reply)).seconds == {1: seconds}

@@ -183,7 +183,7 @@ async def test_where_settings_count_the_first_image_makes_the_messages_new_to_th
 
 @pytest.mark.parametrize("counts", [True, False])
 async def test_where_settings_count_the_control_for_stale_thinking_does_so_too(
-    counts: bool,
+    counts,
 ):
     _, *history = work(5, long=[0])
     history[4] = assistant(thinking(), tool_use("t2"))
@@ -288,7 +288,7 @@ async def test_what_no_tool_has_said_is_asked_for_as_a_message():
     ("last", "settings"), [(f"Here it is:\n{FACT}", FREE), ("It was vault_entry_4711.", None)]
 )
 async def test_without_refetching_or_much_weight_the_reply_is_simply_made(
-    last: str, settings: Settings | None
+    last, settings: Settings | None
 ):
     found, _ = await refetching(last, settings)
 

@@ -28,7 +28,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_no_figure_is_cut_however_narrow_the_terminal(printed, width: int):
+def test_no_figure_is_cut_however_narrow_the_terminal(printed, width):
     lines = printed("none", "coding", "lean", width=width)
 
     assert max(map(len, lines)) <= width

@@ -175,7 +175,7 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
     ],
 )
 def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
-    raw: bytes | str, told: str, tmp_path
+    raw: bytes | str, told, tmp_path
 ):
     assert told in error(raw, tmp_path)
 

@@ -395,7 +395,7 @@ def test_a_value_says_the_same_as_what_a_journal_gives_back_for_it(name: str):
         ((), None),
     ],
 )
-def test_another_value_says_something_else(one: Any, other: Any):
+def test_another_value_says_something_else(one, other):
     message, changed = (assistant(tool_use("t", given={"v": value})) for value in (one, other))
 
     assert not says_the_same(message, changed)

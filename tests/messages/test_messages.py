@@ -258,7 +258,7 @@ def test_rewriting_touches_the_given_places_and_nothing_else(
         ),
     ],
 )
-def test_what_has_not_the_shape_of_messages_is_refused_by_index(messages: object, words: str):
+def test_what_has_not_the_shape_of_messages_is_refused_by_index(messages: object, words):
     with pytest.raises(InvalidHistory, match=words):
         ensure_messages(messages)
 

@@ -425,7 +425,7 @@ IDS = ["functions.Bash:0", "call|1", "", " ", "é", "a b", "\ud83d", "x" * 300 +
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_an_id_that_the_api_does_not_take_becomes_another_in_call_and_result(id: Any):  # noqa: A002
+def test_an_id_that_the_api_does_not_take_becomes_another_in_call_and_result(id):  # noqa: A002
     history = [
         user("go"),
         assistant(tool_use(id), tool_use("b")),
@@ -497,9 +497,7 @@ def without(words: str) -> str:
     ],
 )
 @pytest.mark.parametrize("make", [tool_use, server_use, mcp_use])
-def test_an_input_that_is_no_object_becomes_one_and_loses_nothing(
-    make: Any, given_input: Any, expected: Any
-):
+def test_an_input_that_is_no_object_becomes_one_and_loses_nothing(make, given_input, expected):
     call = {**make("srvtoolu_1"), "input": given_input}
     history = [user("go"), assistant(call)]
 
@@ -532,7 +530,7 @@ def test_an_input_that_is_missing_or_held_by_an_sdk_object_is_repaired_too():
 )
 @pytest.mark.parametrize("marked", [1, 4, 6])
 async def test_the_messages_keep_as_many_marks_as_the_rest_of_the_request_leaves(
-    request_parts: Mapping[str, Any], left: int, marked: int
+    request_parts: Mapping[str, Any], left, marked
 ):
     history = [m for k in range(marked) for m in (user({**text(f"q{k}"), **MARK}), assistant("a"))]
     options = request_parts.get("options", {})
@@ -576,7 +574,7 @@ UNSENDABLE = [
 
 @pytest.mark.parametrize("value", UNSENDABLE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("where", ["input", "deeper", "future"])
-async def test_what_the_client_cannot_encode_is_refused_by_its_place(value: object, where: str):
+async def test_what_the_client_cannot_encode_is_refused_by_its_place(value: object, where):
     made: dict[str, Any] = {
         "input": tool_use("a", given={"x": value}),
         "deeper": tool_use("a", given={"x": [{"y": (value,)}]}),
@@ -716,7 +714,7 @@ def test_the_page_lists_every_rule_as_the_table_has_it():
 
 @pytest.mark.parametrize("given_caller", [None, "direct", []])
 @pytest.mark.parametrize("make", [tool_use, server_use, mcp_use])
-def test_a_caller_that_is_no_object_goes(make: Any, given_caller: Any):
+def test_a_caller_that_is_no_object_goes(make, given_caller):
     call = make("srvtoolu_1")
     history = [user("go"), assistant({**call, "caller": given_caller})]
 
@@ -743,7 +741,7 @@ def test_a_compaction_block_loses_the_keys_that_a_dump_adds(extra: dict[str, Non
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_an_error_without_words_gets_some(content: Any):
+def test_an_error_without_words_gets_some(content):
     history = [user("go"), assistant(tool_use("a")), user(tool_result("a", content, is_error=True))]
 
     assert names(history) == [(2, 0, "error-result")]
@@ -752,7 +750,7 @@ def test_an_error_without_words_gets_some(content: Any):
 
 @pytest.mark.parametrize("kind_of_block", ["image", "document", "hologram"])
 def test_an_error_with_more_than_words_is_an_error_no_more_and_loses_nothing(
-    kind_of_block: str,
+    kind_of_block,
 ):
     content = [
         text("failed"),
@@ -797,7 +795,7 @@ async def test_a_session_that_grows_hears_of_a_late_hour():
 
 
 @pytest.mark.parametrize("foreign", ["call_1", "toolu_1", "srvtoolu_a-b", "功能:0"])
-def test_a_server_tools_id_of_another_provider_becomes_one_with_the_prefix(foreign: str):
+def test_a_server_tools_id_of_another_provider_becomes_one_with_the_prefix(foreign):
     made = assistant(server_use(foreign), by_program("t", foreign))
     history = [
         user("go"),
@@ -821,7 +819,7 @@ def test_a_server_tools_id_of_another_provider_becomes_one_with_the_prefix(forei
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_results_of_a_kind_and_id_that_nobody_knows_pass_wherever_they_stand(role: str):
+def test_results_of_a_kind_and_id_that_nobody_knows_pass_wherever_they_stand(role):
     block = {"type": "smell_tool_result", "tool_use_id": "nobody:1", "payload": [1]}
     history = [
         user("go"),
@@ -863,7 +861,7 @@ async def test_a_session_that_grows_by_broken_messages_sends_none_of_them(
 @pytest.mark.parametrize(
     "odd", [{"text": "hi"}, {"type": None, "text": "hi"}, {"type": 5, "text": "hi"}]
 )
-def test_a_block_without_a_type_is_found_and_mended_wherever_it_stands(odd: Any):
+def test_a_block_without_a_type_is_found_and_mended_wherever_it_stands(odd):
     history: Any = [
         {"role": "user", "content": [odd]},
         {

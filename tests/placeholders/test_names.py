@@ -31,7 +31,7 @@ def is_harmless(name: str) -> bool:
     "name",
     ["toolu_01AbC", "a", "0", "_x", "-x", "a.b-c_d", "A" * 120, "call_0", "con-1", "console"],
 )
-def test_a_clean_id_is_its_own_file_name(name: str):
+def test_a_clean_id_is_its_own_file_name(name):
     assert safe_name(name) == name
 
 
@@ -79,7 +79,7 @@ def test_a_name_is_the_same_in_any_process():
         "tenant-alice-9bdbb017",
     ],
 )
-def test_a_plain_lower_case_session_id_is_its_own_folder(name: str):
+def test_a_plain_lower_case_session_id_is_its_own_folder(name):
     assert session_folder(name) == name
 
 
@@ -98,7 +98,7 @@ def test_a_plain_lower_case_session_id_is_its_own_folder(name: str):
         "com1.x",
     ],
 )
-def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name: str):
+def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name):
     folder = session_folder(name)
 
     assert is_harmless(folder)
@@ -108,7 +108,7 @@ def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name: str):
 @pytest.mark.parametrize(
     "victim", ["tenant/alice", "Tenant-Alice", "con", "", "\ud83d", "x" * 500, "é"]
 )
-def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim: str):
+def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim):
     folders = [session_folder(victim)]
     for _ in range(3):
         folders.append(session_folder(folders[-1]))
@@ -131,7 +131,7 @@ def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim: str):
         ("x" * 200, "x" * 201),
     ],
 )
-def test_session_ids_that_a_disk_may_take_for_one_have_two_folders(one: str, other: str):
+def test_session_ids_that_a_disk_may_take_for_one_have_two_folders(one, other):
     assert session_folder(one) != session_folder(other)
 
 

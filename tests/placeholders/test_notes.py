@@ -83,7 +83,7 @@ def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed():
         ("x → 3 chars", 0),
     ],
 )
-def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply: str, lines: int):
+def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply, lines):
     assert find_imitations(reply) == lines
 
 

@@ -164,7 +164,7 @@ def test_a_long_word_beside_a_placeholder_is_read_without_delay():
 
 @pytest.mark.parametrize("form", [DIRECT, BATCH])
 @pytest.mark.parametrize("size", [4_097, 100_000, 3_000_000])
-def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form: str, size: int):
+def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form, size):
     assert reference(form.format("a" * 4_096)) == "a" * 4_096
     assert reference(form.format("a" * size)) is None
     assert reference_with_preview(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
@@ -173,14 +173,14 @@ def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form: str
 @pytest.mark.parametrize(
     "odd", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"]
 )
-def test_a_path_with_a_control_character_is_content(odd: str):
+def test_a_path_with_a_control_character_is_content(odd):
     for path in (f"/s/a{odd}b.md", f"{odd}/s/a.md", f"/s/a.md{odd}"):
         assert reference(BATCH.format(path)) is None
         assert reference_with_preview(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
 
 
 @pytest.mark.parametrize("shown", [10_001, 1_000_000])
-def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int):
+def test_a_longer_preview_than_a_stage_may_show_is_content(shown):
     text = "x" * (shown + 1000)
 
     assert (
@@ -200,7 +200,7 @@ def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int):
 @pytest.mark.parametrize(
     "front", ["", "[Content offloaded to: ", "[Tool result offloaded to file: a]\nPreview, "]
 )
-def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str):
+def test_no_text_makes_the_search_for_placeholders_hang(front, piece):
     text = front + piece * (5_000_000 // len(piece)) + "]"
 
     assert reference(text) is None

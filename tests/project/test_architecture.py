@@ -72,7 +72,7 @@ def test_the_walk_is_the_one_that_the_script_prints():
         (["session", "messages", "runner", "stages", "messages", "runner", "session"], 3),
     ],
 )
-def test_a_climb_is_a_step_to_a_higher_layer(packages: list[str], climbs: int):
+def test_a_climb_is_a_step_to_a_higher_layer(packages: list[str], climbs):
     layers = [["session"], ["runner"], ["timeline", "stages"], ["messages"]]
 
     assert WALK["climb_count"](packages, WALK["heights"](layers)) == climbs

@@ -151,7 +151,7 @@ def thoughtful_reply() -> Message:
         ([], False),
     ],
 )
-def test_a_request_is_judged_by_the_rules_of_the_api(wire: list[Any], sound: bool):
+def test_a_request_is_judged_by_the_rules_of_the_api(wire: list[Any], sound):
     assert (not refused(wire)) is sound
 
 
@@ -234,7 +234,7 @@ def test_thinking_is_judged_against_what_was_sent_before_it():
 )
 @pytest.mark.parametrize("name", ["thinking", "extra_body"])
 def test_a_request_that_asks_for_broken_thinking_to_be_dropped_is_accepted(
-    name: str, header: dict[str, Any]
+    name, header: dict[str, Any]
 ):
     drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
     options = {"thinking": drop} if name == "thinking" else {"extra_body": {"thinking": drop}}
@@ -312,7 +312,7 @@ def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_ou
 
 
 @pytest.mark.parametrize("shortened", [False, True])
-def test_our_requests_with_bound_thinking_are_accepted_at_once(ours, shortened: bool):
+def test_our_requests_with_bound_thinking_are_accepted_at_once(ours, shortened):
     row = bound_row([ours], 2, shortened=shortened)
     rewritten, unbound, unsound, requests = map(int, row.remarks[OURS].split(" / "))
 
@@ -324,7 +324,7 @@ def test_our_requests_with_bound_thinking_are_accepted_at_once(ours, shortened: 
 
 @pytest.mark.parametrize(("code", "accepted"), [(DRIVER, 0.0), (DRIVER + AGAIN, 1.0)])
 def test_a_peer_that_breaks_the_bond_is_refused_unless_its_adapter_sends_the_request_again(
-    driven, code: str, accepted: float
+    driven, code, accepted
 ):
     row = bound_row([driven(code)], 2, shortened=True)
     _, refused_for_thinking, refused_else, _ = row.remarks["forgetful"].split(" / ")

@@ -105,13 +105,13 @@ async def test_grep_gives_path_line_number_and_line(folder):
     "path",
     ["..", "../outside.txt", "/etc/passwd", "inner/../../outside.txt", "link.txt", "a\0b", 7],
 )
-async def test_no_path_leads_out_of_the_folder(folder, name: str, path: object):
+async def test_no_path_leads_out_of_the_folder(folder, name, path: object):
     with pytest.raises(ToolInputError):
         await use(folder, name, path=path, pattern="secret")
 
 
 @pytest.mark.parametrize("path", ["nothing.py", "inner"])
-async def test_what_cannot_be_read_is_an_error_for_the_model(folder, path: str):
+async def test_what_cannot_be_read_is_an_error_for_the_model(folder, path):
     with pytest.raises(ToolInputError, match=path):
         await use(folder, "read_file", path=path)
 
@@ -152,7 +152,7 @@ async def test_run_python_gives_what_is_printed_and_how_it_ended(folder):
         "import ctypes; ctypes.CDLL(None)",
     ],
 )
-async def test_a_program_may_read_in_the_folder_and_nothing_else(folder, code: str):
+async def test_a_program_may_read_in_the_folder_and_nothing_else(folder, code):
     before = sorted(folder.rglob("*"))
 
     assert "PermissionError" in await use(folder, "run_python", code=code)
@@ -402,7 +402,7 @@ def on_a_terminal(arguments: list[str]) -> Iterator[str]:
     ("name", "arguments"),
     [("read_logs", '{"day": 1}'), ("read_log", "{"), ("read_log", "[1]"), ("read_log", "{}")],
 )
-async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name: str, arguments: str):
+async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name, arguments):
     call = SimpleNamespace(id="c1", function=SimpleNamespace(name=name, arguments=arguments))
 
     message = await tool_message(call)
@@ -489,7 +489,7 @@ def test_help_says_what_there_is():
 
 
 @pytest.mark.parametrize("example", ["agent_loop", "tool_runner"])
-def test_a_folder_that_is_not_there_is_an_error(example: str):
+def test_a_folder_that_is_not_there_is_an_error(example):
     done = subprocess.run(
         command("--folder", "nowhere", example=example),
         capture_output=True,

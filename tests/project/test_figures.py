@@ -73,7 +73,7 @@ def test_every_benchmark_reports_its_figures(benchmark: Path):
         ("took 9 µs", "took 9 µs"),
     ],
 )
-def test_a_number_is_quoted_with_the_decimals_that_it_has(page: str, quoted: str):
+def test_a_number_is_quoted_with_the_decimals_that_it_has(page, quoted):
     assert with_figures(page, KNOWN) == quoted
 
 
@@ -86,7 +86,7 @@ def test_a_table_is_quoted_by_its_columns():
 @pytest.mark.parametrize(
     "page", ["9<!-- bench_x: gone -->", "9<!-- gone: short -->", TABLE.replace(": cost", ": gone")]
 )
-def test_a_figure_that_is_not_there_is_an_error(page: str):
+def test_a_figure_that_is_not_there_is_an_error(page):
     with pytest.raises(KeyError):
         with_figures(page.format(cost="1", seen="2"), KNOWN)
 
@@ -144,7 +144,7 @@ def run_benchmark(code: int):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_what_was_measured_is_kept_whether_or_not_a_limit_was_missed(code: int, kept):
+def test_what_was_measured_is_kept_whether_or_not_a_limit_was_missed(code, kept):
     with pytest.raises(SystemExit, match=str(code)):
         run_benchmark(code)
 

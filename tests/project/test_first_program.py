@@ -103,7 +103,7 @@ async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str
 
 
 @pytest.mark.parametrize("restore", [False, True], ids=["as it is", "restoring"])
-async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restore: bool, tmp_path):
+async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restore, tmp_path):
     for path, text in SECRETS.items():
         file = tmp_path / path
         file.parent.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restor
 
 
 @pytest.mark.parametrize("restore", [False, True], ids=["as it is", "restoring"])
-async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore: bool, tmp_path):
+async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore, tmp_path):
     (tmp_path / "notes.txt").write_text("first\ncanary-notes")
     call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "notes.txt"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "first"}
@@ -158,7 +158,7 @@ def page_program() -> str:
 
 
 @pytest.mark.parametrize("code", [program_with_key(), page_program()], ids=["README", "index"])
-async def test_no_call_that_the_model_makes_up_ends_a_first_program(code: str, tmp_path):
+async def test_no_call_that_the_model_makes_up_ends_a_first_program(code, tmp_path):
     script: list[Reply] = [
         answer(tool_use("run_test", {}), tool_use("", {}), tool_use("Bash", {"command": 1})),
         answer(tool_use("run_tests", {"all": True}), tool_use("bash", {})),

@@ -50,7 +50,7 @@ def test_every_extra_that_is_installed_brings_only_what_is_allowed():
     ],
     ids=str,
 )
-def test_a_permissive_licence_is_allowed(script, tmp_path, facts: Any):
+def test_a_permissive_licence_is_allowed(script, tmp_path, facts):
     assert script["package"](installed(tmp_path, *facts)).problem == ""
 
 
@@ -63,9 +63,7 @@ def test_a_permissive_licence_is_allowed(script, tmp_path, facts: Any):
     ],
     ids=["unknown", "copyleft", "both"],
 )
-def test_another_is_refused_with_the_name_of_its_package(
-    script, tmp_path, facts: Any, problem: str
-):
+def test_another_is_refused_with_the_name_of_its_package(script, tmp_path, facts, problem):
     assert script["package"](installed(tmp_path, *facts)).problem.startswith(problem)
 
 

@@ -80,5 +80,5 @@ def test_code_takes_the_model_to_name_from_its_one_place():
         ("`ctxpipe claude-code install`, claude-code.md", set()),
     ],
 )
-def test_names_of_models_are_found(text: str, names: set[str]):
+def test_names_of_models_are_found(text, names: set[str]):
     assert names_in(text) == names

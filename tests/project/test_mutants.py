@@ -53,9 +53,7 @@ def fault(find: str, put: str, function: str = "one") -> Fault:
         ("a()\n    b()", "a(); b()", "b()", "b()"),
     ],
 )
-def test_a_pattern_is_replaced_in_the_function_that_is_named(
-    tmp_path, body: str, find: str, put: str, expected: str
-):
+def test_a_pattern_is_replaced_in_the_function_that_is_named(tmp_path, body, find, put, expected):
     source_with(f"def one():\n    {body}\n\ndef other():\n    {body}\n", tmp_path)
 
     mutant = apply(fault(find, put), tmp_path)
@@ -64,7 +62,7 @@ def test_a_pattern_is_replaced_in_the_function_that_is_named(
 
 
 @pytest.mark.parametrize("body", ["return c", "return (a < b) + (a < b)"])
-def test_a_pattern_that_fits_nowhere_or_twice_does_not_apply(tmp_path, body: str):
+def test_a_pattern_that_fits_nowhere_or_twice_does_not_apply(tmp_path, body):
     source_with(f"def one():\n    {body}\n", tmp_path)
 
     with pytest.raises(DoesNotApply, match=re.escape("places in one")):

@@ -81,17 +81,17 @@ def test_a_name_begins_with_a_participle_only_for_a_reason():
 
 
 @pytest.mark.parametrize("word", ["fitted", "told", "known", "written", "replaced"])
-def test_participles_are_known(word: str):
+def test_participles_are_known(word):
     assert is_participle(word)
 
 
 @pytest.mark.parametrize("word", ["fit", "tell", "need", "shorten", "seed", "sed", "writes"])
-def test_other_words_are_none(word: str):
+def test_other_words_are_none(word):
     assert not is_participle(word)
 
 
 @pytest.mark.parametrize(
     ("name", "word"), [("told", "told"), ("_lost_files", "lost"), ("__init__", "init")]
 )
-def test_the_first_word_counts(name: str, word: str):
+def test_the_first_word_counts(name, word):
     assert first_word(name) == word

@@ -75,7 +75,7 @@ async def test_a_program_has_names_of_its_own_and_starts_its_loop(tmp_path):
         (["import asyncio\nwaiting = asyncio.sleep(0)"], "never awaited"),
     ],
 )
-async def test_a_page_that_is_wrong_is_a_deviation(parts: list[str], said: str, tmp_path):
+async def test_a_page_that_is_wrong_is_a_deviation(parts: list[str], said, tmp_path):
     with pytest.raises(Deviation, match=said):
         await run_page(page_of(*parts), tmp_path)
 

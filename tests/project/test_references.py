@@ -32,7 +32,7 @@ def test_no_text_names_a_source_that_is_not_shipped():
 @pytest.mark.parametrize(
     "text", ["(FF-7 to FF-9)", "decision A-07", "Source: economics, 2.3.", "left out (R6d)"]
 )
-def test_a_tag_is_found_where_it_is(text: str, tmp_path):
+def test_a_tag_is_found_where_it_is(text, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text, "utf-8")
 

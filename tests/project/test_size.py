@@ -31,7 +31,7 @@ def test_every_room_is_within_its_budget():
         '"""What it is."""\n\nx = f(1)\n',
     ],
 )
-def test_comments_docstrings_and_layout_have_no_size(source: str):
+def test_comments_docstrings_and_layout_have_no_size(source):
     assert SIZE["token_count"](source) == 6
 
 
@@ -55,7 +55,7 @@ def test_a_text_that_documents_nothing_has_a_size():
     ],
 )
 def test_what_is_too_large_or_has_no_budget_is_named(
-    found: dict[str, int], sizes: dict[str, int], problem: str
+    found: dict[str, int], sizes: dict[str, int], problem
 ):
     assert SIZE["problems"](found, sizes, BUDGETS) == [problem]
 

@@ -79,7 +79,7 @@ def test_pattern_special_tokens_and_ranks_are_those_of_the_installed_tiktoken(na
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [("cl100k_base", 0.43), ("o200k_base", 0.99)])
-def test_a_rank_file_takes_little_room_in_a_wheel(name: str, megabytes: float):
+def test_a_rank_file_takes_little_room_in_a_wheel(name, megabytes):
     assert len(zlib.compress((VOCAB / f"{name}.bin").read_bytes())) / 1e6 < megabytes * 1.05
 
 
@@ -133,7 +133,7 @@ print(counts, count_tokens(history), len(result.messages))
         "raise RuntimeError('a plug-in that cannot be imported')",
     ],
 )
-def test_a_plug_in_of_another_library_does_not_interfere(tmp_path, plug_in: str):
+def test_a_plug_in_of_another_library_does_not_interfere(tmp_path, plug_in):
     (tmp_path / "tiktoken_ext").mkdir()
     (tmp_path / "tiktoken_ext" / "other_library.py").write_text(plug_in)
     script = """

@@ -103,9 +103,7 @@ def test_every_request_is_billed_as_by_the_second_model(
         ([5], 300.0, "expired"),
     ],
 )
-def test_what_keeps_a_request_from_an_entry_is_named(
-    marks: list[int], now: float, obstacle: str | None
-):
+def test_what_keeps_a_request_from_an_entry_is_named(marks: list[int], now, obstacle: str | None):
     entry = Entry(place=5, used=0.0, seconds=300.0)
     given = [Mark(place, 300.0) for place in marks]
     cache = PrefixCache({"key of block 5": entry})
@@ -126,7 +124,7 @@ def test_what_keeps_a_request_from_an_entry_is_named(
         (None, 1024),
     ],
 )
-def test_each_model_has_its_minimum(model: str | None, tokens: int):
+def test_each_model_has_its_minimum(model: str | None, tokens):
     assert min_cached_tokens(model) == tokens
 
 

@@ -112,7 +112,7 @@ def test_a_tool_that_changes_a_path_is_guessed_to_write_it(agent: str, tool: str
 
 
 @pytest.mark.parametrize("tool", ["apply_patch", "patch"])
-def test_a_patch_holds_whole_texts(tool: str):
+def test_a_patch_holds_whole_texts(tool):
     assert tool in WRITING_TOOLS
 
 
@@ -167,7 +167,7 @@ def test_what_an_agent_puts_around_a_file_is_told_from_it(frame: str, line: int 
 
 
 @pytest.mark.parametrize("text", ["", "Output:\n1", "<path>a</path>", "x\n@@ lines 1-2 of 2 @@\n"])
-def test_a_text_without_a_frame_is_the_whole_view(text: str):
+def test_a_text_without_a_frame_is_the_whole_view(text):
     assert view(text) == ("", text, None)
 
 
@@ -192,12 +192,12 @@ def test_a_written_gutter_ends_where_the_indentation_begins(form: str):
 
 
 @pytest.mark.parametrize("form", ["     7\t{}", "7→{}", "7→ {}", "7│ {}", "7| {}", "7: {}", "7:{}"])
-def test_a_gutter_includes_the_blank_after_its_sign(form: str):
+def test_a_gutter_includes_the_blank_after_its_sign(form):
     assert GUTTER.sub("", form.format("return 1")) == "return 1"
 
 
 @pytest.mark.parametrize("form", [*FORMS, "7 | {}", "\t7\t{}"])
-def test_a_wide_gutter_includes_blanks_around_its_sign(form: str):
+def test_a_wide_gutter_includes_blanks_around_its_sign(form):
     assert WIDE_GUTTER.sub("", form.format("return 1")) == "return 1"
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,7 +46,7 @@ def test_a_models_window_is_looked_up_and_logged_once(caplog):
         ("claude-fable-5-1", 1.25, 2.0, 0.025),
     ],
 )
-def test_a_model_has_its_prices_for_the_cache(model: str, write: float, hour: float, read: float):
+def test_a_model_has_its_prices_for_the_cache(model, write, hour, read):
     prices = prices_of(model, at=WHEN)
 
     assert prices.write / prices.input == pytest.approx(write)
@@ -107,7 +106,7 @@ def test_an_unknown_model_with_its_prices_given_caches_nothing_unless_told():
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, "0.1", None])
-def test_a_price_that_is_no_amount_of_money_is_refused(price: Any):
+def test_a_price_that_is_no_amount_of_money_is_refused(price):
     with pytest.raises(SettingsError, match="read"):
         prices_of("claude-opus-5-5", read=price)
 

@@ -41,7 +41,7 @@ def test_what_only_looks_like_one_is_none(row: Row):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 409, 429, 502, 503, 529])
-def test_a_status_that_means_something_else_decides(status: int):
+def test_a_status_that_means_something_else_decides(status):
     assert (
         as_refusal(ApiError(status, "prompt is too long: 200251 tokens > 200000 maximum")) is None
     )
@@ -98,12 +98,12 @@ def test_the_numbers_are_read_where_they_are_named(text: str):
         "prompt is too long: 5 tokens > 200000 maximum",
     ],
 )
-def test_a_short_prompt_is_not_to_blame_for_a_long_answer(text: str):
+def test_a_short_prompt_is_not_to_blame_for_a_long_answer(text):
     assert read_refusal(400, text) is None
 
 
 @pytest.mark.parametrize("window", [0, 1, 499])
-def test_a_window_that_no_model_has_is_not_believed(window: int):
+def test_a_window_that_no_model_has_is_not_believed(window):
     assert read_refusal(400, f"prompt is too long: 9000 tokens > {window} maximum") == Refusal(
         "Anthropic", 9000
     )
@@ -173,7 +173,7 @@ def test_the_fields_that_hold_the_prompt_may_be_named(text: str):
         "",
     ],
 )
-def test_other_errors_do_not_pass_for_a_refusal(text: str):
+def test_other_errors_do_not_pass_for_a_refusal(text):
     for status in (400, 422, None):
         assert as_refusal(ApiError(status, text)) is None, status
 
@@ -196,7 +196,7 @@ def error_type(name: str) -> type[Exception]:
         "LLMContextWindowExceedError",
     ],
 )
-def test_the_type_of_a_frameworks_error_tells_it_without_a_status(name: str):
+def test_the_type_of_a_frameworks_error_tells_it_without_a_status(name):
     derived = type("Own", (error_type(name),), {})
 
     assert as_refusal(error_type(name)("it did not fit")) is not None
@@ -238,7 +238,7 @@ def test_codes_and_bodies_are_looked_at(attributes: dict[str, object]):
         ("Request payload size exceeds the limit: 20 MB.", False),
     ],
 )
-def test_a_code_is_more_than_a_sentence(text: str, has_code: bool):
+def test_a_code_is_more_than_a_sentence(text, has_code):
     refusal = read_refusal(400, text)
     assert refusal is not None
     assert refusal.has_code == has_code
@@ -274,7 +274,7 @@ def test_only_the_beginning_of_a_long_answer_is_searched():
 
 
 @pytest.mark.parametrize("number", [1261, 2013, 7])
-def test_a_number_of_the_providers_own_is_no_http_status(number: int):
+def test_a_number_of_the_providers_own_is_no_http_status(number):
     error = type("Refused", (Exception,), {"code": number})("Prompt is too long")
 
     assert as_refusal(error) is not None

@@ -102,7 +102,7 @@ FAILURES = [RuntimeError("500"), ConnectionResetError(), SummaryRefused("no"), N
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 @pytest.mark.parametrize("breaks", ["step 5.", "step 9."])
 async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
-    breaks: str, failure: Exception | None, tmp_path
+    breaks, failure: Exception | None, tmp_path
 ):
     summarize = Breaking(breaks, failure)
     retry = Retry(max_retries=0, attempt_seconds=0.05)
@@ -133,7 +133,7 @@ SUMMARY_BLOCK = {"type": "compaction", "content": "what went before, in short"}
 
 @pytest.mark.parametrize("summaries", [1, 2])
 @pytest.mark.parametrize("bill", [1_000, 5_000])
-async def test_what_the_server_has_summarized_does_not_count(summaries: int, bill: int, tmp_path):
+async def test_what_the_server_has_summarized_does_not_count(summaries, bill, tmp_path):
     session, summarize = compacting(tmp_path)
     history = [user("hi"), assistant(words(100_000)), user("more")]
     await session.run(history)
@@ -233,7 +233,7 @@ async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path):
     ids=["by the model", "as it was given", "a share"],
 )
 async def test_the_window_of_a_known_model_holds_where_the_budget_names_none(
-    budget: Budget, is_compacted: bool, tmp_path
+    budget: Budget, is_compacted, tmp_path
 ):
     stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]
     session = ContextPipeline(stages, budget=budget).session("s")

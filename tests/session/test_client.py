@@ -73,7 +73,7 @@ def models(server: MessagesServer) -> list[Any]:
 
 @pytest.mark.parametrize("is_beta", [False, True])
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_request_lends_its_client(is_streamed: bool, is_beta: bool, tmp_path):
+async def test_a_request_lends_its_client(is_streamed, is_beta, tmp_path):
     run = Run(tmp_path)
     asked: Any = {"model": "m", "max_tokens": 9, "messages": history()}
     async with serving() as (server, client):

@@ -209,9 +209,7 @@ REPLY: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
-    told: Any, is_streamed: bool
-):
+async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(told, is_streamed):
     def gateway(_: http.Request) -> http.Response:
         if isinstance(told, str):
             return http.Response(200, text=told, headers={"content-type": "text/html"})
@@ -409,9 +407,7 @@ async def test_the_history_has_no_marks_of_ours(ask: Ask):
 
 @every_way
 @pytest.mark.parametrize("wrong", [-1, 5, True, "4"])
-async def test_a_wrong_number_of_breakpoints_is_refused_before_anything_is_sent(
-    ask: Ask, wrong: Any
-):
+async def test_a_wrong_number_of_breakpoints_is_refused_before_anything_is_sent(ask: Ask, wrong):
     async with talk(["ok"]) as (server, client):
         with pytest.raises(SettingsError, match=r"cache_breakpoints is .*; give 0 to 4, or None"):
             await ask(ContextPipeline().session("s"), client, loop(1), cache_breakpoints=wrong)
@@ -452,7 +448,7 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     ids=["a shorter one that is too long as well is the last", "one that is as long is not sent"],
 )
 async def test_a_request_that_stays_too_long_is_not_sent_again(
-    ask: Ask, history: list[Message], calls: int, tmp_path
+    ask: Ask, history: list[Message], calls, tmp_path
 ):
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):

@@ -94,7 +94,7 @@ async def test_what_another_process_has_added_is_gone_on_from(tmp_path):
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-async def test_a_stream_is_added_if_it_was_read_to_its_end(is_read: bool, tmp_path):
+async def test_a_stream_is_added_if_it_was_read_to_its_end(is_read, tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first " * 200]) as (_, client):
         session.append(user("go"))
@@ -172,7 +172,7 @@ def in_a_thread(act: Callable[[], object]):
 @pytest.mark.parametrize("place", ["here", "thread"])
 @pytest.mark.parametrize("way", ["create", "stream"])
 async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_request(
-    way: str, place: str, tmp_path
+    way, place, tmp_path
 ):
     steps = Steps()
     session = ContextPipeline([steps]).session("s", journal=LocalStorage(tmp_path))
@@ -200,7 +200,7 @@ async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_r
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])
-async def test_what_was_appended_is_there_when_the_turn_ends_early(how: str, tmp_path):
+async def test_what_was_appended_is_there_when_the_turn_ends_early(how, tmp_path):
     steps = Steps()
     pipeline = ContextPipeline([steps], on_error="raise")
     session = pipeline.session("s", journal=LocalStorage(tmp_path))
@@ -283,7 +283,7 @@ async def test_interrupted_calls_are_answered_before_what_was_appended():
 
 @pytest.mark.parametrize("form", ["the same object", "a copy"])
 async def test_a_reply_that_is_appended_by_hand_is_there_once_whatever_came_between(
-    form: str,
+    form,
 ):
     session = ContextPipeline().session("s")
 
@@ -335,7 +335,7 @@ async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, w
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("ways", [["create"] * 4, ["stream", "create", "stream"]])
 async def test_requests_at_the_same_time_are_answered_one_after_the_other(
-    ways: list[str], has_journal: bool, tmp_path
+    ways: list[str], has_journal, tmp_path
 ):
     journal = LocalStorage(tmp_path) if has_journal else None
     session = ContextPipeline().session("s", journal=journal)
@@ -363,7 +363,7 @@ async def test_a_request_that_waited_and_has_nothing_left_to_say_is_an_error():
 
 
 @pytest.mark.parametrize("way", ["here", "in a task", "in a stage"])
-async def test_a_request_that_would_wait_for_itself_is_an_error(way: str):
+async def test_a_request_that_would_wait_for_itself_is_an_error(way):
     async with talk(["one", "two"]) as (_, client):
 
         async def again() -> None:
@@ -446,7 +446,7 @@ async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_at_the_end_of_its_body_what_was_appended_is_written(fails: bool, tmp_path):
+async def test_at_the_end_of_its_body_what_was_appended_is_written(fails, tmp_path):
     with suppress(RuntimeError):
         async with ContextPipeline().session("s", journal=LocalStorage(tmp_path)) as session:
             session.append(user("go"))
@@ -471,7 +471,7 @@ async def asked_for(way: str, session: Session, client: anthropic.AsyncAnthropic
 
 
 @pytest.mark.parametrize("way", ["create", "stream"])
-async def test_calls_without_results_are_named_before_anything_is_sent(way: str):
+async def test_calls_without_results_are_named_before_anything_is_sent(way):
     async with talk(["never"]) as (server, client):
         with pytest.raises(InvalidHistory, match=r"bash \(toolu_1\), look \(toolu_2\).*open_calls"):
             await asked_for(way, ContextPipeline().session("s"), client)
@@ -480,7 +480,7 @@ async def test_calls_without_results_are_named_before_anything_is_sent(way: str)
 
 
 @pytest.mark.parametrize("way", ["create", "stream"])
-async def test_interrupted_calls_are_answered_so(way: str):
+async def test_interrupted_calls_are_answered_so(way):
     async with talk(["fine"]) as (server, client):
         await asked_for(way, ContextPipeline().session("s"), client, open_calls="interrupted")
 

@@ -199,7 +199,7 @@ async def test_the_history_is_never_modified(tmp_path):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify: bool, tmp_path):
+async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify, tmp_path):
     session, history = small(tmp_path).session("s", verify=verify), chat(3)
     await session.run(history)
 
@@ -551,7 +551,7 @@ EMPTIED: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("empty", EMPTIED)
 @pytest.mark.parametrize("when", ["in a turn", "between turns"])
 async def test_a_message_that_its_caller_empties_costs_that_turn_only(
-    when: str, empty: str, place: int, tmp_path
+    when, empty: str, place, tmp_path
 ):
     emptied: list[Any] = []
 
@@ -597,7 +597,7 @@ def near_the_trigger(number: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("summaries", [True, False], ids=["compaction", "truncation"])
-async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries: bool, tmp_path):
+async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries, tmp_path):
     async def none(messages: Sequence[Message], /) -> Summary:
         raise RuntimeError("no model today")
 

@@ -142,9 +142,7 @@ async def test_turns_that_a_disk_could_not_take_are_written_before_their_session
 
 
 @pytest.mark.parametrize("place", ["here", "in a thread"])
-async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(
-    place: str, tmp_path
-):
+async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(place, tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session: Session | None = sessions.get("a")
     await fill(sessions, "c", "d")
@@ -258,7 +256,7 @@ async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_pa
 
 @pytest.mark.parametrize("max_bytes", [1 << 30, 2_000], ids=["all fit", "few fit"])
 def test_a_session_is_found_in_as_many_steps_among_a_hundred_as_among_a_thousand(
-    max_bytes: int,
+    max_bytes,
 ):
     sessions = Sessions(ContextPipeline(), journal=MemoryStorage(), max_bytes=max_bytes)
     steps: dict[int, int] = {}
@@ -320,7 +318,7 @@ async def test_the_bytes_follow_what_is_held(tmp_path):
         (ContextPipeline(), {"max_bytes": "many"}),
     ],
 )
-def test_wrong_settings_are_refused(pipeline: Any, settings: dict[str, Any], tmp_path):
+def test_wrong_settings_are_refused(pipeline, settings: dict[str, Any], tmp_path):
     with pytest.raises(SettingsError):
         Sessions(pipeline, **{"journal": LocalStorage(tmp_path), **settings})
 

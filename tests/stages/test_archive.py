@@ -112,7 +112,7 @@ async def test_the_facts_in_an_archive_come_back_redacted(tmp_path):
 @pytest.mark.parametrize(
     "facts", [{}, {"paths": 3}, {"paths": [["a"]], "commands": []}, {"paths": [], "commands": [1]}]
 )
-async def test_an_archive_with_facts_of_another_form_is_none(tmp_path, facts: Any):
+async def test_an_archive_with_facts_of_another_form_is_none(tmp_path, facts):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": 1, "facts": facts, "messages": []}))
 
@@ -165,7 +165,7 @@ def test_no_second_copy_of_the_history_is_ever_held(redact: Callable[[str], str]
         *('{"form": "2", "messages": []}', "[" * 100_000),
     ],
 )
-async def test_what_is_no_archive_is_refused(tmp_path, text: str):
+async def test_what_is_no_archive_is_refused(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
 
@@ -174,7 +174,7 @@ async def test_what_is_no_archive_is_refused(tmp_path, text: str):
 
 
 @pytest.mark.parametrize("form", [2, 3, 10**9])
-async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path, form: int):
+async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path, form):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": form, "entries": "of another kind"}))
 

@@ -159,7 +159,7 @@ async def test_a_note_that_would_not_be_shorter_is_not_written():
 
 @pytest.mark.parametrize("thinking", ["keep", "strip"])
 async def test_protected_thinking_switches_it_off_and_the_report_says_why(
-    thinking: Any,
+    thinking,
 ):
     history = conversation(user("Go."), *(step(f"t{i}", result=LONG, think="hm") for i in range(9)))
 
@@ -256,7 +256,7 @@ async def test_the_same_history_gives_the_same_names_again(tmp_path):
         ("/mnt/{key}", "/mnt/s/"),
     ],
 )
-async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(reference: str, folder: str):
+async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(reference, folder):
     storage = MemoryStorage(reference=reference)
     made = await change(eager(storage), work(5), session_id="s")
 
@@ -310,7 +310,7 @@ async def test_blocks_that_were_offloaded_as_json_are_read_as_text():
     "where", ["ctxpipe://other/secret.md", "ctxpipe://other/t0.md", "../other/t0.md"]
 )
 async def test_a_placeholder_that_a_tool_has_printed_leads_to_no_other_session(
-    where: str,
+    where,
 ):
     storage = MemoryStorage()
     await storage.write([("other/secret.md", "src/secret.py"), ("other/t0.md", "src/secret.py")])
@@ -394,7 +394,7 @@ class Renaming(MemoryStorage):
 
 
 @pytest.mark.parametrize("storage", [Unwritable(texts=True), Unwritable(texts=False), Renaming()])
-async def test_what_cannot_be_written_under_its_name_stays_in_the_context(storage: Any):
+async def test_what_cannot_be_written_under_its_name_stays_in_the_context(storage):
     history = work(5)
 
     result = await run(eager(storage), history)
@@ -453,7 +453,7 @@ class OddPlace(MemoryStorage):
         (MemoryStorage(), {"prices": 0.1}, "prices"),
     ],
 )
-def test_settings_that_are_invalid_are_refused(storage: Any, changes: dict[str, Any], words: str):
+def test_settings_that_are_invalid_are_refused(storage, changes: dict[str, Any], words):
     with pytest.raises(SettingsError, match=words):
         Collapse(storage, **changes)
 

@@ -171,6 +171,22 @@ async def test_one_call_with_defaults_is_enough(tmp_path, monkeypatch):
     assert await load_archive(result.original_messages_path) == history
 
 
+async def test_system_and_tools_count_into_the_threshold(tmp_path):
+    history = [user("a " * 1700), assistant("b " * 100)]
+    tools = [{"name": "x", "description": "d " * 50}]
+
+    assert not (await shortened(history, tmp_path)).compacted
+    assert (await shortened(history, tmp_path, system="c " * 50)).compacted
+    assert (await shortened(history, tmp_path, tools=tools)).compacted
+
+
+async def test_nothing_but_system_messages_is_never_summarized(tmp_path):
+    history, writer = [system("a " * 3000)], Writer()
+
+    assert (await shortened(history, tmp_path, summarize=writer)).messages is history
+    assert writer.seen == []
+
+
 async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path):
     history = conversation(
         user({"type": "text", "text": None}, {"type": "text", "text": "Go."}), LONG[2:]
@@ -434,7 +450,7 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
     tmp_path,
     storage,
     three_files,
-    target: int,
+    target,
     restored: tuple[str, ...],
 ):
     stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path))
@@ -570,7 +586,7 @@ async def test_paths_without_room_are_listed_beside_the_archive(storage):
 @pytest.mark.parametrize(
     ("form", "begin"), [("storage", "./s/"), ("kept/{key}", "kept/s/"), ("absolute", "/")]
 )
-async def test_the_path_that_the_model_sees_can_be_chosen(tmp_path, form: str, begin: str):
+async def test_the_path_that_the_model_sees_can_be_chosen(tmp_path, form, begin):
     storage = LocalStorage(tmp_path, reference=form)
     history = [
         *LONG,
@@ -880,7 +896,7 @@ async def ask(prompt: str) -> str:
     [AnthropicSummarizer(model="m"), PromptSummarizer(ask, model="m")],
     ids=["a Claude model", "any model"],
 )
-def test_a_focus_reaches_the_summarizer(writer: Any, storage):
+def test_a_focus_reaches_the_summarizer(writer, storage):
     stage = Compact(writer, archive=storage)
 
     assert stage.with_focus("the money").summarize == replace(writer, focus="the money")

@@ -144,7 +144,7 @@ async def test_what_a_refusal_takes_is_what_is_older(newest: list[Message], tmp_
 
 @pytest.mark.parametrize("overhead", [60_000, 120_000, 150_000])
 @pytest.mark.parametrize("room", [3_000, 10_000])
-async def test_a_system_prompt_and_tools_are_no_reason_to_cut(overhead: int, room: int, tmp_path):
+async def test_a_system_prompt_and_tools_are_no_reason_to_cut(overhead, room, tmp_path):
     tools = [{"name": "bash", "description": text_of(overhead // 2)}]
     system = text_of(overhead // 2)
     newest = [user(text_of(WINDOW - overhead - room))]

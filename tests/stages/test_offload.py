@@ -112,9 +112,7 @@ async def test_a_result_with_an_image_and_a_placeholder_stay(root):
         ("hi", "message 0 is str"),
     ],
 )
-async def test_a_message_without_a_result_is_refused_and_nothing_written(
-    root, message: Any, words: str
-):
+async def test_a_message_without_a_result_is_refused_and_nothing_written(root, message, words):
     with pytest.raises(InvalidHistory, match=words):
         await offload_tool_result(message, session_id="s", output_dir=root)
 
@@ -183,7 +181,7 @@ async def test_its_own_output_is_left_alone(root):
     "broken",
     [[user("go"), {"role": "user"}], [user("go"), "x"], {"role": "user"}, [user("x"), None]],
 )
-async def test_a_broken_history_is_refused_and_nothing_written(root, broken: Any):
+async def test_a_broken_history_is_refused_and_nothing_written(root, broken):
     with pytest.raises(InvalidHistory):
         await offload_tool_results(broken, output_dir=root)
 
@@ -194,7 +192,7 @@ async def test_a_broken_history_is_refused_and_nothing_written(root, broken: Any
     ("option", "value"),
     [("min_chars", -1), ("min_chars", "x"), ("ratio", "x"), ("ratio", float("nan"))],
 )
-async def test_a_nonsensical_option_of_the_function_is_refused(root, option: str, value: Any):
+async def test_a_nonsensical_option_of_the_function_is_refused(root, option, value):
     with pytest.raises(SettingsError, match=r"OFFLOAD_(CHAR|RATIO)_THRESHOLD is"):
         await offload_tool_results(old(LOG), output_dir=root, **{option: value})
 
@@ -317,7 +315,7 @@ async def test_images_and_unknown_blocks_stay_in_their_result(storage, root):
 
 
 @pytest.mark.parametrize("awkward", ["a\0b", "a\r\nb", "\ufeff", "🙂漢", "half \ud83d"])
-async def test_awkward_text_goes_to_disk_and_the_context_can_be_sent(storage, root, awkward: str):
+async def test_awkward_text_goes_to_disk_and_the_context_can_be_sent(storage, root, awkward):
     result = await run(
         DirectOffload(storage), conversation(new(LOG + awkward), [user(f"so {awkward}")])
     )
@@ -361,9 +359,7 @@ async def test_a_preview_follows_the_mandated_line(storage, root):
         ("file://{path}", "file://{tmp}/root/s/a.md"),
     ],
 )
-async def test_the_path_that_the_model_sees_can_be_chosen(
-    tmp_path, monkeypatch, form: str, expected: str
-):
+async def test_the_path_that_the_model_sees_can_be_chosen(tmp_path, monkeypatch, form, expected):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
@@ -475,7 +471,7 @@ async def test_what_a_call_reads_elsewhere_is_offloaded(
 @pytest.mark.parametrize(
     "form", ["/sandbox/{key}", "{key}", "s3://bucket/{key}", "/my files [old]/{key}"]
 )
-async def test_a_path_from_a_template_is_known_when_it_is_read_back(root, form: str):
+async def test_a_path_from_a_template_is_known_when_it_is_read_back(root, form):
     stage = DirectOffload(LocalStorage(root, reference=form))
     first = await run(stage, new())
     where = reference(contents(first.messages)[0])
@@ -591,7 +587,7 @@ async def test_below_the_ratio_the_very_same_list_comes_back(storage, root):
     ("keep", "expected"), [(0, "[[["), (1, "[[2"), (2, "[12"), (3, "012"), (4, "012")]
 )
 async def test_the_results_that_the_model_has_not_answered_often_enough_stay(
-    storage, keep: int, expected: str
+    storage, keep, expected
 ):
     history = conversation(
         user("go"), *[step(name, result=f"{n} {LOG}") for n, name in enumerate("abc")]
@@ -757,7 +753,7 @@ lookalikes = pytest.mark.parametrize("content", LOOKALIKES.values(), ids=list(LO
 
 @lookalikes
 @pytest.mark.parametrize("name", ["fetch", "read_file"])
-async def test_a_page_that_looks_like_ours_is_moved_all_the_same(content: Any, name: str, tmp_path):
+async def test_a_page_that_looks_like_ours_is_moved_all_the_same(content, name, tmp_path):
     storage = LocalStorage(tmp_path)
     for stage, history in (
         (DirectOffload(storage), new(content, "a", name, {"path": "a.py"})),
@@ -773,7 +769,7 @@ async def test_a_page_that_looks_like_ours_is_moved_all_the_same(content: Any, n
 
 
 @pytest.mark.parametrize("name", ["bare", "previewed", "of a path and more"])
-async def test_an_input_that_looks_like_ours_is_moved_all_the_same(name: str, tmp_path):
+async def test_an_input_that_looks_like_ours_is_moved_all_the_same(name, tmp_path):
     call = assistant(tool_use("w", "Write", {"file_path": "a.py", "content": LOOKALIKES[name]}))
     history = conversation(
         user("go"), call, user(tool_result("w", "ok")), assistant("ok"), user("?")
@@ -829,7 +825,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
 @pytest.mark.parametrize("force", [False, True])
 async def test_what_a_running_program_reads_stays_whole(
-    caller: dict[str, Any], sdk: bool, ids: list[str], stage: Any, force: bool, tmp_path
+    caller: dict[str, Any], sdk, ids: list[str], stage, force, tmp_path
 ):
     if sdk and caller["type"] == "a_program_of_the_future":
         caller = PROGRAMS[0]
@@ -860,7 +856,7 @@ async def test_what_a_running_program_reads_stays_whole(
 
 
 @pytest.mark.parametrize("caller", [None, {"type": "direct"}])
-async def test_what_the_model_has_called_itself_is_offloaded_as_ever(caller: Any, tmp_path):
+async def test_what_the_model_has_called_itself_is_offloaded_as_ever(caller, tmp_path):
     call = tool_use("toolu_1", "query") if caller is None else called_by(caller)
     history = [user("go"), assistant(call), user(tool_result("toolu_1", "row of a table\n" * 900))]
 

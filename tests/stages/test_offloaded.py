@@ -127,7 +127,7 @@ async def test_a_file_that_is_there_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("records", [False, True])
 async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_needs(
-    records: bool, tmp_path
+    records, tmp_path
 ):
     storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
     live = session(storage)

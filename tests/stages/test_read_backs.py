@@ -60,7 +60,7 @@ async def read_back(storage: LocalStorage, command: str, shown: Any) -> list[Any
     [LINES, NUMBERED, f"<file>\n{LINES}\n</file>", [text(LINES)], [text(LINES), PICTURE]],
     ids=range(5),
 )
-async def test_it_becomes_head_and_tail_after_the_same_pointer(storage, root, shown: Any):
+async def test_it_becomes_head_and_tail_after_the_same_pointer(storage, root, shown):
     stage = TrimReadBacks(storage, max_chars=20_000)
     history = await read_back(storage, "cat {}", shown)
     before = copy.deepcopy(history)
@@ -207,7 +207,7 @@ async def test_what_is_in_a_file_already_is_cut_although_another_cannot_be_writt
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(storage, limit: int):
+async def test_however_low_the_limit_the_model_sees_some_of_what_it_reads(storage, limit):
     history = await read_back(storage, "head {}", LINES[:9_000])
 
     result = await run(TrimReadBacks(storage, max_chars=limit), history)

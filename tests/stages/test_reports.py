@@ -62,7 +62,7 @@ def test_a_change_that_nobody_counted_or_placed_tells_of_neither():
         (Truncated(9, 9, still_over=True), "nothing removed, still over its limit"),
     ],
 )
-def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, words: str):
+def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, words):
     assert str(detail) == words
 
 
@@ -136,7 +136,7 @@ def test_a_result_of_nothing_is_unchanged():
     ("value", "field"),
     [(report(Outcome.CHANGED), "reason"), (Result([]), "messages"), (Offloaded(), "files")],
 )
-def test_reports_cannot_be_edited(value: object, field: str):
+def test_reports_cannot_be_edited(value: object, field):
     with pytest.raises(FrozenInstanceError):
         setattr(value, field, ())
 

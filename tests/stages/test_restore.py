@@ -168,7 +168,7 @@ async def test_other_reading_tools_are_a_setting(project):
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "below a file"])
-def test_a_folder_that_is_none_is_refused_where_it_is_named(tmp_path, kind: str):
+def test_a_folder_that_is_none_is_refused_where_it_is_named(tmp_path, kind):
     (tmp_path / "file").write_text("x")
     paths = {"missing": "nope/nope", "a file": "file", "below a file": "file/nope"}
     path = tmp_path / paths[kind]

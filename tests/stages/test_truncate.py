@@ -207,9 +207,7 @@ def test_a_middle_that_ends_before_it_begins_is_refused():
         ({"max_tokens": -1}, "max_tokens is -1"),
     ],
 )
-async def test_the_function_refuses_settings_that_make_no_sense(
-    settings: dict[str, Any], words: str
-):
+async def test_the_function_refuses_settings_that_make_no_sense(settings: dict[str, Any], words):
     with pytest.raises(SettingsError, match=words):
         await smart_truncate([], **settings)
 
@@ -554,7 +552,7 @@ async def refuse(prompt: str, model: str) -> str:
 
 
 @pytest.mark.parametrize("waiting", [0, 1], ids=["compaction fails", "it is put off for a call"])
-async def test_where_nothing_is_compacted_truncation_takes_over(waiting: int, tmp_path):
+async def test_where_nothing_is_compacted_truncation_takes_over(waiting, tmp_path):
     history = [*long_session(), *[assistant(tool_use("w1"))] * waiting]
     storage = LocalStorage(tmp_path)
     compact = Compact(

@@ -432,7 +432,7 @@ def test_wrong_settings_of_postgres_are_refused(wrong: dict[str, Any]):
 
 
 @pytest.mark.parametrize(("kind", "package"), [("postgres", "psycopg"), ("redis", "redis.asyncio")])
-def test_without_its_driver_a_journal_says_what_to_install(kind: str, package: str):
+def test_without_its_driver_a_journal_says_what_to_install(kind, package):
     name = {"postgres": "PostgresJournal", "redis": "RedisJournal"}[kind]
     script = f"""
 import sys

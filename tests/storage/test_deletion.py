@@ -121,7 +121,7 @@ def check_dropped(all_of_them: list[Holder]):
 
 
 @pytest.mark.parametrize("kind", ["local", "sqlite", "object"])
-def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path, kind: str):
+def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path, kind):
     if kind == "object":
         pytest.importorskip("obstore")
     for all_of_them in hold_and_delete(kind, str(tmp_path)):
@@ -224,7 +224,7 @@ async def test_a_forgotten_session_is_read_from_its_journal():
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
-async def test_a_session_without_a_journal_drops_what_was_deleted(tmp_path, kind: str):
+async def test_a_session_without_a_journal_drops_what_was_deleted(tmp_path, kind):
     storage: Any = LocalStorage(tmp_path) if kind == "local" else MemoryStorage()
     session = pipeline_on(storage).session("s")
     await session.run(talk())
@@ -267,7 +267,7 @@ async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])
-async def test_a_journal_that_is_lost_is_no_deletion(tmp_path, lost: str):
+async def test_a_journal_that_is_lost_is_no_deletion(tmp_path, lost):
     storage = LocalStorage(tmp_path)
     session = pipeline_on(storage).session("s", journal=storage)
     await session.run(talk()[:1])
@@ -408,7 +408,7 @@ async def test_a_folder_of_an_earlier_version_is_listed_once_its_session_is_used
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "//"])
-async def test_an_empty_prefix_deletes_nothing(prefix: str):
+async def test_an_empty_prefix_deletes_nothing(prefix):
     storage = MemoryStorage()
     await pipeline_on(storage).session("s", journal=storage).run(talk())
 

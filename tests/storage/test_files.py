@@ -51,9 +51,7 @@ async def refusal(root: Path, path: str, max_bytes: int = LIMIT) -> StorageError
 @pytest.mark.parametrize(
     "path", ["src/a.py", "./src/a.py", "src/../src/a.py", "src//a.py", "../project/src/a.py"]
 )
-async def test_every_spelling_of_a_file_inside_gives_its_text_and_its_one_real_path(
-    project, path: str
-):
+async def test_every_spelling_of_a_file_inside_gives_its_text_and_its_one_real_path(project, path):
     real = str((project / "src" / "a.py").resolve())
 
     assert await LocalFiles(project).read(path, LIMIT) == FileText(real, "print('a')\n")
@@ -101,12 +99,12 @@ async def test_a_root_that_is_a_link_itself_is_fine(project, tmp_path):
         "src/../..",
     ],
 )
-async def test_no_path_leads_out(project, path: str):
+async def test_no_path_leads_out(project, path):
     assert (await refusal(project, path)).errno == errno.EACCES
 
 
 @pytest.mark.parametrize("prefix", ["-evil/x.txt", "-evil", "/../outside.txt"])
-async def test_a_folder_that_begins_alike_is_another_folder(project, prefix: str):
+async def test_a_folder_that_begins_alike_is_another_folder(project, prefix):
     await refusal(project, str(project) + prefix)
 
 
@@ -134,7 +132,7 @@ async def test_a_folder_that_begins_alike_is_another_folder(project, prefix: str
     ],
     ids=lambda path: repr(path)[:20],
 )
-async def test_odd_paths_are_refused_and_not_a_crash(project, path: str):
+async def test_odd_paths_are_refused_and_not_a_crash(project, path):
     await refusal(project, path)
 
 

@@ -306,7 +306,7 @@ def fail_always(call: str, number: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("number", UNSUPPORTED, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["link", "fchmod", "fsync"])
 async def test_a_file_system_without_that_call_keeps_texts_and_records(
-    tmp_path, monkeypatch, call: str, number: int
+    tmp_path, monkeypatch, call, number: int
 ):
     fail_always(call, number, monkeypatch)
     storage = LocalStorage(tmp_path / "root", fsync=True)
@@ -329,7 +329,7 @@ async def test_a_file_system_without_that_call_keeps_texts_and_records(
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["link", "fsync", "fchmod"])
 async def test_a_real_fault_stays_an_error_and_leaves_nothing(
-    tmp_path, monkeypatch, call: str, number: int
+    tmp_path, monkeypatch, call, number: int
 ):
     storage = LocalStorage(tmp_path, fsync=True)
     await storage.write([("s/a.md", "x")])
@@ -429,7 +429,7 @@ async def test_the_disk_of_these_tests_ignores_case(folding_disk):
     "names", [("toolu_A", "toolu_a"), ("a", "A"), ("call_Xy", "call_xY", "CALL_XY")]
 )
 async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
-    folding_disk, taken: str, names: tuple[str, ...]
+    folding_disk, taken, names: tuple[str, ...]
 ):
     storage = LocalStorage(folding_disk, on_conflict=cast("Literal['hash']", taken))
     locations = {}

@@ -243,7 +243,7 @@ def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-async def test_each_entry_is_synced_where_that_is_wanted(tmp_path, fsync: bool, monkeypatch):
+async def test_each_entry_is_synced_where_that_is_wanted(tmp_path, fsync, monkeypatch):
     synced, fsync_of = list[int](), os.fsync
 
     def counted(file: int):
@@ -288,7 +288,7 @@ async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(tmp_path
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o277, 0o777])
-async def test_journals_and_locks_are_private(tmp_path, umask: int):
+async def test_journals_and_locks_are_private(tmp_path, umask):
     before = os.umask(umask)
     try:
         storage = LocalStorage(tmp_path / "root")

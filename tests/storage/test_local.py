@@ -227,7 +227,7 @@ async def test_a_file_once_named_never_changes_its_bytes(
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "/etc/x", "../x", "s/../../x", "s/..", "a\0b"])
-async def test_a_key_that_leads_out_of_the_root_is_refused(storage, tmp_path, key: str):
+async def test_a_key_that_leads_out_of_the_root_is_refused(storage, tmp_path, key):
     with pytest.raises(StorageError, match="does not name a text of the storage"):
         storage.location(key)
     with pytest.raises(StorageError):
@@ -295,7 +295,7 @@ async def test_a_link_in_place_of_a_session_folder_is_never_followed(storage, ro
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(storage, root, kind: str):
+async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(storage, root, kind):
     (root / "s").mkdir(parents=True)
     (root / "s/a.md").mkdir() if kind == "folder" else os.mkfifo(root / "s/a.md")
     with pytest.raises(StorageError, match="no regular file"):
@@ -466,7 +466,7 @@ async def test_a_file_that_appears_while_we_write_is_kept(root):
 )
 @pytest.mark.parametrize("links", [True, False])
 async def test_when_another_process_is_faster_its_file_stays(
-    root, monkeypatch, theirs: str, ours_at: str, links: bool
+    root, monkeypatch, theirs, ours_at, links
 ):
     link = os.link
 
@@ -601,7 +601,7 @@ async def test_every_form_of_a_path_that_we_print_is_understood(root, tmp_path, 
         "x" * 5000,
     ],
 )
-async def test_nothing_is_read_outside_of_the_root(storage, tmp_path, location: str):
+async def test_nothing_is_read_outside_of_the_root(storage, tmp_path, location):
     (tmp_path / "outside.md").write_text("secret")
     await storage.write([("s/a.md", "x")])
 
@@ -829,7 +829,7 @@ async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root):
 
 
 @pytest.mark.parametrize("live", [[user("hi")], ["a text"], [None], [{"messages": []}]])
-async def test_live_is_a_list_of_histories(storage, live: Any):
+async def test_live_is_a_list_of_histories(storage, live):
     with pytest.raises(InvalidHistory, match="a history is a list of messages"):
         await storage.cleanup(max_age=1, live=live)
 
@@ -841,12 +841,12 @@ async def test_live_is_a_list_of_histories(storage, live: Any):
         *(("max_bytes", size) for size in (-1, "2GB", 1.5)),
     ],
 )
-async def test_an_invalid_limit_is_refused_by_name(storage, name: str, value: Any):
+async def test_an_invalid_limit_is_refused_by_name(storage, name, value):
     with pytest.raises(SettingsError, match=f"{name} is "):
         await storage.cleanup(**{name: value})
 
 
 @pytest.mark.parametrize("session_id", [None, 5, "", object()])
-async def test_a_session_is_deleted_by_its_name_only(storage, session_id: Any):
+async def test_a_session_is_deleted_by_its_name_only(storage, session_id):
     with pytest.raises(SettingsError, match="session_id is "):
         await storage.delete(session_id)

@@ -199,7 +199,7 @@ def test_no_two_keys_share_an_object(one: str, other: str):
 
 @pytest.mark.parametrize("size", [0, 1, 200_000])
 @pytest.mark.parametrize("letter", ["a", "漢", "🙂"])
-async def test_a_page_is_cut_by_characters(size: int, letter: str):
+async def test_a_page_is_cut_by_characters(size, letter):
     storage = memory()
     text = "".join(f"{letter}{number}"[:5].ljust(5, "é") for number in range(size // 5)) + "x"
     await storage.write([("s/a.md", text)])
@@ -427,7 +427,7 @@ async def lose(store: Any, part: str) -> int:
 
 
 @pytest.mark.parametrize("part", ["/texts/", "s/"])
-async def test_a_text_that_a_bucket_rule_took_is_written_again_and_reported(part: str, tmp_path):
+async def test_a_text_that_a_bucket_rule_took_is_written_again_and_reported(part, tmp_path):
     storage = memory()
     pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000)])
     history = history_of(1)

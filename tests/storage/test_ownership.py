@@ -77,7 +77,7 @@ async def clean_up_everything(storage: LocalStorage):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(tmp_path, exists: bool):
+async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(tmp_path, exists):
     root = tmp_path / "root"
     if exists:
         root.mkdir()
@@ -93,7 +93,7 @@ async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(tmp_pa
 @pytest.mark.parametrize(
     "content", ["README.md", ".git/config", ".gitignore", "src/main.py", ".DS_Store"]
 )
-async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path, content: str):
+async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path, content):
     write_old(tmp_path, [content])
 
     for _ in range(2):
@@ -307,7 +307,7 @@ async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path, mark: s
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
-async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path, kind: str):
+async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path, kind):
     await LocalStorage(tmp_path / "other").write([("s/a.md", "x")])
     root = tmp_path / "root"
     write_old(root, ["s/a.md"])
@@ -363,7 +363,7 @@ async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize("session", ["docs", "s"])
-async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path, session: str):
+async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path, session):
     storage = LocalStorage(tmp_path)
     await storage.write([(f"{session}/t1.md", "ours"), ("tool-result-1.md", "ours")])
     await storage.append(session, 0, "x")
@@ -383,7 +383,7 @@ async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path, s
 @pytest.mark.parametrize(
     "name", [".ctxpipe-tmp-notes", ".ctxpipe-tmp-1", ".ctxpipe-tmp-1-2-3.md", ".ctxpipe-tmp-"]
 )
-async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path, name: str):
+async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path, name):
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     write_old(tmp_path, [name, f"s/{name}"])
     age(tmp_path)
@@ -396,9 +396,7 @@ async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path, name: 
 
 
 @pytest.mark.parametrize("folder", ["s", ""])
-async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(
-    tmp_path, folder: str
-):
+async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(tmp_path, folder):
     storage = LocalStorage(tmp_path / "root")
     await storage.write([(f"{folder}/a.md".lstrip("/"), "x")])
     mark = tmp_path / "root" / folder / (SESSION_MARK if folder else ROOT_MARK)
@@ -428,7 +426,7 @@ async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path):
 @pytest.mark.parametrize(
     "name", ["report.md", "mine.log", "übersicht.md", "half \ud83d.md", "a b\n.md"]
 )
-async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path, name: str):
+async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path, name):
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([(f"s/{name.replace(chr(0xD83D), '')}", "x")])
 
@@ -560,7 +558,7 @@ async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["s", "Tenant/S", "../s", "漢字", "a" * 300, "con"])
-async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(tmp_path, name: str):
+async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(tmp_path, name):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([DirectOffload(storage)])
     for session in (name, "other"):

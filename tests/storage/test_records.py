@@ -166,9 +166,7 @@ async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp
 @pytest.mark.parametrize(
     "is_kept", [True, False], ids=["the history is kept", "the context is adopted"]
 )
-async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(
-    secret: str, is_kept: bool, tmp_path
-):
+async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(secret, is_kept, tmp_path):
     async def summarize(messages: Any, /) -> Summary:
         return Summary("All is well.")
 
@@ -195,7 +193,7 @@ async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(
 
 
 @pytest.mark.parametrize("depth", [400, 900])
-def test_a_secret_deep_in_an_input_is_found(depth: int):
+def test_a_secret_deep_in_an_input_is_found(depth):
     deep: Any = PART
     for number in range(depth):
         deep = {"x": deep} if number % 2 else [deep]
@@ -317,7 +315,7 @@ LONG = conversation(
 
 
 @pytest.mark.parametrize("session", ["s", "A", "tenant/alice", "🙂", "x" * 300])
-async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp_path):
+async def test_hiding_what_is_not_said_costs_no_second_summary(session, tmp_path):
     storage = LocalStorage(tmp_path, redact=GREEDY["long hex"])
     read = conversation(user("go"), step("t", result="one long result\n" * 90), LONG[1:])
 
@@ -327,7 +325,7 @@ async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp
 
 @pytest.mark.parametrize("name", ["long hex", "every text", "nothing left"])
 async def test_a_summary_that_was_redacted_is_not_paid_for_again_and_a_notice_says_so(
-    name: str, tmp_path
+    name, tmp_path
 ):
     storage = LocalStorage(tmp_path, redact=GREEDY[name])
 
@@ -356,7 +354,7 @@ FAULTY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("redact", FAULTY.values(), ids=list(FAULTY))
-async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any, tmp_path):
+async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact, tmp_path):
     storage = LocalStorage(tmp_path, redact=redact)
     attempts: list[Callable[[], Any]] = [
         lambda: storage.write([("s/a.md", PART)]),
@@ -401,7 +399,7 @@ def test_a_secret_in_blocks_that_are_stored_as_json_is_found(secret: str, indent
 
 @pytest.mark.parametrize("secret", ['a"b', "back\\slash", "two\nlines", "tab\t", "🔑 \ud83d"])
 def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quoted(
-    secret: str,
+    secret,
 ):
     printed = secret
     for _ in range(4):
@@ -414,13 +412,13 @@ def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quot
     "text",
     ["", '"', '"\\', '"\\"', "\\", '"\\x"', 'C:\\new "D:\\table" 5" wide', '"\\u12"', "[{\\"],
 )
-def test_text_without_a_secret_stays_as_it_is(text: str):
+def test_text_without_a_secret_stays_as_it_is(text):
     assert redact_text(text, hiding(PART)) == text
     assert redact_text(f"{text}\n{PART}", hiding(PART)) == f"{text}\n[hidden]"
 
 
 @pytest.mark.parametrize("piece", ['"', '\\"', '"\\', "\\\\", '"a\\"', '{"a":"\\\\\\"'])
-def test_no_text_makes_redacting_hang(piece: str):
+def test_no_text_makes_redacting_hang(piece):
     text = piece * (5_000_000 // len(piece))
 
     assert redact_text(text, lambda text: text) == text

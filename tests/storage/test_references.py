@@ -102,7 +102,7 @@ async def test_whatever_form_is_accepted_leads_back(parts: list[str]):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\tb", "a\x85b"])
-def test_a_root_to_which_no_placeholder_can_point_is_refused(name: str, tmp_path):
+def test_a_root_to_which_no_placeholder_can_point_is_refused(name, tmp_path):
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match="line break"):
             stage(LocalStorage(tmp_path / name))

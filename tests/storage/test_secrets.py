@@ -121,6 +121,6 @@ def test_every_name_has_an_answer(path: str):
 @pytest.mark.parametrize(
     "piece", ["secret", "private_key", "secretpasswordcredential", "/", "x.bak", "~", ".1", ":"]
 )
-def test_no_path_takes_long(piece: str):
+def test_no_path_takes_long(piece):
     for size in (250, 4_000, 5_000_000):
         assert is_secret(piece * (size // len(piece))) in (True, False)

@@ -82,7 +82,7 @@ async def seconds_of_turns(opened: list[Session]) -> list[float]:
 
 
 @pytest.mark.parametrize("number", [1, 4, 60])
-async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_path, number: int):
+async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_path, number):
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
     names = [f"s{n}" for n in range(number)]
@@ -144,7 +144,7 @@ async def test_journals_that_are_locked_hold_up_no_other(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["local", "sqlite"])
 async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_again(
-    tmp_path, monkeypatch, kind: str
+    tmp_path, monkeypatch, kind
 ):
     monkeypatch.setattr(waiting, "LOCK_SECONDS", 30.0)
     path = tmp_path / "j.sqlite"
@@ -223,7 +223,7 @@ async def test_calls_outside_a_session_have_a_deadline_each(clock):
 
 
 @pytest.mark.parametrize("waited", ["in vain", "until it got the lock"])
-async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited: str, clock):
+async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited, clock):
     first, second = Lock(), Lock()
 
     with waiting.lock_deadline():

@@ -133,7 +133,7 @@ async def test_without_client_and_credentials_the_extractive_summarizer_writes_a
     ],
     ids=["cut off", "tool_use", "thinking only", "empty", "blank", "refusal", "paused"],
 )
-async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply: Any):
+async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply):
     async with serving([reply]) as (_, client):
         with pytest.raises(SummaryFailed):
             await AnthropicSummarizer(client)(HISTORY)
@@ -159,9 +159,7 @@ async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_ro
     ("reply", "calls"), [(refusal("No."), 1), (answer("hal", stop_reason="max_tokens"), 2)]
 )
 @pytest.mark.parametrize("mode", ["transcript", "inline"])
-async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(
-    reply: Any, calls: int, mode: Any
-):
+async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(reply, calls, mode):
     async with serving(lambda _: reply) as (server, client):
         with pytest.raises(SummaryFailed, match="no summary"):
             await summarize_with_retry(
@@ -181,7 +179,7 @@ async def test_thoughts_before_the_summary_are_not_part_of_it():
     "failure",
     [server_error(), overloaded(), rate_limited(0), Cut(), Cut(after=answer("half a line"))],
 )
-async def test_the_sdks_own_retries_are_off(failure: Any):
+async def test_the_sdks_own_retries_are_off(failure):
     async with serving([failure, answer("never")], max_retries=7) as (server, client):
         with pytest.raises(anthropic.APIError):
             await AnthropicSummarizer(client)(HISTORY)

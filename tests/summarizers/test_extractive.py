@@ -152,7 +152,7 @@ def test_twenty_summaries_of_summaries_do_not_grow():
 
 
 @pytest.mark.parametrize("words", [100, 400, 1200])
-def test_the_word_limit_bounds_the_text(words: int):
+def test_the_word_limit_bounds_the_text(words):
     history = conversation(
         chat(300, words=40),
         *(step(f"t{n}", "bash", {"command": f"run {n}"}, "output " * 20) for n in range(300)),

@@ -127,7 +127,7 @@ class Asker:
         (lambda text, model: with_model(text, model=model), "True, m"),
     ],
 )
-async def test_the_function_may_take_the_prompt_alone_or_the_model_too(ask: Any, answer: str):
+async def test_the_function_may_take_the_prompt_alone_or_the_model_too(ask, answer):
     assert (await PromptSummarizer(ask, model="m")(chat(2))).text == answer
 
 
@@ -144,7 +144,7 @@ async def needs_keyword(prompt: str, *, temperature: float) -> str:
 
 
 @pytest.mark.parametrize("ask", [None, "gpt-5", 7, three, nothing, needs_keyword])
-def test_a_function_that_cannot_be_called_so_is_refused_where_it_is_given(ask: Any):
+def test_a_function_that_cannot_be_called_so_is_refused_where_it_is_given(ask):
     with pytest.raises(SettingsError, match=r"async def ask\(prompt: str\) -> str"):
         PromptSummarizer(ask)
 
@@ -158,7 +158,7 @@ async def answering_a_mapping(prompt: str) -> Any:
 
 
 @pytest.mark.parametrize("ask", [synchronous, answering_a_mapping])
-async def test_an_answer_that_is_no_text_is_explained_and_not_asked_for_again(ask: Any):
+async def test_an_answer_that_is_no_text_is_explained_and_not_asked_for_again(ask):
     with pytest.raises(SummaryFailed, match="1 attempt: ask answered with"):
         await summarize_with_retry(PromptSummarizer(ask), chat(2), Retry())
 
@@ -289,7 +289,7 @@ async def test_more_than_the_window_holds_is_to_be_summarized_in_parts():
 
 
 @pytest.mark.parametrize("text", ["word " * 20_000, "字" * 30_000, "🙂" * 20_000])
-async def test_a_single_message_is_cut_until_it_fits(text: str):
+async def test_a_single_message_is_cut_until_it_fits(text):
     results = [tool_result(f"t{n}", text) for n in range(40)]
 
     prompt = await prompt_for([user(*results)], window=8000)

@@ -131,7 +131,7 @@ async def test_after_the_last_attempt_the_last_failure_is_the_cause():
         (lambda: asyncio.sleep(0), "the summarizer answered with NoneType; return a Summary"),
     ],
 )
-async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[], Any], words: str):
+async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[], Any], words):
     with pytest.raises(SummaryFailed, match=f"no summary after 1 attempt: {words}"):
         await summarize_with_retry(lambda _messages: answer(), HISTORY, Time().retry())
 
@@ -161,7 +161,7 @@ async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote
 
 
 @pytest.mark.parametrize(("retries", "calls"), [(0, 1), (1, 2), (5, 6)])
-async def test_the_number_of_retries_is_a_setting(retries: int, calls: int):
+async def test_the_number_of_retries_is_a_setting(retries, calls):
     summarize = Scripted([RuntimeError()])
 
     await failure_of(summarize, Time().retry(max_retries=retries))
@@ -197,7 +197,7 @@ async def test_waits_grow_exponentially_up_to_a_limit_with_jitter():
         ({"retry-after": "0.01"}, 0.5),
     ],
 )
-async def test_the_servers_retry_after_is_honoured(headers: dict[str, str], wait: float):
+async def test_the_servers_retry_after_is_honoured(headers: dict[str, str], wait):
     clock = Time()
 
     await summarize_with_retry(
@@ -226,7 +226,7 @@ async def test_a_retry_after_may_be_a_date():
         *("Thu, 01 Jan 1970 00:00:00 GMT", "0", "-5", "nan", "inf", "-inf", "", "1e999"),
     ],
 )
-async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date: str):
+async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date):
     clock = Time()
 
     await summarize_with_retry(
@@ -284,7 +284,7 @@ async def test_an_attempt_never_outlasts_what_is_left_of_all():
 
 
 @pytest.mark.parametrize("when", ["attempt", "wait"])
-async def test_cancellation_passes_at_once(when: str):
+async def test_cancellation_passes_at_once(when):
     attempts = 0
     began = anyio.Event()
 
@@ -384,7 +384,7 @@ def paid_twice(summarize: Breaking) -> list[str]:
 @pytest.mark.parametrize(
     "failure", [ApiError(500), TimeoutError(), SummaryRefused("no"), TypeError("no")], ids=repr
 )
-async def test_parts_that_were_finished_are_not_paid_for_again(breaks: int, failure: Exception):
+async def test_parts_that_were_finished_are_not_paid_for_again(breaks, failure: Exception):
     history = [user(f"words {n:02}") for n in range(16)]
     summarize, finished = Breaking(f"words {breaks:02}", failure), FinishedParts()
 
@@ -563,9 +563,7 @@ async def test_a_final_answer_is_known_in_the_form_of_every_sdk(shape: dict[str,
 
 
 @pytest.mark.parametrize("half", ["\ud83d", "so far \udc00.", "\udc00\ud83d and \ud83d\ude00"])
-async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_judged(
-    half: str, tmp_path
-):
+async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_judged(half, tmp_path):
     storage, summarize = LocalStorage(tmp_path), Scripted([Summary(f"all {half}")])
     pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=2000))
 

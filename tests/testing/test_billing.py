@@ -84,7 +84,7 @@ HISTORY: list[Any] = [
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.47, 2.1])
-async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: float):
+async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor):
     raw = await TokenCounter().count(HISTORY, system="Be brief.", tools=TOOLS)
     async with talk(Model(billing_factor=factor)) as talking:
         usage = await talking.ask(*HISTORY, system="Be brief.", tools=TOOLS)
@@ -119,7 +119,7 @@ async def test_the_window_is_in_billed_tokens():
 
 
 @pytest.mark.parametrize(("summary", "before"), [("123", 0), (None, 75)])
-async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | None, before: int):
+async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | None, before):
     compacted = {"role": "assistant", "content": [{"type": "compaction", "content": summary}]}
     async with talk(counter=len) as talking:
         whole = await talking.ask(user("x" * 75), compacted, user("12"))

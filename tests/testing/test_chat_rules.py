@@ -59,7 +59,7 @@ def test_every_history_of_the_tests_is_accepted(messages: list[Any]):
     ],
     ids=str,
 )
-def test_a_broken_conversation_is_refused(messages: list[Any], words: str):
+def test_a_broken_conversation_is_refused(messages: list[Any], words):
     assert words in refused(*messages)
 
 
@@ -74,7 +74,7 @@ def test_a_broken_conversation_is_refused(messages: list[Any], words: str):
     ],
     ids=str,
 )
-def test_a_broken_call_is_refused(broken: dict[str, Any], words: str):
+def test_a_broken_call_is_refused(broken: dict[str, Any], words):
     reply = {"role": "assistant", "content": None, "tool_calls": [{**call(), **broken}]}
 
     assert words in refused(USER, reply, result())

@@ -110,7 +110,7 @@ async def test_what_breaks_a_rule_is_refused_and_takes_no_reply():
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])
-async def test_a_prompt_that_is_too_long_is_refused_in_the_apis_words(path: str):
+async def test_a_prompt_that_is_too_long_is_refused_in_the_apis_words(path):
     async with talk(["ok"], model=Model(window=1000)) as (server, client):
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(client, path, [user(LONG)])
@@ -203,7 +203,7 @@ async def test_a_late_refusal_comes_within_the_stream():
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])
-async def test_the_beginning_that_was_sent_before_comes_from_the_cache(path: str):
+async def test_the_beginning_that_was_sent_before_comes_from_the_cache(path):
     async with talk(lambda _: "ok") as (server, client):
         for said in ([user(LONG)], [user(LONG), user("on")], [user("other"), user(LONG)]):
             await ask(client, path, said)

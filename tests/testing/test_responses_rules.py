@@ -51,7 +51,7 @@ def test_every_history_of_the_tests_is_accepted(items: list[Any]):
     ],
     ids=str,
 )
-def test_a_broken_conversation_is_refused(items: list[Any], words: str):
+def test_a_broken_conversation_is_refused(items: list[Any], words):
     assert words in refused(*items)
 
 

@@ -553,7 +553,7 @@ MODELS = {
     ],
 )
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]], role: str):
+def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]], role):
     body = {
         "model": "m",
         "max_tokens": 9,
@@ -593,7 +593,7 @@ async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_
 
 
 @pytest.mark.parametrize("missing", ["model", "max_tokens", "messages"])
-async def test_a_request_without_a_required_field_is_refused(missing: str):
+async def test_a_request_without_a_required_field_is_refused(missing):
     body = {"model": "m", "max_tokens": 9, "messages": [USER]}
     async with talk() as (server, _):
         broken = await post(
@@ -619,7 +619,7 @@ async def test_a_request_without_a_required_field_is_refused(missing: str):
         (b'"a', "The request body is not valid JSON: "),
     ],
 )
-async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording: str):
+async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording):
     body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":%s}]}'
     async with talk() as (server, _):
         broken = await post(server, body % words)

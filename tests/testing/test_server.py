@@ -156,7 +156,7 @@ async def test_a_streamed_answer_can_be_sent_back_unchanged():
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_paused_turn_is_sent_back_and_goes_on(streaming: bool):
+async def test_a_paused_turn_is_sent_back_and_goes_on(streaming):
     search = {
         "type": "server_tool_use",
         "id": "srvtoolu_1",
@@ -196,9 +196,7 @@ async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind():
     ids=["empty", "blank", "thinking only", "tool use", "max_tokens", "refusal"],
 )
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
-async def test_unwelcome_answers_arrive_as_scripted(
-    reply: Any, kinds: list[str], reason: str, streaming: bool
-):
+async def test_unwelcome_answers_arrive_as_scripted(reply, kinds: list[str], reason, streaming):
     async with talk([reply]) as (_, client):
         message = await (ask_streaming if streaming else ask)(client)
 
@@ -256,7 +254,7 @@ async def test_an_error_in_the_script_is_raised_when_the_server_stops():
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, {"type": "text", "text": "hi"}])
-async def test_a_script_that_answers_nonsense_is_told_so(nonsense: Any):
+async def test_a_script_that_answers_nonsense_is_told_so(nonsense):
     with pytest.raises(TypeError, match="a script answers with a Reply or a text"):
         await ask_until_refused(MessagesServer([nonsense], counter=len), "TypeError")
 
@@ -345,7 +343,7 @@ async def test_everything_about_a_request_is_recorded():
 )
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
 async def test_a_failure_reaches_the_client_as_the_sdks_error(
-    failure: Failure, error: type[anthropic.APIStatusError], kind: str, streaming: bool
+    failure: Failure, error: type[anthropic.APIStatusError], kind, streaming
 ):
     async with talk([failure]) as (server, client):
         with pytest.raises(error) as caught:
@@ -362,7 +360,7 @@ async def test_a_failure_reaches_the_client_as_the_sdks_error(
     [rate_limited(0.01), overloaded(), server_error(), Cut()],
     ids=["429", "529", "500", "cut"],
 )
-async def test_the_sdk_tries_again_after_a_passing_failure(failure: Any):
+async def test_the_sdk_tries_again_after_a_passing_failure(failure):
     async with talk([failure, "at last"], max_retries=1) as (server, client):
         reply = await ask(client)
 
@@ -607,7 +605,7 @@ def test_importing_it_imports_no_web_server_and_no_sdk():
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_a_missing_package_is_an_error_that_names_the_extra(missing: str):
+def test_a_missing_package_is_an_error_that_names_the_extra(missing):
     code = (
         f"import sys, asyncio; sys.modules[{missing!r}] = None\n"
         "from ctxpipe.testing import MessagesServer, MissingExtra\n"

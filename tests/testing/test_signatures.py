@@ -77,7 +77,7 @@ async def test_an_appended_history_may_bring_all_its_thinking_back():
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-async def test_thinking_after_a_changed_message_is_refused(place: int):
+async def test_thinking_after_a_changed_message_is_refused(place):
     async with talk() as (server, client):
         history = await converse(client)
         content = history[place]["content"]
@@ -171,7 +171,7 @@ async def test_thinking_may_be_taken_from_the_start_but_not_from_the_middle():
 
 
 @pytest.mark.parametrize("strictness", ["signed", "bound"])
-async def test_edited_thinking_is_refused(strictness: Any):
+async def test_edited_thinking_is_refused(strictness):
     async with talk(Model(thinking=strictness)) as (_, client):
         history = await converse(client)
         early, late = copy.deepcopy(history), copy.deepcopy(history)

@@ -171,7 +171,7 @@ STARTS = {
 
 @pytest.mark.parametrize("work", ["spin", "spin_in_c"])
 @pytest.mark.parametrize("start", STARTS)
-def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path):
+def test_a_worker_ends_when_its_parent_is_killed(work, start: str, tmp_path):
     file = tmp_path / "pid"
     script = PARENT.format(tests=str(SUPPORT), work=work, seconds=60, start=STARTS[start])
     with subprocess.Popen([sys.executable, "-c", script, str(file)]):

@@ -37,14 +37,14 @@ def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(
     ("trigger", "expected"),
     [(150_000, 150_000), (0.5, 100_000), (Decimal("0.75"), 150_000), (1.0, 200_000)],
 )
-def test_a_trigger_is_tokens_or_a_fraction_of_the_window(trigger: Any, expected: int):
+def test_a_trigger_is_tokens_or_a_fraction_of_the_window(trigger, expected):
     assert Budget(trigger=trigger).trigger == expected
 
 
 @pytest.mark.parametrize(
     ("target", "expected"), [(90_000, 90_000), (0.25, 50_000), (Decimal("0.1"), 20_000), (0, 0)]
 )
-def test_a_target_is_tokens_or_a_fraction_of_the_window(target: Any, expected: int):
+def test_a_target_is_tokens_or_a_fraction_of_the_window(target, expected):
     assert Budget(target=target).target == expected
 
 
@@ -112,7 +112,7 @@ def test_a_budget_cannot_be_changed():
         ({"reserve_output": 100_000, "target": 90_000}, "target"),
     ],
 )
-def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str):
+def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named):
     with pytest.raises(SettingsError, match=named):
         Budget(**nonsense)
 
@@ -126,9 +126,7 @@ def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str):
         ("COMPACT_THRESHOLD_RATIO", "92"),
     ],
 )
-def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
-    variable: str, value: str, monkeypatch
-):
+def test_nonsense_in_the_environment_is_refused_by_the_variables_name(variable, value, monkeypatch):
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(SettingsError, match=variable):
@@ -136,7 +134,7 @@ def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
 
 
 @pytest.mark.parametrize("window", [1, 10, 99, 100, 1_000])
-def test_a_window_that_a_refusal_names_is_believed_however_small_it_is(window: int):
+def test_a_window_that_a_refusal_names_is_believed_however_small_it_is(window):
     budget = Budget(200_000).within(window)
 
     assert 0 < budget.trigger <= window

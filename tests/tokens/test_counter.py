@@ -121,7 +121,7 @@ def test_text_that_looks_like_a_special_token_is_text(name: str):
 
 @each_encoding
 @pytest.mark.parametrize("end", ["", "x", "\n"])
-def test_a_million_blanks_are_counted(name: str, end: str):
+def test_a_million_blanks_are_counted(name: str, end):
     # 128 blanks are one token, as shown for shorter runs
     rest = stock.count(name, " " * 9_984 + end)
 
@@ -270,7 +270,7 @@ def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again():
         lambda given: given.pop("options"),
     ],
 )
-def test_an_edited_tool_input_is_counted_anew(edit: Any):
+def test_an_edited_tool_input_is_counted_anew(edit):
     given_input: dict[str, Any] = {"command": "ls", "options": ["-l"]}
     block, ours = {**tool_use("t1", "bash"), "input": given_input}, TokenCounter()
     ours.block(block)
@@ -437,9 +437,7 @@ def test_system_prompt_and_tools_count_for_over():
         ("x", -1, True),
     ],
 )
-def test_what_the_bounds_decide_loads_no_encoding(
-    text: str, limit: int, expected: bool, monkeypatch
-):
+def test_what_the_bounds_decide_loads_no_encoding(text, limit, expected, monkeypatch):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
     ours = TokenCounter()
 

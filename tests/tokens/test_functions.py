@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
 import pytest
 import stock
@@ -63,7 +62,7 @@ def test_a_limit_of_zero_is_literal():
     ],
 )
 def test_the_threshold_is_exactly_limit_times_ratio_whatever_the_ratio(
-    tokens: int, limit: int, ratio: Any, expected: bool
+    tokens, limit, ratio, expected
 ):
     assert expected is should_compact(
         [user(str(tokens))],

@@ -68,7 +68,7 @@ def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json():
 
 
 @pytest.mark.parametrize(("content", "expected"), [("hello world", 2), ("", 0), ([], 0), (None, 0)])
-def test_a_tool_result_counts_its_content(content: Any, expected: int):
+def test_a_tool_result_counts_its_content(content, expected):
     assert COUNT.block(tool_result("a_long_tool_use_id", content)) == expected
 
 
@@ -171,9 +171,7 @@ def test_a_step_counts_as_the_sum_of_its_parts():
         (100_000, 1, 56),
     ],
 )
-def test_an_image_takes_a_token_for_each_28_by_28_pixels_once_scaled_down(
-    width: int, height: int, tokens: int
-):
+def test_an_image_takes_a_token_for_each_28_by_28_pixels_once_scaled_down(width, height, tokens):
     assert COUNT.block(image(png(width, height))) == tokens
     assert COUNT.block(image(png(height, width))) == tokens
 
@@ -195,7 +193,7 @@ def test_two_megabytes_of_image_take_less_than_five_thousand_tokens():
     ],
     ids=["png", "jpeg", "jpeg with a preview", "gif", "webp", "lossless webp", "extended webp"],
 )
-def test_the_size_of_an_image_is_read_from_its_header(data: str):
+def test_the_size_of_an_image_is_read_from_its_header(data):
     assert size_of(data) == (640, 480)
 
 
@@ -220,7 +218,7 @@ def test_the_size_of_an_image_is_read_from_its_header(data: str):
         None,
     ],
 )
-def test_an_image_whose_size_cannot_be_known_counts_as_the_largest(source: Any):
+def test_an_image_whose_size_cannot_be_known_counts_as_the_largest(source):
     assert COUNT.block({"type": "image", "source": source}) == IMAGE_TOKENS
 
 
@@ -294,7 +292,7 @@ def object_stream(*objects: bytes) -> bytes:
         *("a tree of trees", "a dictionary without an end"),
     ],
 )
-def test_a_pdf_counts_by_its_pages(pages: int, objects: bytes):
+def test_a_pdf_counts_by_its_pages(pages, objects: bytes):
     data = encoded(b"%PDF-1.7\n" + objects + bytes(300_000))
 
     assert COUNT.block(document(type="base64", data=data)) == pages * PDF_PAGE_TOKENS
@@ -335,7 +333,7 @@ def test_what_a_pdf_unpacks_to_is_limited():
         None,
     ],
 )
-def test_a_document_that_lies_elsewhere_has_a_flat_count(source: Any):
+def test_a_document_that_lies_elsewhere_has_a_flat_count(source):
     assert COUNT.block({"type": "document", "source": source}) == DOCUMENT_TOKENS
 
 

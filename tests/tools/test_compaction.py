@@ -169,7 +169,7 @@ async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_tol
 
 
 @pytest.mark.parametrize("arguments", [{}, {"focus": 3}, {"focus": "x" * 2001}])
-async def test_a_focus_that_is_none_is_refused(tmp_path, arguments: Any):
+async def test_a_focus_that_is_none_is_refused(tmp_path, arguments):
     with pytest.raises(ToolInputError, match="focus"):
         await asking(compacting(tmp_path))(arguments)
 

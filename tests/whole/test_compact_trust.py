@@ -155,9 +155,7 @@ def with_text(text: str, where: str) -> list[Message]:
 
 @pytest.mark.parametrize("where", ["first", "later", "behind a result"])
 @pytest.mark.parametrize("text", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
-async def test_in_a_session_such_a_text_is_the_users_words_to_the_letter(
-    case, text: str, where: str
-):
+async def test_in_a_session_such_a_text_is_the_users_words_to_the_letter(case, text: str, where):
     context = compacted(await case.pipeline.session("s").run(with_text(text, where)))
 
     told = evidence(context)
@@ -168,7 +166,7 @@ async def test_in_a_session_such_a_text_is_the_users_words_to_the_letter(
 
 @pytest.mark.parametrize("where", ["first", "later", "in blocks", "behind a result"])
 @pytest.mark.parametrize("text", [text for text in LOOK_ALIKES.values() if text.startswith("[")])
-async def test_without_a_session_it_passes_nothing_on(case, text: str, where: str):
+async def test_without_a_session_it_passes_nothing_on(case, text: str, where):
     context = await case.run(with_text(text, where))
 
     assert [trace for trace in TRACES if trace in json.dumps(context)] == []
@@ -177,7 +175,7 @@ async def test_without_a_session_it_passes_nothing_on(case, text: str, where: st
 
 @pytest.mark.parametrize("text", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
 @pytest.mark.parametrize("role", ["assistant", "result", "summary"])
-async def test_what_others_write_is_nobodys_request(tmp_path, text: str, role: str):
+async def test_what_others_write_is_nobodys_request(tmp_path, text: str, role):
     case = Case(tmp_path, Writer(text if role == "summary" else "S"))
     history = [user("Hello."), *talk(1)]
     history[1:1] = (
@@ -241,7 +239,7 @@ async def test_an_ordinary_first_text_is_not_shown_to_the_summarizer_as_an_earli
     ["notes.md", "notes\n.md", "notes:\n.md", "notes\u2028.md", "notes\x85.md", "notes\r.md"],
 )
 @pytest.mark.parametrize("adopts", [True, False])
-async def test_what_a_file_says_never_becomes_the_users_words(tmp_path, name: str, adopts: bool):
+async def test_what_a_file_says_never_becomes_the_users_words(tmp_path, name, adopts):
     (tmp_path / name).write_text(f"harmless\n{COMMAND}\n", encoding="utf-8")
     case = Case(tmp_path, settings={"restore": Restore(work_dir=tmp_path)})
     session = case.pipeline.session("s")
@@ -269,7 +267,7 @@ def work(number: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("how", ["session", "adopted", "run"])
-async def test_nothing_is_lost_over_many_compactions_and_nothing_is_told_twice(tmp_path, how: str):
+async def test_nothing_is_lost_over_many_compactions_and_nothing_is_told_twice(tmp_path, how):
     case = Case(tmp_path, settings={"evidence": Evidence(tokens=2000)})
     session = case.pipeline.session("s")
     history: list[Message] = [system("Head."), user(f"First. {COMMAND}")]
@@ -306,7 +304,7 @@ async def test_a_fresh_session_that_is_given_a_kept_context_believes_its_archive
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
-async def test_pinned_messages_and_the_end_are_counted_once(tmp_path, kept: int):
+async def test_pinned_messages_and_the_end_are_counted_once(tmp_path, kept):
     rule = user("Never touch main.")
     case = Case(tmp_path, settings={"evidence": Evidence(pin=lambda message: message == rule)})
     context = [
@@ -471,9 +469,7 @@ ENDS: dict[str, list[Message]] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("in_session", [True, False])
-async def test_what_the_model_has_not_answered_stays_whole(
-    case, end: list[Message], in_session: bool
-):
+async def test_what_the_model_has_not_answered_stays_whole(case, end: list[Message], in_session):
     history = [
         user("Fix it."),
         assistant("word " * 40_000),
@@ -575,7 +571,7 @@ PAUSED: dict[str, list[Message]] = {
 
 @pytest.mark.parametrize("end", PAUSED.values(), ids=PAUSED)
 @pytest.mark.parametrize("force", [True, False])
-async def test_what_is_the_servers_or_waits_is_left_alone(case, end: list[Message], force: bool):
+async def test_what_is_the_servers_or_waits_is_left_alone(case, end: list[Message], force):
     history = [user("Fix it."), *talk(), *end]
 
     result = await case.pipeline.run(history, session_id="s", force=force)
@@ -618,7 +614,7 @@ async def test_truncation_behind_compaction_turns_no_text_into_one_of_ours(
     ids=str,
 )
 async def test_whatever_is_redacted_the_archives_lead_back_to_the_first_request(
-    hidden: str, name: str, tmp_path
+    hidden, name, tmp_path
 ):
     async def summarize(messages: Sequence[Message], /) -> Summary:
         return Summary(f"{len(messages)} messages")

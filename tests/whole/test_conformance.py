@@ -40,7 +40,7 @@ async def test_case(case: Case, tmp_path, monkeypatch):
     ],
 )
 async def test_an_expectation_that_does_not_hold_is_told(
-    expected: Case, words: str, tmp_path, monkeypatch
+    expected: Case, words, tmp_path, monkeypatch
 ):
     case = next(case for case in cases() if case["id"] == "RG-001")
 

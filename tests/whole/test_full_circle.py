@@ -151,7 +151,7 @@ async def test_reading_back_again_and_again_never_ends_in_another_placeholder(ag
 
 
 @pytest.mark.parametrize("reader", ["a reading tool", "a shell"])
-async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent, reader: str):
+async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent, reader):
     assert len(HUGE) > 300_000
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
     files = agent.files
@@ -182,7 +182,7 @@ async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_r
 
 
 @pytest.mark.parametrize("form", ["absolute", "storage", ".ctxpipe/{key}"])
-async def test_the_circle_closes_for_every_form_of_path(tmp_path, form: str):
+async def test_the_circle_closes_for_every_form_of_path(tmp_path, form):
     (tmp_path / "long.log").write_text(LONG)
     agent = Agent(tmp_path, adopting=True, reference=form)
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))

@@ -92,9 +92,7 @@ def test_it_is_written_in_twice_its_size_at_most(tmp_path, unit: str):
         ("in a database", "offloaded"),
     ],
 )
-def test_a_turn_with_a_journal_takes_twice_its_size_at_most(
-    tmp_path, journal: str, outcome: str, unit: str
-):
+def test_a_turn_with_a_journal_takes_twice_its_size_at_most(tmp_path, journal, outcome, unit: str):
     arguments = (tmp_path / "root", unit, MEGABYTES, journal, outcome)
 
     assert python(TURN, *arguments, seconds=SECONDS) == "done"

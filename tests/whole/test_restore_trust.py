@@ -160,7 +160,7 @@ def test_a_call_without_a_result_never_does(call: dict[str, Any]):
         "bash: cat: comando non trovato",
     ],
 )
-def test_what_a_shell_says_of_a_failure_is_no_success(output: str):
+def test_what_a_shell_says_of_a_failure_is_no_success(output):
     assert (
         used(
             answered(tool_use("t", "bash", {"command": "cat prod.json"}), tool_result("t", output))
@@ -206,7 +206,7 @@ def test_a_call_that_names_two_files_shows_neither(call: dict[str, Any]):
         *((key, []) for key in ("host", "container", "project_path")),
     ],
 )
-def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str, paths: list[str]):
+def test_a_command_line_reads_in_the_folder_that_it_is_given(key, paths: list[str]):
     call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "elsewhere"})
 
     assert [file.path for file in used(answered(call, tool_result("t", "{}")))] == paths
@@ -220,7 +220,7 @@ def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str, paths: li
         *("su app", ". ./moves", "make\n" * 500),
     ],
 )
-def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str):
+def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line):
     moved = [user("Go."), *step("1", "bash", {"command": line}, "")]
     denied = [
         assistant(tool_use("2", "Read", {"file_path": "a"})),
@@ -239,7 +239,7 @@ def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str)
 @pytest.mark.parametrize(
     "line", ["cat prod.json", "head -5 ./prod.json", "bash -lc 'cat prod.json'"]
 )
-def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: str):
+def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line):
     seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
     denied = [
         assistant(tool_use("2", "bash", {"command": line})),
@@ -318,7 +318,7 @@ async def test_of_two_results_of_a_call_the_one_that_failed_stays():
         "Zugriff verweigert",
     ],
 )
-def test_denials_in_the_words_of_other_agents_are_known(told: str):
+def test_denials_in_the_words_of_other_agents_are_known(told):
     assert used(answered(READS[0], tool_result("t", told))) == []
 
 
@@ -372,7 +372,7 @@ async def test_a_denied_file_is_never_in_the_context(project, failure: dict[str,
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
 @pytest.mark.parametrize("other", ["alias.json", "sub/../alias.json", "{root}/alias.json"])
 async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
-    project, make: Callable[[Path, Path], None], other: str
+    project, make: Callable[[Path, Path], None], other
 ):
     make(project / "prod.json", project / "alias.json")
     (project / "sub").mkdir()
@@ -401,7 +401,7 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     ],
 )
 @pytest.mark.parametrize("where", ["first", "later", "result", "assistant"])
-async def test_no_text_opens_a_file(project, text: str, where: str):
+async def test_no_text_opens_a_file(project, text, where):
     histories = {
         "first": [user(text), assistant("What?")],
         "later": [user("Hello."), assistant("Hi."), user(text), assistant("What?")],
@@ -418,9 +418,7 @@ async def test_no_text_opens_a_file(project, text: str, where: str):
 @pytest.mark.parametrize(
     "name", ["notes\n.md", "notes\r.md", "a\u2028b", "a\u0085b", "a\x1b[2Jb", "a\x00b"]
 )
-async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so(
-    project, name: str
-):
+async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so(project, name):
     if "\0" not in name:
         (project / name).write_text(SECRET)
 
@@ -454,7 +452,7 @@ HIDDEN = TEXT.replace(SECRET, "[hidden]")
     "shown", ["", "[redacted]", "The user chose not to proceed.", "Отказано", "拒绝访问", HIDDEN]
 )
 async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
-    project, call: dict[str, Any], shown: str
+    project, call: dict[str, Any], shown
 ):
     context, detail = await compacted(answered(call, tool_result("t", shown)), project)
 
@@ -477,7 +475,7 @@ async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
     ids=str,
 )
 async def test_what_could_have_changed_a_file_explains_why_it_is_not_as_it_was_shown(
-    project, later: dict[str, Any], comes_back: bool
+    project, later: dict[str, Any], comes_back
 ):
     seen = step("1", "read_file", {"path": "prod.json"}, HIDDEN)
     change = [assistant(later), user(tool_result("2", "done"))]
@@ -556,7 +554,7 @@ async def test_what_was_hidden_under_one_name_does_not_come_back_under_another(
 @pytest.mark.parametrize("preview", [None, Preview(400, 200)])
 @pytest.mark.parametrize("shown", [TEXT, HIDDEN, "The user chose not to proceed."])
 async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
-    project, shown: str, preview: Preview | None
+    project, shown, preview: Preview | None
 ):
     storage = LocalStorage(project.parent / "kept")
     filler = "".join(f'  "n{n}": {n},\n' for n in range(100))
@@ -585,7 +583,7 @@ async def test_a_result_that_was_moved_to_a_file_counts_as_it_was_shown(
     ],
 )
 @pytest.mark.parametrize("told", [DENIED, "Отказано в доступе пользователем"])
-async def test_a_denial_of_a_program_that_opens_the_file_counts(project, line: str, told: str):
+async def test_a_denial_of_a_program_that_opens_the_file_counts(project, line, told):
     denied = failed(line, told)
 
     assert SECRET not in (await compacted([user("Look."), *SEEN, *denied], project))[0]
@@ -609,7 +607,7 @@ def failed(line: str, told: str) -> list[Message]:
         ("python -m pytest prod.json", "2 failed, 3 passed"),
     ],
 )
-async def test_a_program_that_ran_and_failed_denies_no_file(project, line: str, told: str):
+async def test_a_program_that_ran_and_failed_denies_no_file(project, line, told):
     history = [user("Look."), *SEEN, *failed(line, told)]
 
     assert SECRET in (await compacted(history, project))[0]
@@ -731,7 +729,7 @@ async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
 @pytest.mark.parametrize(
     "path", ["/proc/self/comm", "proc/self/comm", "/dev/null/../../proc/self/status", "//sys/x"]
 )
-async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path, path: str):
+async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path, path):
     project = tmp_path / "project"
     project.mkdir()
     history = [user("Look."), *step("1", "read_file", {"path": path}, "x"), LONG, user("Go on.")]

@@ -116,7 +116,7 @@ class SyncStage:
         (LocalStorage(tempfile.mkdtemp()), "is not callable"),
     ],
 )
-def test_what_can_be_no_stage_is_refused(stage: Any, words: str):
+def test_what_can_be_no_stage_is_refused(stage, words):
     with pytest.raises(SettingsError, match=words):
         ContextPipeline([stage])
     with pytest.raises(SettingsError, match=words):
@@ -168,7 +168,7 @@ def old_style(turn: Turn) -> Any:
         old_style,
     ],
 )
-async def test_whatever_may_answer_with_something_to_await_is_a_stage(stage: Any):
+async def test_whatever_may_answer_with_something_to_await_is_a_stage(stage):
     result = await ContextPipeline([stage]).run(HISTORY, session_id="s")
 
     assert result.reports[0].outcome is Outcome.SKIPPED
@@ -470,7 +470,7 @@ def test_a_setting_of_the_wrong_type_is_refused_by_name(
     sorted({make for make, *_ in WRONG if isinstance(make, type)}, key=str),
     ids=lambda made: made.__name__,
 )
-def test_the_table_holds_every_field(made: Any):
+def test_the_table_holds_every_field(made):
     tested = {name for make, _, wrong in WRONG if make is made for name in wrong}
     settings = (
         {field.name for field in fields(made) if field.init}
@@ -482,7 +482,7 @@ def test_the_table_holds_every_field(made: Any):
 
 
 @pytest.mark.parametrize("session_id", [None, 5, b"s", "", "s" * 1_001])
-async def test_a_wrong_session_id_is_refused_by_every_door(session_id: Any):
+async def test_a_wrong_session_id_is_refused_by_every_door(session_id):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(SettingsError, match="session_id is "):
             await attempt(HISTORY, session_id=session_id)
@@ -604,7 +604,7 @@ REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="t
         ({"role": "x" * 5_000, "content": "hi"}, "has the role 'xxx"),
     ],
 )
-async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message: Any, words: str):
+async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message, words):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(InvalidHistory) as refused:
             await attempt([*HISTORY, message], session_id="s")
@@ -625,7 +625,7 @@ async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message
         (5, "a history is a list of messages, not int"),
     ],
 )
-async def test_what_is_no_list_is_refused_with_the_way_out(history: Any, words: str):
+async def test_what_is_no_list_is_refused_with_the_way_out(history, words):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
         with pytest.raises(InvalidHistory) as refused:
             await attempt(history, session_id="s")
@@ -645,7 +645,7 @@ async def test_a_result_in_place_of_the_history_is_refused_with_the_way_out():
 @pytest.mark.parametrize(
     "usage", [None, 5, "usage", {}, [], {"prompt_tokens": 5}, {"usage": None}, {"usage": {}}]
 )
-async def test_what_holds_no_usage_is_refused(usage: Any):
+async def test_what_holds_no_usage_is_refused(usage):
     pipeline = ContextPipeline([skip])
     session = pipeline.session("s")
     await session.run(HISTORY)
@@ -667,7 +667,7 @@ async def test_what_holds_no_usage_is_refused(usage: Any):
         ),
     ],
 )
-async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any):
+async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage):
     session = ContextPipeline([skip]).session("s")
     await session.run(conversation(user("word " * 600)))
 
@@ -689,7 +689,7 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any):
     ],
 )
 async def test_arguments_of_a_turn_that_make_no_sense_are_refused_by_name(
-    wrong: dict[str, Any], words: str
+    wrong: dict[str, Any], words
 ):
     with pytest.raises(SettingsError, match=words):
         await ContextPipeline().session("s").run(HISTORY, **wrong)

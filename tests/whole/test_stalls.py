@@ -109,7 +109,7 @@ async def test_a_short_turn_needs_no_thread(threads, tmp_path):
 
 
 @pytest.mark.parametrize("count", [30, 300])
-async def test_truncation_is_done_in_a_thread(count: int, threads, tmp_path):
+async def test_truncation_is_done_in_a_thread(count, threads, tmp_path):
     for work in ("editable_region", "file_views", "filter_calls", "delete_centre", "join_parts"):
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
@@ -133,7 +133,7 @@ async def test_truncation_is_done_in_a_thread(count: int, threads, tmp_path):
 )
 async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     show: Callable[[str], str],
-    most: int,
+    most,
     threads,
     monkeypatch,
     tmp_path,
@@ -198,7 +198,7 @@ def test_identifiers_are_those_of_the_whole_text(monkeypatch):
         lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     )
 )
-def test_json_made_in_steps_is_the_same(value: Any):
+def test_json_made_in_steps_is_the_same(value):
     whole = compact_json(value)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(values, "_IN_ONE_STEP", 0)

@@ -154,7 +154,7 @@ async def test_equal_beginnings_part_with_their_first_reply(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "job-42"])
-async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(name: str, tmp_path):
+async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(name, tmp_path):
     client = Client(tmp_path)
     found = [await client.ask([user(task), *step("a", LONG)], name) for task in ("one", "two")]
 
@@ -166,7 +166,7 @@ async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(name: 
 
 
 @pytest.mark.parametrize("name", ["job-42", "Cust 1/job"])
-async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(name: str, tmp_path):
+async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(name, tmp_path):
     client = Client(tmp_path)
     storage = LocalStorage(tmp_path)
     for task in ("one", "two"):
@@ -208,7 +208,7 @@ async def test_an_id_without_a_name_is_the_same_in_every_process():
 
 
 @pytest.mark.parametrize("has_journal", [True, False])
-async def test_a_fork_knows_what_was_known_and_both_sides_go_on(has_journal: bool, tmp_path):
+async def test_a_fork_knows_what_was_known_and_both_sides_go_on(has_journal, tmp_path):
     client = Client(tmp_path)
     if not has_journal:
         client.journal = None
@@ -237,9 +237,7 @@ def conversations_of(how: str, number: int) -> Callable[[int], Items]:
 
 @pytest.mark.parametrize("name", ["", "job-42"])
 @pytest.mark.parametrize("how", ["alike", "different"])
-async def test_every_conversation_goes_on_with_its_bytes_in_another_process(
-    how: str, name: str, tmp_path
-):
+async def test_every_conversation_goes_on_with_its_bytes_in_another_process(how, name, tmp_path):
     sent: dict[int, list[Any]] = {}
     for turns in (0, 1, 2, 3):
         client = Client(tmp_path)  # each time one that remembers nothing

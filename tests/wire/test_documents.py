@@ -51,7 +51,7 @@ def responses_part(file: dict[str, Any]) -> dict[str, Any]:
     ids=["chat", "responses"],
 )
 def test_a_file_is_a_document_and_comes_back_as_it_was(
-    codec: Any, part_of: Any, file: dict[str, Any], tokens: int
+    codec, part_of, file: dict[str, Any], tokens: int
 ):
     part = part_of({**file, "filename": "contract.pdf"})
     item = {"role": "user", "content": [part, {"type": "text", "text": "?"}]}

@@ -136,7 +136,7 @@ def look(known: Format, name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("known", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("has_journal", [True, False])
 async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merged(
-    known: Format, has_journal: bool, tmp_path
+    known: Format, has_journal, tmp_path
 ):
     journal = LocalStorage(tmp_path) if has_journal else None
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
@@ -169,7 +169,7 @@ async def begin_http(mount: Mount, known: Format, body: Mapping[str, Any] | byte
 
 
 @pytest.mark.parametrize("held", ["previous_response_id", "conversation"])
-async def test_what_was_read_back_stays_where_the_provider_holds_the_call(held: str, tmp_path):
+async def test_what_was_read_back_stays_where_the_provider_holds_the_call(held, tmp_path):
     mount = offloading(tmp_path)
     calls = [
         {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
@@ -237,9 +237,7 @@ async def test_what_is_unchanged_keeps_its_bytes(tmp_path):
         (CHAT, b'{"messages": [' + b"[" * 300 + b"]" * 300 + b"]}", "deeper than 200"),
     ],
 )
-async def test_what_is_not_shaped_passes_as_it_came_and_says_why(
-    known: Format, raw: bytes, reason: str
-):
+async def test_what_is_not_shaped_passes_as_it_came_and_says_why(known: Format, raw: bytes, reason):
     exchange = await begin_http(Mount(ContextPipeline()), known, raw)
 
     assert not exchange.is_shaped
@@ -283,7 +281,7 @@ REPLIES: list[tuple[Format, str, bytes]] = [
 @pytest.mark.parametrize(("known", "content_type", "reply"), REPLIES)
 @pytest.mark.parametrize("step", [1, 50, 100_000])
 async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
-    known: Format, content_type: str, reply: bytes, step: int
+    known: Format, content_type: str, reply: bytes, step
 ):
     said = [{"role": "user", "content": "word " * 3_000}]
     exchange = await begin_http(Mount(ContextPipeline()), known, {known.key: said, "model": "m"})
@@ -313,7 +311,7 @@ async def test_only_the_beginning_of_a_stream_that_may_be_refused_is_held_back(t
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_after_too_long_there_is_a_shorter_request(late: bool, tmp_path):
+async def test_after_too_long_there_is_a_shorter_request(late, tmp_path):
     pipeline = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=Budget(20_000))
     said = [
         {"role": "user", "content": f"{n} " + "one word after the other " * 400} for n in range(7)

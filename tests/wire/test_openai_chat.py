@@ -63,7 +63,7 @@ def test_what_a_model_thought_is_thinking():
     ],
     ids=["empty", "none", "nested", "broken", "a list", "no JSON", "too deep", "too long"],
 )
-def test_arguments_become_an_object_whatever_they_are(arguments: str, meant: Any):
+def test_arguments_become_an_object_whatever_they_are(arguments, meant):
     call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": arguments}}
 
     [block] = CHAT.read({"role": "assistant", "content": None, "tool_calls": [call]}).blocks

@@ -76,7 +76,7 @@ def cuts(items: Sequence[Any]) -> list[int]:
 
 @every_form
 @given(data=st.data())
-def test_what_no_stage_touches_comes_back_as_the_very_same_objects(form: Form, data: Any):
+def test_what_no_stage_touches_comes_back_as_the_very_same_objects(form: Form, data):
     items = data.draw(form.histories())
 
     assert not form.refused(items)
@@ -85,7 +85,7 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects(form: Form, d
 
 @every_form
 @given(data=st.data())
-def test_a_translation_that_grew_reads_as_one_that_begins(form: Form, data: Any):
+def test_a_translation_that_grew_reads_as_one_that_begins(form: Form, data):
     items = data.draw(form.histories())
     grown = Translation(form.codec)
     for end in range(1, len(items)):
@@ -96,7 +96,7 @@ def test_a_translation_that_grew_reads_as_one_that_begins(form: Form, data: Any)
 
 @every_form
 @given(data=st.data())
-def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data: Any):
+def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data):
     one, other = data.draw(form.histories()), data.draw(form.histories())
     place = data.draw(st.integers(0, min(len(one), len(other)) - 1))
     translation = Translation(form.codec)
@@ -111,7 +111,7 @@ def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data: A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
-    form: Form, pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory
+    form: Form, pipeline: Callable[[Path], ContextPipeline], data, tmp_path_factory
 ):
     items = data.draw(form.histories(16))
     forced = data.draw(st.sets(st.integers(0, len(items))))
@@ -126,7 +126,7 @@ def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
 @every_form
 @settings(max_examples=10)
 @given(data=st.data())
-def test_another_process_sends_the_same_bytes(form: Form, data: Any, tmp_path_factory):
+def test_another_process_sends_the_same_bytes(form: Form, data, tmp_path_factory):
     items = data.draw(form.histories())
     folder = tmp_path_factory.mktemp("store")
 
