@@ -23,10 +23,9 @@ from ..wire.formats import format_of
 if TYPE_CHECKING:
     import httpx2
 
-for _http, _core in (("httpx", "httpcore"), ("httpx2", "httpcore2")):
-    if _http in sys.modules:
-        # Else it is read from the disk when a client is made, which may be on an event loop.
-        import_module(_core)
+for _http in sys.modules.keys() & {"httpx", "httpx2"}:
+    # Its httpcore is else read from the disk when a client is made, which may be on an event loop.
+    import_module(_http.replace("httpx", "httpcore"))
 
 LENGTHS = frozenset({"content-length", "transfer-encoding"})
 
@@ -79,8 +78,8 @@ def _with_stream(response: httpx2.Response, stream: Any) -> httpx2.Response:
 
 def library_of(sdk: Any) -> Any:
     """What *sdk* sends with: the module httpx or httpx2."""
-    client = next(base for base in sdk.DefaultHttpxClient.__mro__ if base.__name__ == "Client")
-    return import_module(client.__module__.partition(".")[0])
+    root = sdk.DefaultHttpxClient.__mro__[-2]  # the last before object
+    return import_module(root.__module__.partition(".")[0])
 
 
 @cache

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._threads.pieces import pieces
@@ -14,12 +15,12 @@ from . import vocabulary
 if TYPE_CHECKING:
     import tiktoken
 
-import re
-from collections.abc import Iterator
-
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
 # Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
 _ENGINE_LIMIT = 200_000
+# What tiktoken 0.12 takes milliseconds for; with ten times as much, nearly a second.
+_RUN_CHARS = 4_096
+_LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 
 
 class Tiktoken:
@@ -70,11 +71,13 @@ class Tiktoken:
         return sum(map(self._count, segments(text)))
 
     def _count(self, text: str) -> int:
-        if not self._shipped or len(text) < _ENGINE_LIMIT:
+        is_slow = vocabulary.is_slow_at_runs() and _LONG_RUN.search(text)
+        if not self._shipped or (len(text) < _ENGINE_LIMIT and not is_slow):
             return len(self._ids(text))
         # No exact cut is near: a token off in some 30,000. As a whole it would hold the interpreter
         # for seconds a megabyte, and take fifty times its size in memory.
-        return sum(len(self._ids(part)) for part in pieces(text, SEGMENT_CHARS))
+        chars = _RUN_CHARS if is_slow else SEGMENT_CHARS
+        return sum(len(self._ids(part)) for part in pieces(text, chars))
 
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)

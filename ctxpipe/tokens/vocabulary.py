@@ -73,6 +73,13 @@ def load(name: str) -> tiktoken.Encoding:
     return _loaded[name]
 
 
+def is_slow_at_runs() -> bool:
+    """Whether the installed tiktoken takes quadratic time for a run of letters, or of blanks."""
+    import tiktoken
+
+    return tiktoken.__version__.startswith("0.12.")
+
+
 def unpack(packed: bytes) -> dict[bytes, int]:
     """The rank of each token, by its bytes.
 

@@ -27,6 +27,10 @@ from ctxpipe.messages import Message, compact_json
 from ctxpipe.tokens import TokenCounter, as_counter, vocabulary
 
 NAMES = ["cl100k_base", "o200k_base"]
+needs_speed_at_runs = pytest.mark.skipif(
+    vocabulary.is_slow_at_runs(),
+    reason=f"tiktoken {tiktoken.__version__} takes minutes for the exact number of a long run",
+)
 each_encoding = pytest.mark.parametrize("name", NAMES)
 
 WORDS = [
@@ -90,6 +94,7 @@ def strings(file: Path) -> list[str]:
     return found
 
 
+@needs_speed_at_runs
 @each_encoding
 def test_a_text_so_long_that_it_is_counted_in_parts_counts_as_a_whole(name: str):
     chance = random.Random(3)
@@ -130,6 +135,7 @@ def test_a_million_blanks_are_counted(name: str, end):
     assert tokens == pytest.approx(rest + 8_000, abs=1)
 
 
+@needs_speed_at_runs
 @each_encoding
 def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str):
     hopeless = " \u00a0" * 600_000 + "x"
@@ -569,8 +575,28 @@ def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same():
     assert ours.memo_bytes < 1_000
 
 
+@needs_speed_at_runs
 def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most():
     letters = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=300_000)
     text = "".join(letters)
     exact = len(vocabulary.load("o200k_base").encode_ordinary(text))
     assert abs(TokenCounter("o200k_base").text(text) - exact) < exact / 10_000
+
+
+@pytest.mark.parametrize("run", ["a", " ", "é"])
+def test_a_long_run_is_counted_in_parts_where_tiktoken_is_slow_at_it(monkeypatch, run: str):
+    text = f"before {run * 50_000} after"
+    whole = TokenCounter().text(text)
+    monkeypatch.setattr(tiktoken, "__version__", "0.12.0")
+    counter = TokenCounter()
+    longest: list[int] = []
+    encode = tiktoken.Encoding.encode_ordinary
+
+    def encoded(self: tiktoken.Encoding, part: str) -> list[int]:
+        longest.append(len(part))
+        return encode(self, part)
+
+    monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary", encoded)
+
+    assert counter.text(text) == pytest.approx(whole, rel=0.01)
+    assert max(longest) <= 4_096
