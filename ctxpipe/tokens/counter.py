@@ -52,6 +52,7 @@ _MANY_TEXTS = 500  # looking them up takes a millisecond
 # Encoding a shorter value again costs less than the copy by which an edit is noticed.
 _REMEMBERED_JSON_CHARS = 2048
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
+_KEPT_CHARS = 1_000  # of a text that is its own key: encoding takes forty times as long as a digest
 
 
 class TokenCounter:
@@ -63,8 +64,8 @@ class TokenCounter:
     Nothing is loaded before it is needed.
 
     No text makes it raise; text that looks like a special token is text. Each distinct text is
-    encoded once: the counts of the texts used last are kept, together with the texts, up to
-    *memo_bytes*.
+    encoded once: the counts of the texts used last are kept, by digests of those that are long, up
+    to *memo_bytes*.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class TokenCounter:
             self._encoder = Function(encoding)
         else:
             self._encoder = Tiktoken(encoding)
-        self._known: Memo[str, int] = Memo(memo_bytes * 3 // 4)
+        self._known: Memo[str | bytes, int] = Memo(memo_bytes * 3 // 4)
         self._json: Memo[int, tuple[object, object, str]] = Memo(memo_bytes // 4)
 
     def __repr__(self) -> str:
@@ -243,11 +244,9 @@ class TokenCounter:
         self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
         return tokens
 
-    def _key(self, text: str) -> str:
-        """What *text* is remembered under: a digest where it is too large to be kept itself."""
-        if sys.getsizeof(text) + _ENTRY_BYTES <= self._known.largest:
-            return text
-        return f"\0{text_digest(text).hex()}"
+    def _key(self, text: str) -> str | bytes:
+        """What *text* is remembered under: a digest where it is long."""
+        return text if len(text) <= _KEPT_CHARS else text_digest(text)
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""
@@ -257,7 +256,7 @@ class TokenCounter:
             if not isinstance(part, str):
                 known += part
                 continue
-            tokens = self._known.get(part)
+            tokens = self._known.get(self._key(part))
             if tokens is None:
                 unknown.append(part)
             else:
@@ -270,7 +269,7 @@ class TokenCounter:
         for part in content:
             if not isinstance(part, str):
                 continue
-            tokens = self._known.get(part)
+            tokens = self._known.get(self._key(part))
             if tokens is None:
                 new[part] = None
             else:

@@ -29,14 +29,7 @@ class Memo(Generic[K, V]):
         """The sizes given to `put`, of all that is remembered; never more than the limit."""
         return self._young_bytes + self._old_bytes
 
-    @property
-    def largest(self) -> int:
-        """The size of the largest value that is kept."""
-        return self._half
-
     def get(self, key: K) -> V | None:
-        if isinstance(key, str) and len(key) > self._half:
-            return None  # it was not kept, and to hash 200 MB blocks the interpreter for 100 ms
         entry = self._young.get(key)
         if entry is None:
             entry = self._old.get(key)
