@@ -320,13 +320,6 @@ def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touc
     assert all(any(message is other for other in history) for message in strict)
 
 
-def test_the_first_request_and_the_last_turn_are_never_merged_with():
-    mixed = conversation(assistant(tool_use("t1")), user(tool_result("t1"), "hm"))
-    history = conversation(user("go"), mixed, step("t2", say="x"), assistant("done"))
-
-    assert filtered(history, range(1, 5)) == history
-
-
 def test_thinking_goes_with_its_call_when_nothing_else_is_left():
     history = conversation(
         user("go"), step("t1", think="a"), step("t2", think="b", say="look"), user("and?")
@@ -365,31 +358,33 @@ def test_thinking_that_a_merge_would_move_goes_in_a_closed_turn():
     ]
 
 
-def test_in_an_open_loop_a_call_is_spared_rather_than_thinking_moved():
-    history = conversation(
-        user("go"),
-        step("t1", think="a", say="one"),
-        step("t2", think="b", say="two"),
-        step("t3", think="c"),
-    )
+@pytest.mark.parametrize(
+    ("end", "parts"),
+    [
+        (
+            5,
+            [
+                assistant(tool_use("t1")),
+                user(tool_result("t1"), "hm"),
+                step("t2", say="x"),
+                assistant("a"),
+            ],
+        ),
+        (5, [step(f"t{n}", think="a", say="one") for n in range(3)]),
+        (3, [step("t1", say="one"), assistant(thinking(), "two"), user("next")]),
+        (3, [step("t1", say="one"), system("be brief"), assistant("done"), user("next")]),
+    ],
+    ids=[
+        "what the first request or the last turn would be merged with",
+        "what would move the thinking of an open loop",
+        "what would move thinking outside the middle",
+        "what would put a system message behind the assistant's",
+    ],
+)
+def test_a_call_is_spared_rather_than(end, parts):
+    history = conversation(user("go"), *parts)
 
-    assert filtered(history, range(1, 5)) == history
-
-
-def test_thinking_outside_the_middle_never_moves():
-    history = conversation(
-        user("go"), step("t1", say="one"), assistant(thinking(), "two"), user("next")
-    )
-
-    assert filtered(history, range(1, 3)) == history
-
-
-def test_a_system_message_never_comes_to_stand_behind_the_assistants():
-    history = conversation(
-        user("go"), step("t1", say="one"), system("be brief"), assistant("done"), user("next")
-    )
-
-    assert filtered(history, range(1, 3)) == history
+    assert filtered(history, range(1, end)) == history
 
 
 # Deleting -----------------------------------------------------------------------------------------

@@ -573,17 +573,13 @@ def test_the_budget_is_for_all_files_together_and_counted_once():
     assert result.content.count(" | ") == 30
 
 
-def test_a_count_equal_to_the_budget_drops_nothing():
-    assert (
-        fold_files([("a.py", functions(3))], max_tokens=7, count=lambda _: 7).sections_dropped == 0
-    )
+@pytest.mark.parametrize(
+    ("most", "count"), [(7, lambda _: 7), (None, uncounted)], ids=["as many", "no budget"]
+)
+def test_nothing_is_dropped_within_the_budget_and_without_one_nothing_is_counted(most, count):
+    files = [("a.py", functions(300))]
 
-
-def test_without_a_budget_nothing_is_dropped_and_nothing_counted():
-    assert (
-        fold_files([("a.py", functions(300))], max_tokens=None, count=uncounted).sections_dropped
-        == 0
-    )
+    assert fold_files(files, max_tokens=most, count=count).sections_dropped == 0
 
 
 def test_what_is_dropped_depends_on_the_content_alone():

@@ -178,18 +178,20 @@ async def test_a_storage_with_a_fault_is_found_out(kind: type[MemoryStorage], se
         await check()
 
 
-async def test_what_a_storage_has_and_does_not_say_is_found_out():
-    [check, *_] = storage_conformance(memory, extras=["delete"])
-
-    with pytest.raises(ContractBroken, match="'lease'"):
-        await check()
-
-
-async def test_a_storage_that_lacks_a_protocol_is_found_out():
-    [check, *_] = storage_conformance(lambda _: object(), protocols=[JournalStorage])
-
-    with pytest.raises(ContractBroken, match="it is a JournalStorage"):
-        await check()
+@pytest.mark.parametrize(
+    ("checks", "told"),
+    [
+        (storage_conformance(memory, extras=["delete"]), "'lease'"),
+        (
+            storage_conformance(lambda _: object(), protocols=[JournalStorage]),
+            "it is a JournalStorage",
+        ),
+    ],
+    ids=["what it has and does not say", "a protocol that it lacks"],
+)
+async def test_of_a_storage_it_is_found_out(checks, told):
+    with pytest.raises(ContractBroken, match=told):
+        await checks[0]()
 
 
 def test_only_what_a_storage_implements_is_checked():
