@@ -124,7 +124,7 @@ def processor_seconds() -> float:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item: pytest.Item):
     item.stash[BEGAN] = processor_seconds()
 
 
@@ -140,7 +140,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter):
     """Name the tests above the budget that `slow.toml` gives no reason for."""
     took: dict[str, float] = {}
     for report in terminalreporter.getreports(""):
@@ -201,7 +201,7 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch):
     """A test sees the defaults, whatever the shell around it has set."""
     from ctxpipe import settings as names
 

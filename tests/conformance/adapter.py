@@ -154,7 +154,7 @@ def failing(storage: LocalStorage, hooks: Any) -> TextWriter:
 class FailingWriter:
     """A storage whose n-th text cannot be written."""
 
-    def __init__(self, storage: LocalStorage, fail_at: int, message: str) -> None:
+    def __init__(self, storage: LocalStorage, fail_at: int, message: str):
         self._storage = storage
         self._left = fail_at
         self._message = message
@@ -330,7 +330,7 @@ def logged(hooks: Any) -> Iterator[None]:
     """Hands what the package logs to the case."""
 
     class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
+        def emit(self, record: logging.LogRecord):
             hooks.log(record.levelname.lower(), record.getMessage())
 
     logger, handler = logging.getLogger("ctxpipe"), Handler(logging.WARNING)

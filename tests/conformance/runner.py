@@ -216,7 +216,7 @@ JUDGES: Mapping[str, Any] = {
 # The folder ---------------------------------------------------------------------------------------
 
 
-def _lay_out(files: Mapping[str, Any], folder: Path) -> None:
+def _lay_out(files: Mapping[str, Any], folder: Path):
     for name, body in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ COUNTERS: Mapping[str, Callable[[str], int]] = {
 class Hooks:
     """A case's scripted surroundings, which keep a record of how they were used."""
 
-    def __init__(self, case: Mapping[str, Any]) -> None:
+    def __init__(self, case: Mapping[str, Any]):
         self._count = COUNTERS[case.get("counter", "chars4")]
         self._script = iter(case.get("llm", {}).get("script", []))
         self._writer = case.get("writer")
@@ -42,11 +42,11 @@ class Hooks:
             raise RuntimeError(step["raise"])
         return str(step["say"])
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float):
         """A wait of the retry layer, noted and not waited for."""
         self.sleeps.append(seconds)
 
-    def log(self, level: str, message: object) -> None:
+    def log(self, level: str, message: object):
         self.logs.append((level, str(message)))
 
     def fail_write(self) -> Mapping[str, Any] | None:

@@ -79,16 +79,13 @@ def test_neighbours_of_the_same_role_are_left_alone_where_nothing_is_broken():
 # Calls and results --------------------------------------------------------------------------------
 
 
-def test_an_orphan_result_goes():
-    history = conversation(user("go"), assistant("ok"), user(tool_result("a"), text("and?")))
+@pytest.mark.parametrize(
+    ("said", "left"), [([text("and?")], text("and?")), ([], DROPPED)], ids=["with words", "alone"]
+)
+def test_an_orphan_result_goes_and_the_user_still_speaks_last(said, left):
+    history = [user("go"), assistant("ok"), user(tool_result("a"), *said)]
 
-    assert repair(history) == conversation(user("go"), assistant("ok"), user(text("and?")))
-
-
-def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_still_speaks_last():
-    history = conversation(user("go"), assistant("ok"), user(tool_result("a")))
-
-    assert repair(history) == conversation(user("go"), assistant("ok"), user(DROPPED))
+    assert repair(history) == [user("go"), assistant("ok"), user(left)]
 
 
 def test_a_call_without_a_result_gets_an_honest_error():

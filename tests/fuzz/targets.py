@@ -67,7 +67,7 @@ EXTENSIONS = (
 )
 
 
-def transcripts(data: bytes) -> None:
+def transcripts(data: bytes):
     """A recorded conversation of any agent, or of none."""
     try:
         found = read_transcript("recorded.jsonl", data)
@@ -77,7 +77,7 @@ def transcripts(data: bytes) -> None:
     assert found.calls <= len(found.messages)
 
 
-def placeholders(data: bytes) -> None:
+def placeholders(data: bytes):
     """What a tool or a model says, taken for a placeholder, a summary, evidence, a file."""
     said = (
         data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
@@ -112,7 +112,7 @@ def _decodes(data: bytes) -> bool:
     return True
 
 
-def archives(data: bytes) -> None:
+def archives(data: bytes):
     """A file that should hold archived messages."""
     said = data.decode("utf-8", "replace")
     try:
@@ -130,7 +130,7 @@ HISTORY: list[Message] = conversation(
 class WrittenByOthers:
     """A storage for a journal whose *entries* somebody else has been at."""
 
-    def __init__(self, entries: Sequence[str]) -> None:
+    def __init__(self, entries: Sequence[str]):
         self.held = list(entries)
 
     async def append(self, _: str, number: int, entry: str, /) -> bool:
@@ -153,7 +153,7 @@ class WrittenByOthers:
         return ContextPipeline().session("s", journal=self)
 
 
-def journals(data: bytes) -> None:
+def journals(data: bytes):
     """A journal after somebody has been at it: as it is, and with seals that fit what he wrote."""
     lines = data.decode("utf-8", "replace").split("\n")[:-1]
     asyncio.run(_go_on_from(WrittenByOthers(lines), is_forged=False))
@@ -161,7 +161,7 @@ def journals(data: bytes) -> None:
     asyncio.run(_go_on_from(WrittenByOthers(forged), is_forged=True))
 
 
-async def _go_on_from(storage: WrittenByOthers, *, is_forged: bool) -> None:
+async def _go_on_from(storage: WrittenByOthers, *, is_forged: bool):
     with suppress(StorageError):
         await storage.session().history()
     session = storage.session()
@@ -182,7 +182,7 @@ def _sealed(bodies: Sequence[str]) -> list[str]:
     return entries
 
 
-def folding(data: bytes) -> None:
+def folding(data: bytes):
     """Source in some language, whole or not."""
     said = data[1:].decode("utf-8", "replace")
     path = f"src/file.{EXTENSIONS[data[0] % len(EXTENSIONS)]}" if data else "src/file.py"

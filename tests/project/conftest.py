@@ -61,7 +61,7 @@ def run_module(*arguments: str) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(made: Made) -> Path:
-    def build(folder: Path) -> None:
+    def build(folder: Path):
         run_module("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
 
     [built] = made("wheel", build).glob("*.whl")
@@ -75,7 +75,7 @@ def installed(request: pytest.FixtureRequest, wheel: Path, made: Made) -> Path:
     It is installed without extras.
     """
 
-    def install(folder: Path) -> None:
+    def install(folder: Path):
         limits: list[str] = []
         if request.param == "oldest":
             (folder / "oldest.txt").write_text("\n".join(oldest()), "utf-8")

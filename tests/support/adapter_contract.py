@@ -90,7 +90,7 @@ class AdapterContract(ABC):
         """What of a request is the same in another process."""
         return received.raw
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc):
         cls: Any = metafunc.cls
         if "stream" in metafunc.fixturenames:
             cases = [(api, False) for api in cls.apis] + [(api, True) for api in cls.streams]

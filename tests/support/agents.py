@@ -100,11 +100,11 @@ class Agent:
             self.history.append(user(*results))
         return "".join(str(block.text) for block in reply.content if block.type == "text")
 
-    async def turns(self, number: int) -> None:
+    async def turns(self, number: int):
         for _ in range(number):
             await self.turn()
 
-    def say(self, words: str) -> None:
+    def say(self, words: str):
         self.history.append(user(words))
 
     def _result(self, block: Any) -> dict[str, Any]:

@@ -383,7 +383,7 @@ class Builder:
         )
         return self.random.choice(ends)()
 
-    def mark(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def mark(self, history: Sequence[Mapping[str, Any]]):
         """Up to four cache marks, those for an hour before the others."""
         places = [
             block

@@ -123,12 +123,12 @@ class CacheOracle:
             written_for_hour,
         )
 
-    def _renew(self, step: _Step) -> None:
+    def _renew(self, step: _Step):
         entry = self._cached[step.digest]
         expires = self.clock() + entry.seconds_to_live
         entry.expires = max(entry.expires, expires)
 
-    def _write(self, step: _Step) -> None:
+    def _write(self, step: _Step):
         now = self.clock()
         seconds_to_live = _seconds_to_live(step.mark)
         known = self._cached.get(step.digest)

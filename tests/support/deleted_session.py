@@ -55,7 +55,7 @@ def talk() -> list[Message]:
     return conversation(user(WORDS), step("t1", "bash", result=f"{WORDS}\n" * 500))
 
 
-async def play(kind: str, place: str) -> None:
+async def play(kind: str, place: str):
     sent: list[Any] = []
 
     async def create(**request: Any) -> Any:

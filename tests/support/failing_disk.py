@@ -27,7 +27,7 @@ class FailingDisk:
     *unreadable* whatever would read.
     """
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: LocalStorage):
         self.storage = storage
         self.mend()
 
@@ -87,7 +87,7 @@ class FailingDisk:
 
     # How it fails ---------------------------------------------------------------------------------
 
-    def _take(self, size: int) -> None:
+    def _take(self, size: int):
         self._permit()
         if self.room is not None:
             if size > self.room:
@@ -103,7 +103,7 @@ class FailingDisk:
             raise _error(errno.EIO)
 
 
-def _tear(path: str, part: bytes) -> None:
+def _tear(path: str, part: bytes):
     """Leave what a process has written that was killed."""
     if os.path.exists(path):
         with open(path, "ab") as file:

@@ -47,7 +47,7 @@ class Upstream:
     ``async with Upstream() as api`` listens at ``api.url``.
     """
 
-    def __init__(self, status: int = 200, **headers: str) -> None:
+    def __init__(self, status: int = 200, **headers: str):
         self.status = status
         self.more = {"request-id": "req_1", "retry-after": "7", **headers}
         self.targets: list[str] = []
@@ -61,11 +61,11 @@ class Upstream:
         self.url = f"http://127.0.0.1:{port}"
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(self, *error: object):
         self._server.close()
         await self._server.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         try:
             while line := await reader.readline():
                 method, target, _ = line.decode().split(" ", 2)

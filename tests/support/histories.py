@@ -139,7 +139,7 @@ def said(messages: Iterable[Message]) -> list[str]:
 class _Draft:
     """Numbers what a random history says, so that every text and every id of it is told apart."""
 
-    def __init__(self, draw: st.DrawFn, repeat_ids: bool, thoughts: bool) -> None:
+    def __init__(self, draw: st.DrawFn, repeat_ids: bool, thoughts: bool):
         self.draw = draw
         self.repeat_ids = repeat_ids
         self.thoughts = thoughts
@@ -278,37 +278,37 @@ def broken_histories(draw: st.DrawFn, max_exchanges: int = 4, max_faults: int = 
     return history
 
 
-def _lose(history: list[Message], index: int) -> None:
+def _lose(history: list[Message], index: int):
     del history[index]
 
 
-def _double(history: list[Message], index: int) -> None:
+def _double(history: list[Message], index: int):
     history.insert(index, copy.deepcopy(history[index]))
 
 
-def _swap(history: list[Message], index: int) -> None:
+def _swap(history: list[Message], index: int):
     history[index], history[index - 1] = history[index - 1], history[index]
 
 
-def _lose_block(history: list[Message], index: int) -> None:
+def _lose_block(history: list[Message], index: int):
     content = history[index]["content"]
     if isinstance(content, list) and content:
         del content[len(content) // 2]
 
 
-def _reverse(history: list[Message], index: int) -> None:
+def _reverse(history: list[Message], index: int):
     content = history[index]["content"]
     if isinstance(content, list):
         content.reverse()
 
 
-def _empty(history: list[Message], index: int) -> None:
+def _empty(history: list[Message], index: int):
     content = history[index]["content"]
     if isinstance(content, list):
         content.insert(0, text(" "))
 
 
-def _wreck_text(history: list[Message], index: int) -> None:
+def _wreck_text(history: list[Message], index: int):
     content = history[index]["content"]
     if isinstance(content, list):
         content.append(text("half a pair \ud83d"))

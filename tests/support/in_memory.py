@@ -78,7 +78,7 @@ class InMemoryTransport(AsyncBaseTransport):
 
     url = "http://in-memory"
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp):
         self._app = app
         self._exchanges: dict[int, _Exchange] = {}
         self._numbers = itertools.count(1)
@@ -111,7 +111,7 @@ class InMemoryTransport(AsyncBaseTransport):
             raise
         return http.Response(start["status"], headers=start["headers"], stream=exchange)
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: Request):
         """Break the connection of *request*; nothing more is sent."""
         assert request.client is not None
         self._exchanges[request.client.port].break_off()
@@ -129,14 +129,14 @@ class _Exchange(AsyncByteStream):
 
     task: asyncio.Task[None]
 
-    def __init__(self, http: Any, body: bytes, timeout: float | None) -> None:
+    def __init__(self, http: Any, body: bytes, timeout: float | None):
         self._http = http
         self._request: list[Message] = [{"type": "http.request", "body": body}]
         self._timeout = timeout
         self._sent: asyncio.Queue[Message | None] = asyncio.Queue()  # None: the connection is gone
         self._is_broken = asyncio.Event()
 
-    def start(self, app: ASGIApp, scope: Message, context: contextvars.Context) -> None:
+    def start(self, app: ASGIApp, scope: Message, context: contextvars.Context):
         work: Any = app(scope, self._receive, self._send)
         self.task = asyncio.get_running_loop().create_task(work, context=context)
         self.task.add_done_callback(lambda _: self._sent.put_nowait(None))
@@ -147,7 +147,7 @@ class _Exchange(AsyncByteStream):
         await self._is_broken.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: Message):
         if not self._is_broken.is_set():
             self._sent.put_nowait(message)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 
-def _tell(files: Sequence[str]) -> None:
+def _tell(files: Sequence[str]):
     """Write the number of this process into *files*."""
     for file in files:
         with open(file, "w") as told:

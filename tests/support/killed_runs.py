@@ -127,7 +127,7 @@ def left(root: Path) -> int:
     return drafts(root)
 
 
-def killed(folder: Path, runs: int) -> None:
+def killed(folder: Path, runs: int):
     begun = time.perf_counter()
     unharmed = ended(*started(lambda: asyncio.run(played(folder / "unharmed", "a"))))
     seconds, source = time.perf_counter() - begun, random.Random(7)
@@ -150,7 +150,7 @@ def killed(folder: Path, runs: int) -> None:
         )
 
 
-def together(folder: Path) -> None:
+def together(folder: Path):
     root = folder / "root"
     children = [started(lambda name=name: asyncio.run(played(root, name))) for name in ("a", "b")]  # type: ignore[misc]
     for found in [ended(*child) for child in children]:
@@ -160,11 +160,11 @@ def together(folder: Path) -> None:
         tell({**(found or {}), "left": left(root)})
 
 
-def tell(found: dict[str, Any]) -> None:
+def tell(found: dict[str, Any]):
     print(json.dumps(found), flush=True)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]):
     TokenCounter().text("Load the ranks here, and not in every process.")
     if arguments[0] == "kill":
         killed(Path(arguments[1]), int(arguments[2]))

@@ -108,7 +108,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
             raise RuntimeError("no model today")
         return Summary(text)
 
-    def note(report: StageReport) -> None:
+    def note(report: StageReport):
         if report.first_changed_index is not None:
             changed.append(report.stage)
 
@@ -156,7 +156,7 @@ def told(context: Sequence[Message], root: Path) -> str:
 class FaultPoints:
     """Counts the fault points, and kills the process at the *last* one."""
 
-    def __init__(self, last: int | None) -> None:
+    def __init__(self, last: int | None):
         self._left = itertools.count(last if last is not None else -1, -1)
 
     def passed(self) -> None:
@@ -171,7 +171,7 @@ class FaultPoints:
         return at_a_fault_point
 
 
-def inject(last: int | None) -> None:
+def inject(last: int | None):
     """Put a fault point before every step of the event loop and every change of the disk."""
     points = FaultPoints(last)
     setattr(asyncio.Handle, "_run", points.before(getattr(asyncio.Handle, "_run")))  # noqa: B009, B010
@@ -210,7 +210,7 @@ def in_the_child(work: Callable[[], None]) -> NoReturn:
     os._exit(0)
 
 
-def write(descriptor: int, found: dict[str, Any]) -> None:
+def write(descriptor: int, found: dict[str, Any]):
     with os.fdopen(descriptor, "w") as pipe:
         json.dump(found, pipe)
 
@@ -260,12 +260,12 @@ def murders(folder: Path, worker: int, step: int) -> Iterator[dict[str, Any]]:
             return
 
 
-def murder(folder: Path, worker: int, step: int) -> None:
+def murder(folder: Path, worker: int, step: int):
     with open(folder / f"found{worker}", "w") as file:
         file.writelines(f"{json.dumps(found)}\n" for found in murders(folder, worker, step))
 
 
-def warm(folder: Path) -> None:
+def warm(folder: Path):
     """Load and compile here what each process would otherwise load and compile for itself."""
     folder.mkdir()
     asyncio.run(played(folder, 1))
@@ -273,7 +273,7 @@ def warm(folder: Path) -> None:
     gc.freeze()  # the processes share what is here already
 
 
-def main(folder: Path, step: int = 1) -> None:
+def main(folder: Path, step: int = 1):
     logging.disable()  # that a summary fails is wanted
     warm(folder / "warm")
     children = []

@@ -68,7 +68,7 @@ def failing(root: Path, *broken: str) -> Failing:
 class WriteOnly:
     """A storage that can be written but not read."""
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: LocalStorage):
         self._storage = storage
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:

@@ -39,7 +39,7 @@ MODULES = (
 )
 
 
-def ask(address: str, arguments: list[str]) -> None:
+def ask(address: str, arguments: list[str]):
     """Have *arguments* run with this process's streams, and end as the program ends."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
@@ -115,7 +115,7 @@ def keep(connection: socket.socket) -> list[str]:
     os._exit(0)
 
 
-def become(streams: list[int], folder: str, environment: dict[str, str]) -> None:
+def become(streams: list[int], folder: str, environment: dict[str, str]):
     """Take over the streams, the folder and the environment of the one who has asked."""
     for place, stream in enumerate(streams):
         os.dup2(stream, place)
@@ -133,7 +133,7 @@ def become(streams: list[int], folder: str, environment: dict[str, str]) -> None
     sys.path[:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str]):
     """Run a program as the interpreter's command line does."""
     import runpy
     import types

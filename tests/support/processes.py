@@ -84,7 +84,7 @@ def folder_of_another_user() -> Iterator[Path]:
         yield Path(folder)
 
 
-def python_killed_at(mark: str, script: str, *arguments: object) -> None:
+def python_killed_at(mark: str, script: str, *arguments: object):
     """Run *script* and kill it, unasked and unprepared, once it has printed *mark*."""
     command = [*prepared_python(), "-c", script, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -62,7 +62,7 @@ class Originals:
     results: dict[str, set[str]] = field(default_factory=dict)
     inputs: dict[str, set[str]] = field(default_factory=dict)
 
-    def learn(self, messages: Iterable[Mapping[str, Any]]) -> None:
+    def learn(self, messages: Iterable[Mapping[str, Any]]):
         for message in messages:
             for part in parts(message):
                 if part["type"] == "tool_result":
@@ -76,7 +76,7 @@ class Originals:
                             _also_mended(_strings(part["input"]))
                         )
 
-    def learn_folds(self, messages: Iterable[Mapping[str, Any]]) -> None:
+    def learn_folds(self, messages: Iterable[Mapping[str, Any]]):
         """What a truncation has made of file views.
 
         Whoever adopts it, or goes on with it, may offload it.

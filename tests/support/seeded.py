@@ -56,7 +56,7 @@ class Talk:
         repeated: bool = False,
         sdk: bool = False,
         sign: Sign = unsigned,
-    ) -> None:
+    ):
         self._random = random
         self._hostile, self._repeated, self._sdk = hostile, repeated, sdk
         self._sign = sign

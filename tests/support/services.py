@@ -301,7 +301,7 @@ class CuttingProxy:
     From then on it takes no more, or, if it cuts them only *once*, all that come.
     """
 
-    def __init__(self, port: int, packets: int, *, once: bool = False) -> None:
+    def __init__(self, port: int, packets: int, *, once: bool = False):
         self.target = port
         self.left: float = packets
         self.is_once = once
@@ -313,7 +313,7 @@ class CuttingProxy:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object):
         self._server.close()
         self._cut()
 
@@ -322,7 +322,7 @@ class CuttingProxy:
         for writer in writers:
             writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         if self.left <= 0:
             writer.close()
             return
@@ -336,7 +336,7 @@ class CuttingProxy:
             forth.close()
         writer.close()
 
-    async def _count_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _count_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         while packet := await reader.read(1 << 20):
             self.left -= 1
             if self.left < 0:
@@ -350,7 +350,7 @@ class CuttingProxy:
                 self._cut()
                 return
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         with suppress(OSError):
             while packet := await reader.read(1 << 20):
                 if self.is_once and self.left == 0:
@@ -362,7 +362,7 @@ class CuttingProxy:
 # One of each for a whole run, started when it is needed -------------------------------------------
 
 
-def need(package: str, extra: str) -> None:
+def need(package: str, extra: str):
     if find_spec(package) is None:
         absent(f"there is no {package}: pip install 'ctxpipe[{extra}]'")
 

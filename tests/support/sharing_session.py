@@ -42,7 +42,7 @@ def history() -> list[Message]:
     return conversation(user("go"), *steps)
 
 
-async def play(root: Path, lease_seconds: float | None) -> None:
+async def play(root: Path, lease_seconds: float | None):
     asked = 0
 
     async def summarize(messages: Sequence[Message], /) -> Summary:

@@ -42,7 +42,7 @@ def compacting(folder: Path) -> ContextPipeline:
 PIPELINES = [offloading, truncating, compacting]
 
 
-def check_untouched(codec: Codec, items: list[Any]) -> None:
+def check_untouched(codec: Codec, items: list[Any]):
     """What no stage touches comes back as the very same objects, unchanged."""
     before = copy.deepcopy(items)
     translation = Translation(codec)
@@ -64,7 +64,7 @@ async def check_life(
     ends: Sequence[int],
     forced: set[int],
     problems: Callable[[Sequence[Any]], list[str]],
-) -> None:
+):
     """A turn at each of *ends*, with all stages at work in those *forced*.
 
     What is sent has no *problems*, and goes on where the turn before ended.

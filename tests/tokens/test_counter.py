@@ -584,7 +584,7 @@ def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most():
 
 
 @pytest.mark.parametrize("run", ["a", " ", "é"])
-def test_a_long_run_is_counted_in_parts_where_tiktoken_is_slow_at_it(monkeypatch, run: str):
+def test_a_long_run_is_counted_in_parts_where_tiktoken_is_slow_at_it(monkeypatch, run):
     text = f"before {run * 50_000} after"
     whole = TokenCounter().text(text)
     monkeypatch.setattr(tiktoken, "__version__", "0.12.0")

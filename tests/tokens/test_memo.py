@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 from ctxpipe.tokens.memo import Memo
 
 
-def test_what_was_put_is_found():
+def test_a_value_is_found_and_may_be_replaced():
     memo: Memo[str, int] = Memo(100)
-
     memo.put("a", 1, 10)
-
     assert memo.get("a") == 1
-    assert memo.get("b") is None
-
-
-def test_a_value_may_be_replaced():
-    memo: Memo[str, int] = Memo(100)
-    memo.put("a", 1, 10)
 
     memo.put("a", 2, 20)
 
