@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from .._threads.threads import in_thread
+from ..messages import common_prefix
+from ..placeholders.names import hashed_name
 from ..session.client import BETA
 from ..session.session import conversation_of
 from ..storage import LocalStorage
 from ..storage.memory import MemoryStorage
-from ..wire.conversations import Conversations, Dialog
-from .content import Content
+from ..tokens.spent import Pieces
+from ..wire.conversations import UNNAMED, Conversations, Dialog, texts_at
 from .journals import open_journal
-from .names import conversation_name
 from .pipelines import Pipelines
 
 if TYPE_CHECKING:
     from ..conversation.conversation import Conversation
+    from ..messages import Message
     from ..storage import JournalStorage
+    from ..tokens import TokenCounter
     from ..tokens.spent import Kind
     from ..wire.conversations import OpenSession
     from ..wire.exchange import FindConversation, HttpExchange
@@ -95,3 +101,90 @@ class Shaper:
                 exchange.arguments["system"],
                 exchange.arguments["tools"],
             )
+
+
+class Content:
+    """Tells the tokens of one conversation's contexts apart by kind, as the replay page does.
+
+    What a context has in common with the one before it is not read again.
+    """
+
+    def __init__(self) -> None:
+        self._messages: Sequence[Message] = ()
+        self._sums: list[Counter[Kind]] = [Counter()]  # of the first 0, 1, 2 … messages
+
+    def read(
+        self,
+        counter: TokenCounter,
+        messages: Sequence[Message],
+        system: Any = None,
+        tools: Any = None,
+    ) -> Mapping[Kind, int]:
+        """The raw tokens of a context by kind; one context at a time."""
+        pieces = Pieces(counter)  # a new one each time: it keeps the messages that it has read
+        del self._sums[common_prefix(self._messages, messages) + 1 :]
+        for message in messages[len(self._sums) - 1 :]:
+            found = Counter(self._sums[-1])
+            for piece in pieces.of(message):
+                found[piece.kind] += piece.tokens
+            self._sums.append(found)
+        self._messages = list(messages)
+        whole = Counter(self._sums[-1])
+        whole["system"] += counter.total([], system=system)
+        whole["tools"] += counter.total([], tools=tools)
+        return {kind: tokens for kind, tokens in whole.items() if tokens}
+
+
+MAX_NAME = 120
+_MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
+
+# By client; the second header distinguishes sub-agents that run under one session.
+_HEADERS = (
+    ("x-ctxpipe-session", ""),
+    ("x-claude-code-session-id", "x-claude-code-agent-id"),
+    ("session-id", "thread-id"),  # codex
+    ("session_id", ""),
+    ("x-session-id", ""),  # opencode
+)
+_IN_BODY = ("metadata.session_id", "metadata.user_id", "prompt_cache_key", "user")
+
+
+def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> str:
+    """The name of the conversation that a request belongs to, "" where it has none.
+
+    *headers* have names in small letters, *values* are those of the body. A key to the API is no
+    name: neither ``authorization`` nor ``x-api-key`` is looked at. No two names become one: what is
+    too long, or looks like a name that is made here, ends in its hash.
+    """
+    name = _in_headers(headers) or _in_body(values)
+    if len(name) <= MAX_NAME and not _MADE_HERE.fullmatch(name):
+        return name
+    return hashed_name(name, MAX_NAME)
+
+
+def _in_headers(headers: Mapping[str, str]) -> str:
+    for first, second in _HEADERS:
+        if name := headers.get(first):
+            agent = headers.get(second)
+            return f"{name}.{agent}" if agent and agent != name else name
+    return ""
+
+
+def _in_body(values: Mapping[str, Any]) -> str:
+    names = map(_text, texts_at(values, *_IN_BODY))
+    return _session_in(next(filter(None, names), ""))
+
+
+def _session_in(name: str) -> str:
+    """The session in a *name* that is JSON, as Claude Code's user id; else the whole of it."""
+    if not name.startswith("{"):
+        return name
+    try:
+        found = json.loads(name)
+    except (ValueError, RecursionError):
+        return name
+    return _text(found.get("session_id")) or name
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -7,7 +7,7 @@ from typing import Any
 from gateways import conversation, post, replies, serving
 
 from ctxpipe import TokenCounter
-from ctxpipe.gateway.content import Content
+from ctxpipe.gateway.shaping import Content
 from ctxpipe.testing import MessagesServer
 
 CALL = {"type": "tool_use", "id": "t", "name": "bash", "input": {"command": "ls"}}

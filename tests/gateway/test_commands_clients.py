@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctxpipe.gateway.clients import CHATGPT_URL, CLIENTS, Client, find_client
+from ctxpipe.gateway.commands import CHATGPT_URL, CLIENTS, Client, find_client
 
 URL = "http://127.0.0.1:1"
 OWN = """
