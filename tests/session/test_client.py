@@ -90,12 +90,13 @@ async def test_a_request_lends_its_client(is_streamed, is_beta, tmp_path):
     assert WITHOUT_MODEL not in run.details[0].warnings
 
 
+def shaping(run: Run):
+    return serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")])
+
+
 async def test_the_middleware_lends_its_client(tmp_path):
     run = Run(tmp_path)
-    async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (
-        server,
-        client,
-    ):
+    async with shaping(run) as (server, client):
         await client.messages.create(model="m", max_tokens=9, messages=history())
 
     assert models(server) == [SUMMARIES, "m"]
@@ -104,10 +105,7 @@ async def test_the_middleware_lends_its_client(tmp_path):
 
 async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path):
     run = Run(tmp_path)
-    async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (
-        server,
-        client,
-    ):
+    async with shaping(run) as (server, client):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
 
     assert models(server) == [SUMMARIES, "m"]
