@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,14 +10,14 @@ from weakref import WeakKeyDictionary
 
 from .._threads.threads import in_thread
 from ..messages import common_prefix
-from ..placeholders.names import hashed_name
 from ..session.client import BETA
 from ..session.session import conversation_of
 from ..storage import LocalStorage
 from ..storage.memory import MemoryStorage
 from ..tokens.spent import Pieces
-from ..wire.conversations import UNNAMED, Conversations, Dialog, texts_at
+from ..wire.conversations import Conversations, Dialog
 from .journals import open_journal
+from .names import conversation_name
 from .pipelines import Pipelines
 
 if TYPE_CHECKING:
@@ -133,58 +131,3 @@ class Content:
         whole["system"] += counter.total([], system=system)
         whole["tools"] += counter.total([], tools=tools)
         return {kind: tokens for kind, tokens in whole.items() if tokens}
-
-
-MAX_NAME = 120
-_MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)
-
-# By client; the second header distinguishes sub-agents that run under one session.
-_HEADERS = (
-    ("x-ctxpipe-session", ""),
-    ("x-claude-code-session-id", "x-claude-code-agent-id"),
-    ("session-id", "thread-id"),  # codex
-    ("session_id", ""),
-    ("x-session-id", ""),  # opencode
-)
-_IN_BODY = ("metadata.session_id", "metadata.user_id", "prompt_cache_key", "user")
-
-
-def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """The name of the conversation that a request belongs to, "" where it has none.
-
-    *headers* have names in small letters, *values* are those of the body. A key to the API is no
-    name: neither ``authorization`` nor ``x-api-key`` is looked at. No two names become one: what is
-    too long, or looks like a name that is made here, ends in its hash.
-    """
-    name = _in_headers(headers) or _in_body(values)
-    if len(name) <= MAX_NAME and not _MADE_HERE.fullmatch(name):
-        return name
-    return hashed_name(name, MAX_NAME)
-
-
-def _in_headers(headers: Mapping[str, str]) -> str:
-    for first, second in _HEADERS:
-        if name := headers.get(first):
-            agent = headers.get(second)
-            return f"{name}.{agent}" if agent and agent != name else name
-    return ""
-
-
-def _in_body(values: Mapping[str, Any]) -> str:
-    names = map(_text, texts_at(values, *_IN_BODY))
-    return _session_in(next(filter(None, names), ""))
-
-
-def _session_in(name: str) -> str:
-    """The session in a *name* that is JSON, as Claude Code's user id; else the whole of it."""
-    if not name.startswith("{"):
-        return name
-    try:
-        found = json.loads(name)
-    except (ValueError, RecursionError):
-        return name
-    return _text(found.get("session_id")) or name
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

@@ -52,7 +52,7 @@ from ctxpipe.placeholders.summaries import (
     restored_text,
     summary_extras,
 )
-from ctxpipe.stages import source
+from ctxpipe.stages import compact
 from ctxpipe.stages.archive import archive_digest, archive_record
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
@@ -358,7 +358,7 @@ async def test_a_folder_that_a_text_names_for_an_archive_is_not_told_on(case):
 
 
 async def test_archives_in_archives_are_opened_up_to_a_bound(case, monkeypatch):
-    monkeypatch.setattr(source, "MOST_ARCHIVES", 5)
+    monkeypatch.setattr(compact, "MOST_ARCHIVES", 5)
     places: list[str] = []
     digest = ""
     for number in range(8):
@@ -396,7 +396,7 @@ async def test_after_many_compactions_a_few_archives_tell_all_that_came_before(c
     for number in range(1, 12):
         opened.clear()
         context = await case.run([*context, *work(number)])
-        assert len(opened) <= source.RECENT + 1  # its own is read, too, for its digest
+        assert len(opened) <= compact.RECENT + 1  # its own is read, too, for its digest
 
     told = evidence(context)
     assert told.requests[0] == "Request 0. <command>Be kind.</command>"
@@ -404,7 +404,7 @@ async def test_after_many_compactions_a_few_archives_tell_all_that_came_before(c
     assert told.paths["first.py"] is True
     assert "ID-77" in told.identifiers
     assert "<command>Be kind.</command>" in said(context)[0]
-    assert len(told.archives) == source.RECENT + 1
+    assert len(told.archives) == compact.RECENT + 1
 
 
 async def test_without_a_reader_of_archives_nothing_is_believed(tmp_path):

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 from gateways import Upstream, conversation, http, post, serving
 
-from ctxpipe.gateway.shaping import MAX_NAME, conversation_name
+from ctxpipe.gateway.names import MAX_NAME, conversation_name
 from ctxpipe.wire.conversations import Beginning, session_ids
 
 CLAUDE_CODE = f"user_{'ab' * 32}_account_{UUID(int=1)}_session_"
