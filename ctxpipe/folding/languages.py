@@ -85,11 +85,17 @@ class Language:
                 yield kind, type_
 
 
+# Read with the module, so that no call reads a file on an event loop.
+_TABLE: Mapping[str, Any] = tomllib.loads(
+    (files(__package__) / "languages.toml").read_text("utf-8")
+)
+
+
 @cache
 def languages() -> Mapping[str, Language]:
     """All languages, by the names that the parser has for them."""
     found: dict[str, Language] = {}
-    for name, row in _table()["languages"].items():
+    for name, row in _TABLE["languages"].items():
         settings = dict(row)
         like = found.get(settings.pop("like", ""), Language(name, ""))
         found[name] = replace(like, name=name, **settings)
@@ -102,13 +108,8 @@ def steps() -> Mapping[str, str]:
 
     "" is the first named child.
     """
-    found: Mapping[str, str] = _table()["steps"]
+    found: Mapping[str, str] = _TABLE["steps"]
     return found
-
-
-@cache
-def _table() -> Mapping[str, Any]:
-    return tomllib.loads((files(__package__) / "languages.toml").read_text("utf-8"))
 
 
 @cache

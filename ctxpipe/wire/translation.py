@@ -16,11 +16,13 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
+from ..errors import SettingsError
 from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
 from .codec import (
     Codec,
     Item,
     ItemReader,
+    MessagesCodec,
     Reading,
     Sourced,
     Unit,
@@ -250,8 +252,13 @@ class Verbatim:
 
 
 def translation_of(codec: ItemReader) -> Translation | Verbatim:
-    """What translates one conversation in the form of *codec*."""
-    return Translation(codec) if isinstance(codec, Codec) else Verbatim()
+    """What translates one conversation in the form of *codec*. Raises SettingsError."""
+    if isinstance(codec, MessagesCodec):
+        return Verbatim()
+    if isinstance(codec, Codec):
+        return Translation(codec)
+    name = type(codec).__name__
+    raise SettingsError(f"{name} is no codec: derive it from ctxpipe.wire.codec.Codec")
 
 
 def _contents(items: Sequence[Item]) -> list[object]:

@@ -12,10 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from typing import Any, TypeAlias, cast
-
-import anyio
 
 from ctxpipe import (
     BatchOffload,
@@ -306,8 +303,7 @@ async def _drop_count(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
 
 async def _fold_files(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     files = [(path, source) for path, source in args["files"]]
-    fold = partial(fold_files, files, count=hooks.count_text, **args.get("options", {}))
-    folded = await anyio.to_thread.run_sync(fold)
+    folded = fold_files(files, count=hooks.count_text, **args.get("options", {}))
     return {
         "content": folded.content,
         "sections": list(folded.sections),
