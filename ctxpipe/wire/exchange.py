@@ -101,7 +101,7 @@ class Mount:
         self._session_id = session_id
         self._journal = journal
         self._names = names
-        self.conversations = Conversations(max_sessions=pipeline.max_sessions)
+        self.conversations: Conversations = Conversations(max_sessions=pipeline.max_sessions)
 
     async def begin(
         self,

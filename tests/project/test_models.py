@@ -15,7 +15,7 @@ from ctxpipe.prompt_cache.cache import _MINIMUMS
 from ctxpipe.settings import EXAMPLE_MODEL, SUMMARY_MODEL
 
 NAME = re.compile(r"\bclaude-[a-z0-9]+(?:[-.][a-z0-9]+)*")
-NO_MODEL = "claude-code"  # the agent, its packages, pages and headers
+NO_MODEL = ("claude-code", "claude-agent-sdk")  # an agent, its packages, pages and headers
 TABLE = "ctxpipe/prompt_cache/cache.py"
 HOME = "ctxpipe/settings.py"
 
