@@ -285,6 +285,9 @@ class HttpExchange(Exchange):
     what was rewritten that cost nothing.
     """
 
+    items: Sequence[Item]
+    reason: str
+
     def __init__(
         self,
         conversations: Conversations,

@@ -462,6 +462,21 @@ async def test_each_request_of_a_session_goes_on_where_the_one_before_ended(tmp_
         assert after.startswith(before)
 
 
+async def test_a_side_question_does_not_make_the_loop_forget_what_it_has_offloaded(tmp_path):
+    shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
+    history = loop(5)
+
+    async with talk(lambda _: "ok", shaping) as (server, client):
+        for end in range(1, len(history) + 1, 2):
+            await plain(client, history[:end])
+            await plain(client, [user(f"Give this a title: {end}")])
+        await plain(client, history)
+
+    assert not server.refused
+    assert LONG[:100] not in server.requests[-1].raw.decode().replace("\\n", "\n")
+    assert sent(server.requests[-1]) == sent(server.requests[-3])
+
+
 async def test_a_session_of_the_loop_itself_and_the_middleware_agree(tmp_path):
     pipeline = offloading(tmp_path)
     session, history = pipeline.session("s"), loop(5)

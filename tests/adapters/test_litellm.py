@@ -103,7 +103,9 @@ async def work(
     while True:
         try:
             said = await ask(api, history, given, **options)
-        except litellm.BadRequestError:
+        except Exception as error:  # of its own class, or in older versions of the provider's
+            if getattr(error, "status_code", None) != 400:
+                raise
             with anyio.fail_after(30):  # LiteLLM tells its callbacks later what has failed
                 while litellm.callbacks[0]._pending:  # noqa: ASYNC110  it says so in no other way
                     await anyio.sleep(0.01)

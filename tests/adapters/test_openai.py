@@ -511,6 +511,22 @@ async def test_the_name_of_a_conversation_is_found(tmp_path, named: Named):
     assert (tmp_path / "job" / "c0.md").exists()
 
 
+async def test_sub_agents_under_one_name_do_not_disturb_each_other(tmp_path):
+    http_client = shaping(full(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        alone = await work(client, "chat", 12)
+        sub: list[Any] = [{"role": "user", "content": "a side question"}]
+        mixed = [{"role": "user", "content": "go"}]
+        for _ in range(12):
+            for history in (mixed, sub):
+                said = await ask(client, "chat", history)
+                history += [*said, *results("chat", said, named)]
+
+    assert not server.refused
+    assert mixed == alone
+
+
 async def test_a_given_name_is_the_name(tmp_path):
     find: Any = lambda body: "of-" + body["user"]  # noqa: E731
 
