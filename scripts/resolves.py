@@ -162,9 +162,13 @@ def write(rows: Sequence[Row]) -> None:
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """The lines of the table of the *rows*."""
-    yield "| installed beside it | version | resolves | with |\n|---|---|---|---|\n"
+    yield "| resolves | with | beside |\n|---|---|---|\n"
+    outcomes: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        yield f"| `{row.name}` | {row.version} | {row.outcome} | {row.note} |\n"
+        outcomes.setdefault((row.outcome, row.note), []).append(row)
+    for (outcome, note), group in outcomes.items():
+        names = ", ".join(f"`{row.name}` {row.version}" for row in group)
+        yield f"| {outcome} | {note} | {names} |\n"
 
 
 def bare(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 
 from places import ROOT
@@ -34,7 +35,8 @@ def test_without_a_conflict_the_error_is_told():
 def test_the_table_of_the_documentation_has_every_package_that_is_asked_for():
     _, rest = RESOLVES["PAGE"].read_text("utf-8").split(RESOLVES["BEGIN"])
     rows = [line.split("|") for line in rest.split(RESOLVES["END"])[0].splitlines()[3:]]
+    names = [name for row in rows for name in re.findall(r"`(.+?)`", row[3])]
 
-    assert [row[1].strip(" `") for row in rows] == list(RESOLVES["BESIDE"])
-    assert len(rows) == 20
-    assert {row[3].strip() for row in rows} == {"yes"}
+    assert sorted(names) == sorted(RESOLVES["BESIDE"])
+    assert len(names) == 20
+    assert {row[1].strip() for row in rows} == {"yes"}
