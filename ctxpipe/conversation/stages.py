@@ -49,12 +49,12 @@ async def ask_stages(
     """
     reports: list[StageReport] = []
     for place, stage in stages.items():
-        turn.bind(state.memories.setdefault(place, {}))
+        own_turn = replace(turn, memory=state.memories.setdefault(place, {}))
         if tracer is None:
-            change, report = await _ask_stage(state.settings, stage, turn, tokens, is_plan)
+            change, report = await _ask_stage(state.settings, stage, own_turn, tokens, is_plan)
         else:
             with span_of(tracer, stage_name(stage), turn.session_id) as span:
-                change, report = await _ask_stage(state.settings, stage, turn, tokens, is_plan)
+                change, report = await _ask_stage(state.settings, stage, own_turn, tokens, is_plan)
                 describe(span, report)
         if not is_plan:
             _emit(state.settings, report)

@@ -67,6 +67,7 @@ class Facts(NamedTuple):
     *kinds* are those of its blocks; bare text counts as a text block. *calls* are the ids of its
     tool_use blocks, *results* the ids that its tool_result blocks answer, both in order. *marks* is
     its number of cache marks. With *has_server_tools* a block is about a tool that the server runs.
+    *faults* are the rules that it breaks by itself, values that cannot be encoded included.
     """
 
     role: str

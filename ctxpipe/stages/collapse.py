@@ -143,7 +143,7 @@ class Collapse:
         """What leaves at this turn, or why nothing does."""
         if turn.protected:
             return Skip(PROTECTED)
-        columns = await turn.facts()
+        columns = await turn.columns()
         if not turn.force and not turn.cache_expired and columns.calls < self.min_calls:
             return Skip(f"only {columns.calls} calls in the context, fewer than {self.min_calls}")
         sums = await turn.prefix_sums()

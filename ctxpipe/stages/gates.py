@@ -96,7 +96,7 @@ class RentOrBuyGate:
         old = candidates()
         if not old:
             return "no old result is long enough to offload"
-        columns = await turn.facts()
+        columns = await turn.columns()
         sums = await turn.prefix_sums()
         tokens = turn.recall(CandidateTokens)
         tokens.extend(old, lambda candidate: _tokens(candidate, turn.counter))

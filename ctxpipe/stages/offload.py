@@ -290,7 +290,7 @@ class BatchOffload:
         running = turn.recall(offload.CandidateIndex)
         is_long = turn.is_bulky(running.known)
         await in_thread_if(is_long, running.extend, turn.messages, selection)
-        end = (await turn.facts()).recent_from(self.keep_recent)
+        end = (await turn.columns()).recent_from(self.keep_recent)
         chosen = await self._choose(turn, running, end)
         if isinstance(chosen, str):
             return Skip(chosen)

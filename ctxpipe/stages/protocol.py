@@ -75,8 +75,8 @@ class Turn:
         """The pipeline's one token counter (exact, uncalibrated)."""
         return self.ledger.counter
 
-    async def facts(self) -> Columns:
-        """The facts of the messages, each read once."""
+    async def columns(self) -> Columns:
+        """Sums over the facts of the messages, each of which is read once."""
         columns = Columns() if self.tracked is None else self.tracked.columns
         if len(columns) < len(self.messages):
             await in_thread_if(self.is_bulky(len(columns)), columns.extend, self.messages)
@@ -102,10 +102,6 @@ class Turn:
     @property
     def _ledger_length(self) -> int | None:
         return None if self.tracked is None else self.ledger.known
-
-    def bind(self, memory: MutableMapping[object, Any]) -> None:
-        """Give the turn to the stage whose record *memory* is: one turn serves all stages."""
-        object.__setattr__(self, "memory", memory)
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""
