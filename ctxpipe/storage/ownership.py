@@ -285,7 +285,7 @@ class StorageRoot:
         for name in self.session_folders():
             with suppress(StorageError), self.folder(name) as descriptor:
                 mark = self.read_mark(name, descriptor)
-                if mark is None or name == TOMBSTONES:
+                if mark is None or name == TOMBSTONES or is_temporary(name):
                     continue
                 if mark.session_id is not None:
                     found.append(mark.session_id)
@@ -311,6 +311,13 @@ class StorageRoot:
         return False
 
     def _drop(self, name: str, descriptor: int) -> bool:
+        if is_temporary(name):  # a killed process has not given it its name
+            for file in os.listdir(descriptor):
+                if is_temporary(file) or file == SESSION_MARK:
+                    discard(descriptor, file)
+            with self.folder("") as root:
+                os.rmdir(name, dir_fd=root)
+            return True
         mark = self.read_mark(name, descriptor)
         if mark is None or os.listdir(descriptor) != [SESSION_MARK]:
             return False

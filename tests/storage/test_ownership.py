@@ -211,6 +211,51 @@ anyio.run(LocalStorage(sys.argv[1]).write, [("s/a.md", "x")])
     assert not (root / "s").exists()
 
 
+@pytest.mark.parametrize(
+    "call", ["mkdir", "link", "rename"], ids=["before its mark", "beside it", "before its name"]
+)
+def test_a_folder_that_a_killed_process_had_not_finished_is_cleaned_up(tmp_path, call: str):
+    script = """
+import os, sys, time
+from pathlib import Path
+root, call = Path(sys.argv[1]), sys.argv[2]
+work = getattr(os, call)
+def stuck(*names, **options):
+    if call == "mkdir":
+        work(*names, **options)
+    if any(root.glob(".ctxpipe-tmp-*")):
+        print("HALF", flush=True)
+        time.sleep(60)
+    return None if call == "mkdir" else work(*names, **options)
+setattr(os, call, stuck)
+import anyio
+from ctxpipe import LocalStorage
+anyio.run(LocalStorage(root).write, [("s/a.md", "x")])
+"""
+    root = tmp_path / "root"
+    anyio.run(LocalStorage(root).write, [("other/a.md", "x")])
+    python_killed_at("HALF", script, root, call)
+    [unfinished] = root.glob(".ctxpipe-tmp-*")
+
+    anyio.run(LocalStorage(root).cleanup)
+    assert unfinished.exists()  # its process may be alive
+    assert StorageRoot(str(root)).session_ids() == ["other"]
+    anyio.run(LocalStorage(root, clock=lambda: time.time() + 7_200).cleanup)
+
+    assert not unfinished.exists()
+
+
+def test_what_others_have_put_into_a_folder_of_that_name_stays(tmp_path):
+    folder = tmp_path / ".ctxpipe-tmp-1-0-0"
+    anyio.run(LocalStorage(tmp_path).write, [("s/a.md", "x")])
+    folder.mkdir()
+    (folder / "mine.md").write_text("mine")
+
+    anyio.run(LocalStorage(tmp_path, clock=lambda: time.time() + 7_200).cleanup)
+
+    assert (folder / "mine.md").read_text() == "mine"
+
+
 # Newer and damaged marks --------------------------------------------------------------------------
 
 NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
