@@ -100,10 +100,8 @@ def discard(folder: int, name: str) -> None:
 def sweep(folder: int, before: float) -> None:
     """Remove temporary files last written *before* that time: a killed process left them."""
     for name in os.listdir(folder):
-        if not is_temporary(name):
-            continue
         with suppress(FileNotFoundError):
-            if file_info(folder, name).st_mtime < before:
+            if is_temporary(name) and file_info(folder, name).st_mtime < before:
                 os.unlink(name, dir_fd=folder)
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -90,22 +90,26 @@ def files_named_in(messages: Iterable[Message]) -> set[str]:
 
 def is_owned(root: StorageRoot) -> bool:
     """Whether the root, or a session folder in it, carries a mark."""
-    for folder in ("", *root.session_folders()):
-        with _skip_unreadable(), root.folder(folder) as descriptor:
-            if root.read_mark(folder, descriptor):
-                return True
-    return False
+    return any(True for _ in _marked_folders(root))
 
 
 def find_files(root: StorageRoot) -> list[OwnFile]:
     """The files of ctxpipe below the root, in folders that are marked."""
-    files: list[OwnFile] = []
+    return [file for folder in _marked_folders(root) for file in _own_files(*folder)]
+
+
+def _marked_folders(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
+    """Each folder with a mark, open: its descriptor, name and mark."""
     for folder in ("", *root.session_folders()):
-        with _skip_unreadable(), root.folder(folder) as descriptor:
-            mark = root.read_mark(folder, descriptor)
-            if mark is not None:
-                files += _own_files(descriptor, folder, mark)
-    return files
+        try:
+            with root.folder(folder) as descriptor:
+                mark = root.read_mark(folder, descriptor)
+                if mark is not None:
+                    yield descriptor, folder, mark
+        except StorageError as error:
+            # One that is gone, or belongs to another user: nothing in it is ours.
+            if error.errno not in (errno.ENOENT, errno.EACCES):
+                raise
 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
@@ -184,12 +188,12 @@ def _delete(root: StorageRoot, file: OwnFile) -> bool:
 
 def drop_empty_folders(root: StorageRoot, before: float) -> None:
     """Remove the session folders of ctxpipe that have been empty since *before*."""
-    root.sweep_tombstones()
     # Somebody may be about to write into a newer one.
     for folder in root.session_folders():
         with suppress(OSError), root.folder(folder) as descriptor:
             if os.fstat(descriptor).st_mtime < before:
                 root.drop(folder)
+    root.sweep_tombstones()  # by which remainders of deletions are recognized
 
 
 def session_files(root: StorageRoot, folder: str) -> list[OwnFile]:
@@ -220,13 +224,3 @@ def delete_session(root: StorageRoot, folder: str) -> Cleaned:
         cleaned = delete_files(root, session_files(root, folder))
         left = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
     return replace(cleaned, left=tuple(root.path_of(folder, name) for name in left))
-
-
-@contextmanager
-def _skip_unreadable() -> Iterator[None]:
-    """Skip a folder that is gone, or that belongs to another user: nothing in it is ours."""
-    try:
-        yield
-    except StorageError as error:
-        if error.errno not in (errno.ENOENT, errno.EACCES):
-            raise

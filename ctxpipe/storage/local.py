@@ -181,10 +181,9 @@ class LocalStorage:
     def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
-        if exists(fd, name):
-            is_there = holds(fd, name, data)
-            if is_there is not None:
-                return is_there
+        is_there = holds(fd, name, data)
+        if is_there is not None:
+            return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
             if not claim(fd, temporary, name):  # another process was faster
@@ -382,7 +381,6 @@ class LocalStorage:
 
         Raises StorageError, and SettingsError for an empty prefix.
         """
-        ids_below(prefix, ())
         return ids_below(prefix, await _run_in_thread(self._folders.session_ids))
 
     async def cleanup(

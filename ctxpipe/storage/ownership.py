@@ -22,6 +22,7 @@ from .atomic import (
     STALE_SECONDS,
     claim,
     discard,
+    exists,
     is_temporary,
     read_bytes,
     sweep,
@@ -84,14 +85,12 @@ def _read_mark(folder: int, name: str, where: str) -> Mark | None:
         form = json.loads(header)["form"]
     except (OSError, *_DAMAGED):
         return None
-    if type(form) is not int:
+    if type(form) is not int or form < FORM:
         return None
     if form > FORM:
         forms = f"form {form}, this one knows {FORM}"
         reason = f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe"
         raise RootError(errno.ENOTSUP, reason)
-    if form < FORM:
-        return None
     values = list(_parse_lines(lines))
     names = frozenset(value for value in values if isinstance(value, str))
     users = [value for value in values if isinstance(value, dict)]
@@ -117,11 +116,6 @@ def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
 def _line(value: str | dict[str, object]) -> str:
     # The line break comes first: a line that a crash has torn must not swallow the next one.
     return f"\n{json.dumps(value)}"
-
-
-def _user(session_id: str, *, has_journal: bool) -> dict[str, object]:
-    """What a mark says about the session."""
-    return {"session": session_id, "journal": has_journal}
 
 
 def _create_file(folder: int, name: str, text: str) -> None:
@@ -270,7 +264,7 @@ class StorageRoot:
             if mark is not None and mark.has_journal and mark.session_id == session_id:
                 os.utime(SESSION_MARK, dir_fd=folder, follow_symlinks=False)
             elif mark is not None:
-                self._add_line(name, folder, _user(session_id, has_journal=True))
+                self._add_user(name, folder, session_id, has_journal=True)
 
     def has_journal_elsewhere(self, name: str) -> bool:
         """Whether the session in the folder *name* has a journal which is not in that folder."""
@@ -311,15 +305,16 @@ class StorageRoot:
         return False
 
     def _drop(self, name: str, descriptor: int) -> bool:
-        if is_temporary(name):  # a killed process has not given it its name
-            for file in os.listdir(descriptor):
-                if is_temporary(file) or file == SESSION_MARK:
-                    discard(descriptor, file)
+        files = os.listdir(descriptor)
+        # A killed process has not given it its name, or has deleted all but the folder itself.
+        if is_temporary(name) or (not files and self._tombstone(name)):
+            sweep(descriptor, time.time())
+            discard(descriptor, SESSION_MARK)
             with self.folder("") as root:
                 os.rmdir(name, dir_fd=root)
             return True
         mark = self.read_mark(name, descriptor)
-        if mark is None or os.listdir(descriptor) != [SESSION_MARK]:
+        if mark is None or files != [SESSION_MARK]:
             return False
         discard(descriptor, SESSION_MARK)
         try:
@@ -328,8 +323,7 @@ class StorageRoot:
         except OSError:  # somebody has written into it meanwhile
             write_mark(descriptor, SESSION_MARK, mark.files)
             if mark.session_id is not None:
-                user = _user(mark.session_id, has_journal=mark.has_journal)
-                self._add_line(name, descriptor, user)
+                self._add_user(name, descriptor, mark.session_id, has_journal=mark.has_journal)
             return False
         return True
 
@@ -340,6 +334,9 @@ class StorageRoot:
         """
         if self._known.get(name):
             self._add_line(name, folder, file)
+
+    def _add_user(self, name: str, folder: int, session_id: str, *, has_journal: bool) -> None:
+        self._add_line(name, folder, {"session": session_id, "journal": has_journal})
 
     def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:
         try:
@@ -371,6 +368,8 @@ class StorageRoot:
     def _enter_marked(self, name: str, root: int) -> int:
         """The folder *name*, made with its mark if it is not there."""
         while True:
+            if not exists(root, f"{name}/{SESSION_MARK}"):
+                self.drop(name)  # what a killed deletion has left: nothing lists its files
             try:
                 return enter_folder(name, root)[0]
             except FileNotFoundError:
@@ -388,8 +387,9 @@ class StorageRoot:
             write_mark(folder, SESSION_MARK)
             generation = running_generation(name)
             if generation is not None:
-                user = _user(generation.session_id, has_journal=generation.has_journal)
-                self._add_line(name, folder, user)
+                self._add_user(
+                    name, folder, generation.session_id, has_journal=generation.has_journal
+                )
             os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
         except OSError as error:
             with suppress(OSError):
@@ -414,10 +414,10 @@ class StorageRoot:
         else:
             root, is_new = self._pinned.open(), False
         try:
-            if is_new or not self._admitted:
+            if not self._admitted:
                 self._admit(root)
             if is_new or (create and not self._prepared):
-                self._prepare(root, is_new=is_new)
+                self._prepare(root)
         except OSError:
             os.close(root)
             raise
@@ -434,8 +434,8 @@ class StorageRoot:
             )
         self._admitted = True
 
-    def _prepare(self, root: int, *, is_new: bool) -> None:
-        if self._marked and (is_new or _is_empty(root)):
+    def _prepare(self, root: int) -> None:
+        if self._marked and _is_empty(root):
             write_mark(root, ROOT_MARK)
             _create_file(root, ".gitignore", "*\n")
         self._prepared = True

@@ -136,7 +136,6 @@ class SharedJournal(ABC):
 
         Raises StorageError, and SettingsError for an empty prefix.
         """
-        ids_below(prefix, ())
         return ids_below(prefix, map(json.loads, await self._sessions()))
 
     @asynccontextmanager

@@ -256,6 +256,39 @@ def test_what_others_have_put_into_a_folder_of_that_name_stays(tmp_path):
     assert (folder / "mine.md").read_text() == "mine"
 
 
+def test_what_is_written_after_a_deletion_killed_before_its_last_step_is_deletable(tmp_path):
+    script = """
+import os, sys, time
+def stuck(*names, **options):
+    print("HALF", flush=True)
+    time.sleep(60)
+os.rmdir = stuck
+import anyio
+from ctxpipe import LocalStorage
+anyio.run(LocalStorage(sys.argv[1]).delete, "s")
+"""
+    anyio.run(LocalStorage(tmp_path).write, [("s/a.md", "x")])
+    python_killed_at("HALF", script, tmp_path)
+    assert list((tmp_path / "s").iterdir()) == []  # without its mark
+
+    anyio.run(LocalStorage(tmp_path).write, [("s/secret.md", "y")])
+    anyio.run(LocalStorage(tmp_path).delete, "s")
+
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_that_a_killed_deletion_has_left_is_cleaned_up(tmp_path):
+    anyio.run(LocalStorage(tmp_path).write, [("s/a.md", "x")])
+    anyio.run(LocalStorage(tmp_path).delete, "s")
+    (tmp_path / "s").mkdir()  # as after the last step but one
+    (tmp_path / "mine").mkdir()
+
+    anyio.run(LocalStorage(tmp_path, clock=lambda: time.time() + 7_200).cleanup)
+
+    assert not (tmp_path / "s").exists()
+    assert (tmp_path / "mine").exists()
+
+
 # Newer and damaged marks --------------------------------------------------------------------------
 
 NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
