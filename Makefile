@@ -115,7 +115,7 @@ examples:  ## every mount's example, in the environments of test-adapters, again
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
 
-nightly: test coverage  ## new slow tests, the gate of coverage, properties with 10,000 examples each, first-hour
+nightly: test coverage  ## new slow tests, the gate of coverage, properties with 1,000 examples each, first-hour
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 	$(MAKE) test-extras test-adapters examples
 	$(MAKE) first-hour

@@ -44,7 +44,7 @@ settings.register_profile(
     "ci", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
-    "nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "nightly", max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(  # for `make mutants`: that a test fails is all it asks
     "mutants", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]
