@@ -90,15 +90,15 @@ def files_named_in(messages: Iterable[Message]) -> set[str]:
 
 def is_owned(root: StorageRoot) -> bool:
     """Whether the root, or a session folder in it, carries a mark."""
-    return any(True for _ in _marked_folders(root))
+    return any(True for _ in _folders_with_mark(root))
 
 
 def find_files(root: StorageRoot) -> list[OwnFile]:
     """The files of ctxpipe below the root, in folders that are marked."""
-    return [file for folder in _marked_folders(root) for file in _own_files(*folder)]
+    return [file for folder in _folders_with_mark(root) for file in _own_files(*folder)]
 
 
-def _marked_folders(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
+def _folders_with_mark(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
     """Each folder with a mark, open: its descriptor, name and mark."""
     for folder in ("", *root.session_folders()):
         try:

@@ -181,9 +181,10 @@ class LocalStorage:
     def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
-        is_there = holds(fd, name, data)
-        if is_there is not None:
-            return is_there
+        if exists(fd, name):
+            is_there = holds(fd, name, data)
+            if is_there is not None:
+                return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
             if not claim(fd, temporary, name):  # another process was faster
