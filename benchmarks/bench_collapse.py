@@ -17,11 +17,11 @@ from time import perf_counter, process_time, thread_time
 from typing import Any, TypeAlias
 
 from benchmarks.figures import add_figure, recording
-from ctxpipe import Collapse, ContextPipeline, LocalStorage, TokenCounter, presets
+from ctxpipe import Collapse, ContextPipeline, LocalStorage, presets
 from ctxpipe.messages import Message
 from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.tokens import Ledger
+from ctxpipe.tokens import Ledger, TokenCounter
 
 Row: TypeAlias = tuple[str, float, str, float, str]
 """What, how much, in which unit, the limit, and what it is compared with."""

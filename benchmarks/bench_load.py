@@ -50,20 +50,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from benchmarks.figures import add_figure, recording
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Preview,
-    Restore,
     Session,
     SmartTruncate,
     StorageError,
 )
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.settings import EXAMPLE_MODEL
+from ctxpipe.stages.compact import Breaker, Restore
 from ctxpipe.stages.reports import StageReport
 from ctxpipe.summarizers import AnthropicSummarizer, PromptSummarizer, Retry, Summarizer
 from ctxpipe.testing import Model, problems

@@ -33,10 +33,10 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     SmartTruncate,
-    TokenCounter,
 )
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
 
 Row: TypeAlias = tuple[str, float, str, float, str]
 """What, how much, in which unit, the limit, and what it is compared with."""

@@ -33,16 +33,16 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Message,
     SmartTruncate,
-    TokenCounter,
     TrimReadBacks,
     offload_tools,
 )
 from ctxpipe.folding import folder
 from ctxpipe.folding.definitions import definitions
 from ctxpipe.folding.folder import Folder
+from ctxpipe.messages import Message
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
 from ctxpipe.tools import answer
 
 LIMIT_MS = 50

@@ -18,12 +18,12 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.figures import add_figure, recording
-from ctxpipe import Message, SmartTruncate, TokenCounter, Turn, check
+from ctxpipe import SmartTruncate, Turn
 from ctxpipe.edits.truncate import file_views
 from ctxpipe.functions import Truncation, smart_truncate
-from ctxpipe.messages import Columns
+from ctxpipe.messages import Columns, Message, check
 from ctxpipe.stages.protocol import Tracked
-from ctxpipe.tokens import Budget, Ledger
+from ctxpipe.tokens import Budget, Ledger, TokenCounter
 
 WORDS = [
     *("of", "time", "error", "value", "table", "request", "index", "session", "reader", "writer"),

@@ -14,15 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ctxpipe import (
-    BatchOffload,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    Preview,
-    Result,
-    Tool,
-)
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Result, Tool
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.tools import answer
 
 if TYPE_CHECKING:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from ctxpipe import LocalStorage, TokenCounter, offload_tools
+from ctxpipe import LocalStorage, offload_tools
 from ctxpipe.providers.agent_tools import READ_BACK_TOOLS
 from ctxpipe.stages.reports import Offloaded
 from ctxpipe.testing import MessagesServer
+from ctxpipe.tokens import TokenCounter
 from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
 from examples.scripted_model import FAULTS, survey
 from examples.tools import existing_folder, folder_tools

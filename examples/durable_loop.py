@@ -17,15 +17,8 @@ from typing import TYPE_CHECKING
 
 import anthropic
 
-from ctxpipe import (
-    BatchOffload,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    Session,
-    pending_calls,
-)
-from ctxpipe.messages import ToolCall
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Session
+from ctxpipe.messages import ToolCall, pending_calls
 from ctxpipe.tools import Tool, answer
 from examples.tools import folder_tools
 

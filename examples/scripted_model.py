@@ -18,7 +18,7 @@ from ctxpipe.messages import tool_calls, tool_results
 from ctxpipe.testing import Answer, RequestBody, answer, thinking, tool_use
 
 if TYPE_CHECKING:
-    from ctxpipe import Message
+    from ctxpipe.messages import Message
 
 __all__ = ["FAULTS", "survey"]
 

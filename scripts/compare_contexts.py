@@ -57,12 +57,12 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     Skip,
     SmartTruncate,
     presets,
 )
 from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import bare, sign, verify
@@ -367,8 +367,10 @@ class Caller:
             "clock": self.now,
         }
         direct: list[Any] = [DirectOffload(storage, min_chars=4 * setting.min_chars)]
-        if hasattr(ctxpipe, "Breaker"):  # older versions have all this in two stages
-            breaker = {"breaker": ctxpipe.Breaker(**breaker)}
+        if hasattr(ctxpipe, "TrimReadBacks"):  # older versions have all this in two stages
+            from ctxpipe.stages.compact import Breaker  # noqa: PLC0415
+
+            breaker = {"breaker": Breaker(**breaker)}
             direct.append(ctxpipe.TrimReadBacks(storage))
         return [
             *direct,

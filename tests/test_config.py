@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ctxpipe import Breaker, Compact, Evidence, Restore
+from ctxpipe import Compact
 from ctxpipe.config import read_config
 from ctxpipe.errors import SettingsError
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.collapse import Collapse
+from ctxpipe.stages.compact import Breaker, Evidence, Restore
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload
 from ctxpipe.storage import LocalFiles

@@ -11,7 +11,8 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "from ctxpipe._lazy import import_on_use\n"
-        '__getattr__ = import_on_use(__name__, {".shapes": "Circle Square", ".colours": "Red"})\n'
+        'names = {".shapes": "Circle Square", ".colours": "Red"}\n'
+        '__getattr__ = import_on_use(__name__, names, {".solids": "Cube Ball"})\n'
     )
     (folder / "shapes.py").write_text("class Circle: pass\nclass Square: pass\n")
     (folder / "colours.py").write_text("class Red: pass\n")
@@ -39,3 +40,8 @@ def test_a_name_is_looked_up_once(package):
 def test_an_unknown_name_is_an_attribute_error_that_names_the_package(package):
     with pytest.raises(AttributeError, match="module 'on_use' has no attribute 'Triangle'"):
         _ = package.Triangle
+
+
+def test_a_name_that_lives_elsewhere_is_an_attribute_error_that_says_where(package):
+    with pytest.raises(AttributeError, match=r"'Ball'; import it from on_use\.solids$"):
+        _ = package.Ball

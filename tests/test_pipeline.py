@@ -48,26 +48,24 @@ from ctxpipe import (
     InvalidHistory,
     LocalStorage,
     MemoryStorage,
-    Preview,
-    Prices,
-    RatioGate,
     Result,
     Skip,
     SmartTruncate,
     Stage,
-    TokenCounter,
     TrimReadBacks,
     Turn,
-    check,
     presets,
 )
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.functions import count_tokens
-from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
-from ctxpipe.placeholders.placeholders import reference, reference_with_preview
+from ctxpipe.messages import Message, blocks, check, kind, tool_calls, tool_results
+from ctxpipe.placeholders.placeholders import Preview, reference, reference_with_preview
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded, Outcome, StageReport
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
 
 HISTORY = conversation(
     user("go"), step("a", say="look", result="found " * 50), assistant("done"), user("and now?")

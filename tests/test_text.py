@@ -17,8 +17,6 @@ from ctxpipe import (
     LocalStorage,
     MemoryStorage,
     ObjectStorage,
-    RentOrBuyGate,
-    Restore,
     SmartTruncate,
     TrimReadBacks,
 )
@@ -28,6 +26,8 @@ from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.replay import Replay
 from ctxpipe.lab.report import Figures, PageTurn, Replaced, Report, Run
 from ctxpipe.lab.transcripts import Transcript
+from ctxpipe.stages.compact import Restore
+from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.reports import Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 

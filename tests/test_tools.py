@@ -24,7 +24,6 @@ from ctxpipe import (
     StorageError,
     Tool,
     answer,
-    as_beta_tools,
     offload_tools,
     testing,
 )
@@ -33,7 +32,7 @@ from ctxpipe.edits import search as edits
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.providers.agent_tools import READ_BACK_TOOLS
 from ctxpipe.storage import Page
-from ctxpipe.tools import ToolInputError
+from ctxpipe.tools import ToolInputError, as_beta_tools
 from ctxpipe.tools import offloaded as module
 
 TEXT = "\n".join(

@@ -30,7 +30,6 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    RatioGate,
     SmartTruncate,
 )
 from ctxpipe._values import encoding_fault
@@ -45,6 +44,7 @@ from ctxpipe.messages import (
     rebuilt,
     strings,
 )
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import Summary

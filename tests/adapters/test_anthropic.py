@@ -29,14 +29,12 @@ from sdks import needs_middleware
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Change,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     Skip,
     SmartTruncate,
     Turn,
@@ -49,6 +47,8 @@ from ctxpipe.adapters.anthropic import (
 )
 from ctxpipe.adapters.http_client import library_of
 from ctxpipe.messages import Message, cache_marks
+from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry
 from ctxpipe.testing import (
     Cut,

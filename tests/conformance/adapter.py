@@ -16,13 +16,10 @@ from typing import Any, TypeAlias, cast
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
-    Restore,
     Result,
     Stage,
     StorageError,
@@ -34,7 +31,8 @@ from ctxpipe.folding.definitions import Definition
 from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
 from ctxpipe.functions import offload_tool_result, offload_tool_results
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
-from ctxpipe.stages.compact import Compact, compact_messages, restore_files
+from ctxpipe.stages.compact import Breaker, Compact, Restore, compact_messages, restore_files
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded
 from ctxpipe.stages.truncate import smart_truncate
 from ctxpipe.storage import TextWriter

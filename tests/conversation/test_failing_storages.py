@@ -18,14 +18,13 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     MemoryStorage,
-    RatioGate,
     Session,
     SettingsError,
     SmartTruncate,
     TrimReadBacks,
-    check,
 )
-from ctxpipe.messages import Message
+from ctxpipe.messages import Message, check
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import Record

@@ -34,8 +34,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Preview,
-    RatioGate,
     Result,
     Session,
     Skip,
@@ -44,7 +42,9 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, as_json
 from ctxpipe.messages.identity import parse, without_marks
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.protocol import Stage, Turn
 from ctxpipe.stages.reports import Offloaded, Truncated
 from ctxpipe.summarizers import ExtractiveSummarizer

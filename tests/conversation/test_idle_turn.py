@@ -16,9 +16,9 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Restore,
     SmartTruncate,
 )
+from ctxpipe.stages.compact import Restore
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 MOST_CALLS = 500

@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from recorded import NIGHTLY
 
 from ctxpipe import (
-    Breaker,
     Budget,
     Change,
     Compact,
@@ -39,13 +38,13 @@ from ctxpipe import (
     Skip,
     StorageError,
     Turn,
-    check,
 )
 from ctxpipe.conversation.memory import REPLACED
 from ctxpipe.conversation.state import State
 from ctxpipe.functions import load_archive
-from ctxpipe.messages import Message, blocks
+from ctxpipe.messages import Message, blocks, check
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.compact import Breaker
 from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.summarizers import PromptTooLong, Retry, Summarizer, Summary, SummaryRefused
 

@@ -16,10 +16,10 @@ from histories import assistant, system, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import Budget, ContextPipeline, LocalStorage, SmartTruncate, check
+from ctxpipe import Budget, ContextPipeline, LocalStorage, SmartTruncate
 from ctxpipe.edits.groups import after_compaction, groups, server_spans
 from ctxpipe.functions import smart_truncate, truncate_conversation
-from ctxpipe.messages import Message, blocks, kind
+from ctxpipe.messages import Message, blocks, check, kind
 from ctxpipe.testing import rules
 
 WORDS = "lorem ipsum dolor sit amet " * 40

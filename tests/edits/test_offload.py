@@ -23,7 +23,6 @@ from histories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import Preview
 from ctxpipe.edits.offload import (
     Candidate,
     CandidateIndex,
@@ -43,7 +42,7 @@ from ctxpipe.edits.offload import (
     with_placeholder,
 )
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
-from ctxpipe.placeholders.placeholders import BATCH, DIRECT, placeholder
+from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
 
 IMAGE = {
     "type": "image",

@@ -25,8 +25,8 @@ from histories import (
 )
 from hypothesis import given
 
-from ctxpipe import check, repair
-from ctxpipe.messages import THINKING, Message, as_dict, blocks, kind, without_surrogates
+from ctxpipe.edits.repair import repair
+from ctxpipe.messages import THINKING, Message, as_dict, blocks, check, kind, without_surrogates
 from ctxpipe.placeholders.placeholders import DROPPED, INTERRUPTED, OPENING
 
 INTERRUPTION = tool_result("a", INTERRUPTED, is_error=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from gateways import conversation, post, replies, serving
 
-from ctxpipe import TokenCounter
 from ctxpipe.gateway.shaping import Content
 from ctxpipe.testing import MessagesServer
+from ctxpipe.tokens import TokenCounter
 
 CALL = {"type": "tool_use", "id": "t", "name": "bash", "input": {"command": "ls"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "one two three " * 9}

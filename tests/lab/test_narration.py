@@ -12,7 +12,7 @@ from histories import assistant, tool_result, tool_use, user, view
 from models import MODEL
 from workdays import SYSTEM, TOOLS, batch, compact, direct, none, transcript
 
-from ctxpipe import BatchOffload, ContextPipeline, TokenCounter
+from ctxpipe import BatchOffload, ContextPipeline
 from ctxpipe.lab.costs import CacheUse, Request, bill
 from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay
@@ -23,6 +23,7 @@ from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices, prices_of
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded, Outcome, StageReport
+from ctxpipe.tokens import TokenCounter
 
 PRICES = Prices(2.0, 3.0, 4.0, 1.0, 10.0)
 COUNTER = TokenCounter()

@@ -22,17 +22,7 @@ from histories import (
 from hypothesis import given, settings
 
 from benchmarks.baselines import Baseline, KeepLast
-from ctxpipe import (
-    BatchOffload,
-    Breaker,
-    Budget,
-    Collapse,
-    Compact,
-    ContextPipeline,
-    DirectOffload,
-    RatioGate,
-    Restore,
-)
+from ctxpipe import BatchOffload, Budget, Collapse, Compact, ContextPipeline, DirectOffload
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay
@@ -41,6 +31,8 @@ from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, compact_json, tool_calls, tool_results
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.compact import Breaker, Restore
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.protocol import Skip, Turn
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, Summarizer, Summary

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user, view
 
-from ctxpipe import ContextPipeline, DirectOffload, Restore
+from ctxpipe import ContextPipeline, DirectOffload
 from ctxpipe.errors import StorageError
 from ctxpipe.lab.workbench import SeenFiles, Workbench
 from ctxpipe.messages import tool_results
+from ctxpipe.stages.compact import Restore
 from ctxpipe.tokens import as_counter
 
 

@@ -25,11 +25,12 @@ from histories import tool_use as call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import InvalidHistory, check
+from ctxpipe import InvalidHistory
 from ctxpipe.messages import (
     Message,
     as_dict,
     blocks,
+    check,
     compact_json,
     ensure_messages,
     field,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import Preview
 from ctxpipe.placeholders.placeholders import (
     BATCH,
     DIRECT,
     MAX_SHOWN,
+    Preview,
     fold_block,
     gap,
     is_cut,

@@ -23,7 +23,6 @@ from histories import conversation, step, user
 from places import ROOT
 from processes import prepared_python
 
-import ctxpipe
 from ctxpipe.config import read_config
 from ctxpipe.messages import compact_json, tool_results
 from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
@@ -232,8 +231,10 @@ def spelled(value: object) -> str:
 
 @pytest.mark.parametrize(("page", "kind", "name", "told"), DEFAULTS)
 def test_a_default_in_a_table_is_the_one_in_the_code(page: str, kind: str, name: str, told: str):
-    home = ctxpipe if hasattr(ctxpipe, kind) else importlib.import_module("ctxpipe.summarizers")
-    [field] = [field for field in dataclasses.fields(getattr(home, kind)) if field.name == name]
+    rooms = ("ctxpipe", "ctxpipe.stages.compact", "ctxpipe.stages.gates", "ctxpipe.summarizers")
+    homes = [getattr(importlib.import_module(room), kind, None) for room in rooms]
+    made_of = next(home for home in homes if home is not None)
+    [field] = [field for field in dataclasses.fields(made_of) if field.name == name]
     make: Any = field.default_factory
     made = make() if field.default is dataclasses.MISSING else field.default
     number = f"{made:,}" if isinstance(made, float | int) and not isinstance(made, bool) else None

@@ -68,9 +68,9 @@ def program(*, restore: bool) -> str:
     assert compact in with_key
     code = with_key.replace(first, "history = json.load(open('history.json'))")
     if restore:
-        restoring = "Compact(archive=storage, restore=ctxpipe.Restore(work_dir='.'))"
+        restoring = "Compact(archive=storage, restore=Restore(work_dir='.'))"
         code = code.replace(compact, restoring)
-    return f"import json\n\nimport ctxpipe\n{code}"
+    return f"import json\n\nfrom ctxpipe.stages.compact import Restore\n\n{code}"
 
 
 async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str:

@@ -29,14 +29,11 @@ from processes import new_python
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Preview,
-    Restore,
     SmartTruncate,
 )
 from ctxpipe.messages import (
@@ -47,6 +44,8 @@ from ctxpipe.messages import (
     split_system,
     texts,
 )
+from ctxpipe.placeholders.placeholders import Preview
+from ctxpipe.stages.compact import Breaker, Restore
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,

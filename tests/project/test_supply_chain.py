@@ -143,6 +143,7 @@ socket.getaddrinfo = refuse
 import asyncio, ctxpipe
 from ctxpipe import *
 from ctxpipe.functions import *
+from ctxpipe.providers.prices import prices_of
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.summarizers import ExtractiveSummarizer
 

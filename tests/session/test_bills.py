@@ -14,11 +14,12 @@ import anyio
 import pytest
 from histories import assistant, text, user
 
-from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
 from ctxpipe.providers.refusals import read_refusal
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
+from ctxpipe.stages.compact import Breaker
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary, SummaryRefused
 
 

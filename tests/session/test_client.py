@@ -17,10 +17,11 @@ from histories import assistant, user
 from in_memory import messages_api
 from models import SUMMARIES
 
-from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
 from ctxpipe.session.client import lendable
+from ctxpipe.stages.compact import Breaker
 from ctxpipe.stages.reports import Compacted, StageReport
 from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, rate_limited

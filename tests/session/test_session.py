@@ -32,7 +32,6 @@ from recorded import NIGHTLY
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Change,
     Compact,
@@ -44,15 +43,16 @@ from ctxpipe import (
     SettingsError,
     Skip,
     SmartTruncate,
-    TokenCounter,
     Turn,
 )
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks
 from ctxpipe.session import Session
+from ctxpipe.stages.compact import Breaker
 from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
+from ctxpipe.tokens import TokenCounter
 
 LONG = "a long line of output\n" * 200
 

@@ -18,22 +18,20 @@ from recorded import recorded, sample, turns
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
-    Evidence,
     LocalStorage,
-    Restore,
     Result,
     SmartTruncate,
-    TokenCounter,
 )
 from ctxpipe.messages import Message, rewrite, tool_results
 from ctxpipe.messages.identity import digest
+from ctxpipe.stages.compact import Breaker, Evidence, Restore
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry, Summary
+from ctxpipe.tokens import TokenCounter
 
 pytestmark = pytest.mark.shared
 

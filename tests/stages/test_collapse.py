@@ -20,8 +20,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Preview,
-    Prices,
     Result,
     SettingsError,
     Skip,
@@ -32,7 +30,8 @@ from ctxpipe import (
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.notes import Note, note_of
-from ctxpipe.placeholders.placeholders import DIRECT
+from ctxpipe.placeholders.placeholders import DIRECT, Preview
+from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.reports import Collapsed, Outcome
 from ctxpipe.storage import Page
 from ctxpipe.storage.memory import MemoryStorage

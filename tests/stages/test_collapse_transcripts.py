@@ -11,26 +11,18 @@ import pytest
 from api_rules import faults
 from recorded import recorded, sample, turns
 
-from ctxpipe import (
-    Budget,
-    Collapse,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    Preview,
-    Result,
-    TokenCounter,
-    presets,
-)
+from ctxpipe import Budget, Collapse, ContextPipeline, DirectOffload, LocalStorage, Result, presets
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import THINKING, Message
 from ctxpipe.messages.identity import digest
 from ctxpipe.placeholders.notes import note_of
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Collapsed, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
+from ctxpipe.tokens import TokenCounter
 
 pytestmark = pytest.mark.shared
 

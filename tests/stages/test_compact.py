@@ -15,18 +15,7 @@ from evidence import parsed_evidence
 from histories import assistant, chat, conversation, python_source, said, step, system, user, view
 from histories import tool_use as call
 
-from ctxpipe import (
-    Breaker,
-    Budget,
-    ContextPipeline,
-    Evidence,
-    LocalStorage,
-    Restore,
-    Result,
-    Skip,
-    StorageError,
-    Turn,
-)
+from ctxpipe import Budget, ContextPipeline, LocalStorage, Result, Skip, StorageError, Turn
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import (
@@ -34,7 +23,15 @@ from ctxpipe.placeholders.summaries import (
     SUMMARY,
     summary_extras,
 )
-from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
+from ctxpipe.stages.compact import (
+    Breaker,
+    Compact,
+    CompactResult,
+    Evidence,
+    Restore,
+    compact_messages,
+    load_archive,
+)
 from ctxpipe.stages.protocol import Intent
 from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.storage.files import FileText

@@ -13,11 +13,11 @@ import pytest
 from histories import said
 from recorded import NIGHTLY, sample
 
-from ctxpipe import Breaker, Budget, ContextPipeline, LocalStorage, Restore
+from ctxpipe import Budget, ContextPipeline, LocalStorage
 from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
-from ctxpipe.stages.compact import Compact, load_archive
+from ctxpipe.stages.compact import Breaker, Compact, Restore, load_archive
 from ctxpipe.stages.reports import Compacted
 
 pytestmark = pytest.mark.shared

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from histories import step
 
-from ctxpipe import RatioGate, Turn
+from ctxpipe import Turn
 from ctxpipe.edits.offload import Candidate, Scan
 from ctxpipe.messages import tool_results
+from ctxpipe.stages.gates import RatioGate
 
 CANDIDATES = [Candidate(result, 10) for result in tool_results(step("a"))]
 

@@ -25,15 +25,15 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
-    Evidence,
     LocalStorage,
-    Preview,
-    RatioGate,
     SmartTruncate,
     Stage,
 )
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.compact import Evidence
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.summarizers import Summary
 
 STAGES = ("direct", "batch", "collapse", "compact", "truncate")

@@ -33,18 +33,16 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Preview,
-    RatioGate,
     SettingsError,
     StorageError,
-    TokenCounter,
 )
 from ctxpipe.functions import offload_tool_result, offload_tool_results
 from ctxpipe.messages import Message, blocks, check, tool_calls
-from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.placeholders.placeholders import Preview, reference
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded, Outcome
-from ctxpipe.tokens import vocabulary
+from ctxpipe.tokens import TokenCounter, vocabulary
 
 
 @pytest.fixture

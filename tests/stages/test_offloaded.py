@@ -12,19 +12,12 @@ import anyio
 import pytest
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
 
-from ctxpipe import (
-    BatchOffload,
-    Collapse,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    RatioGate,
-    Session,
-)
+from ctxpipe import BatchOffload, Collapse, ContextPipeline, DirectOffload, LocalStorage, Session
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.gates import RatioGate
 
 LONG = "a long line of output\n" * 200
 GONE = "that the context refers to had gone"

@@ -6,18 +6,11 @@ from dataclasses import replace
 
 from histories import chat, user
 
-from ctxpipe import (
-    BatchOffload,
-    Budget,
-    DirectOffload,
-    LocalStorage,
-    TokenCounter,
-    Turn,
-)
+from ctxpipe import BatchOffload, Budget, DirectOffload, LocalStorage, Turn
 from ctxpipe.edits.offload import CandidateIndex
 from ctxpipe.messages import Columns
 from ctxpipe.stages.protocol import PlannedStage, Tracked
-from ctxpipe.tokens import Ledger
+from ctxpipe.tokens import Ledger, TokenCounter
 
 
 def turn(*messages: str, tracked: Tracked | None = None) -> Turn:

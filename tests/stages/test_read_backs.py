@@ -23,11 +23,11 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     StorageError,
     presets,
 )
 from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.read_backs import TrimReadBacks
 from ctxpipe.stages.reports import Outcome
 

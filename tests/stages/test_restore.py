@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from histories import conversation, step, view
 
-from ctxpipe import MemoryStorage, Restore, presets
+from ctxpipe import MemoryStorage, presets
 from ctxpipe.errors import SettingsError, StorageError
 from ctxpipe.messages import Message
+from ctxpipe.stages.compact import Restore
 from ctxpipe.stages.restore import restore_files
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret

@@ -7,13 +7,14 @@ from typing import Any
 
 from histories import assistant, conversation, step, user
 
-from ctxpipe import Budget, Collapse, ContextPipeline, LocalStorage, Session, TokenCounter
+from ctxpipe import Budget, Collapse, ContextPipeline, LocalStorage, Session
 from ctxpipe.conversation.state import PipelineSettings
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.observers import Signals
 from ctxpipe.stages.signals import Watch
 from ctxpipe.storage.memory import MemoryStorage
+from ctxpipe.tokens import TokenCounter
 
 LONG = "some words of a result that was long " * 60
 

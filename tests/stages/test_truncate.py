@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Change,
     Compact,
@@ -43,18 +42,17 @@ from ctxpipe import (
     SettingsError,
     Skip,
     StorageError,
-    TokenCounter,
     Turn,
-    check,
 )
 from ctxpipe.edits.truncate import last_turn
 from ctxpipe.functions import count_tokens
-from ctxpipe.messages import Message, blocks, split_system, tool_calls, tool_results
+from ctxpipe.messages import Message, blocks, check, split_system, tool_calls, tool_results
 from ctxpipe.stages.archive import load_archive
+from ctxpipe.stages.compact import Breaker
 from ctxpipe.stages.reports import Outcome, Truncated
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
 from ctxpipe.summarizers import PromptSummarizer, Retry
-from ctxpipe.tokens import Ledger
+from ctxpipe.tokens import Ledger, TokenCounter
 
 CHARS = TokenCounter(len)
 FOLDED = "<system-reminder>\n## File Context: "

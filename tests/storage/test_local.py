@@ -29,10 +29,10 @@ from processes import (
     small_disk,
 )
 
-from ctxpipe import InvalidHistory, LocalStorage, Preview, SettingsError, StorageError
+from ctxpipe import InvalidHistory, LocalStorage, SettingsError, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.names import content_hash, session_folder
-from ctxpipe.placeholders.placeholders import BATCH, DIRECT, placeholder
+from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
 from ctxpipe.storage import Page
 
 

@@ -24,12 +24,12 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
-    Evidence,
     LocalStorage,
     SmartTruncate,
     Stage,
     StorageError,
 )
+from ctxpipe.stages.compact import Evidence
 from ctxpipe.storage import Cleaned
 from ctxpipe.storage.cleanup import delete_files, find_files
 from ctxpipe.storage.ownership import ROOT_MARK, SESSION_MARK, TOMBSTONES, StorageRoot

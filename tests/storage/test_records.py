@@ -31,7 +31,6 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
-    Evidence,
     LocalStorage,
     SmartTruncate,
     StorageError,
@@ -39,6 +38,7 @@ from ctxpipe import (
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import parse_archive
+from ctxpipe.stages.compact import Evidence
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.ownership import JOURNAL as NAME

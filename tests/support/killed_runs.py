@@ -22,19 +22,12 @@ from typing import Any
 from api_rules import faults
 from histories import conversation, step, user
 
-from ctxpipe import (
-    Budget,
-    Compact,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    Restore,
-    SmartTruncate,
-    TokenCounter,
-)
+from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.stages.compact import Restore
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
 
 TURNS = 40
 

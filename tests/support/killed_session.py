@@ -33,19 +33,19 @@ from histories import conversation, step, user
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     SmartTruncate,
     Stage,
 )
 from ctxpipe.messages import Message, as_json
 from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import StageReport
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary

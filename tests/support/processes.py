@@ -21,6 +21,7 @@ BECOMING_ANOTHER_USER = f"""
 import os, aiofiles, anyio, concurrent.futures.thread, functools
 from ctxpipe import *
 from ctxpipe.functions import *
+from ctxpipe.tokens import TokenCounter
 anyio.run(TokenCounter().warm)
 anyio.run(functools.partial(ContextPipeline().run, [], session_id="s"))
 if os.getuid() == 0:

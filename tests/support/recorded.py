@@ -12,7 +12,7 @@ from typing import cast
 
 from hypothesis import settings
 
-from ctxpipe import repair
+from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message
 
 NIGHTLY = settings().max_examples > 500  # the profile that leaves nothing out

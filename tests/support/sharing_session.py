@@ -18,16 +18,9 @@ from typing import Any
 from api_rules import faults
 from histories import conversation, step, user
 
-from ctxpipe import (
-    Breaker,
-    Budget,
-    Compact,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    SmartTruncate,
-)
+from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
 from ctxpipe.messages import Message
+from ctxpipe.stages.compact import Breaker
 from ctxpipe.summarizers import Retry, Summary
 
 TURNS = 32

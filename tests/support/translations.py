@@ -9,16 +9,16 @@ from typing import Any
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     SmartTruncate,
 )
 from ctxpipe.messages import check, pending_calls
 from ctxpipe.session import Session
+from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.wire import Codec, Translation
 

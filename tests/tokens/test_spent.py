@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from histories import user, view
 
-from ctxpipe import TokenCounter
 from ctxpipe.messages import Message
+from ctxpipe.tokens import TokenCounter
 from ctxpipe.tokens.spent import Piece, Pieces
 
 

@@ -21,7 +21,6 @@ from ctxpipe import (
     SettingsError,
     Tool,
     answer,
-    as_beta_tools,
     offload_tools,
     testing,
 )
@@ -30,7 +29,7 @@ from ctxpipe.messages import Message, pending_calls
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
 from ctxpipe.summarizers import PromptSummarizer, Summary
-from ctxpipe.tools import ToolInputError
+from ctxpipe.tools import ToolInputError, as_beta_tools
 from ctxpipe.tools.offloaded import LEAST_TURNS
 
 LONG = "a line of output\n" * 200

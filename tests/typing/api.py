@@ -31,11 +31,6 @@ from ctxpipe import (
     CtxpipeError,
     DirectOffload,
     LocalStorage,
-    Message,
-    Preview,
-    Prices,
-    RatioGate,
-    RentOrBuyGate,
     Result,
     Session,
     Sessions,
@@ -44,12 +39,9 @@ from ctxpipe import (
     Stage,
     Tool,
     Turn,
-    check,
-    pending_calls,
-    prices_of,
-    repair,
 )
 from ctxpipe import answer as answer_call
+from ctxpipe.edits.repair import repair
 from ctxpipe.functions import (
     compact_messages,
     count_tokens,
@@ -58,17 +50,23 @@ from ctxpipe.functions import (
     smart_truncate,
 )
 from ctxpipe.messages import (
+    Message,
     Problem,
     ToolCall,
     ToolResult,
+    check,
+    pending_calls,
     rewrite,
     split_system,
     tool_calls,
     tool_results,
 )
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.presets import chat, coding_agent
+from ctxpipe.providers.prices import Prices, prices_of
 from ctxpipe.settings import EXAMPLE_MODEL as MODEL
 from ctxpipe.stages.compact import CompactStats
+from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.testing import MessagesServer, answer, tool_use

@@ -28,18 +28,7 @@ from histories import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe import (
-    Breaker,
-    Budget,
-    Compact,
-    ContextPipeline,
-    Evidence,
-    LocalStorage,
-    Restore,
-    Result,
-    SmartTruncate,
-    Stage,
-)
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Result, SmartTruncate, Stage
 from ctxpipe.edits.compact import EvidenceBudget, Facts, evidence_block
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import (
@@ -54,6 +43,7 @@ from ctxpipe.placeholders.summaries import (
 )
 from ctxpipe.stages import compact
 from ctxpipe.stages.archive import archive_digest, archive_record
+from ctxpipe.stages.compact import Breaker, Evidence, Restore
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 from ctxpipe.testing import rules

@@ -27,13 +27,11 @@ from places import ROOT, SUPPORT
 from processes import prepared_python, python, small_disk
 
 from ctxpipe import (
-    Breaker,
     Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Restore,
     Result,
     Session,
     SmartTruncate,
@@ -41,6 +39,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.stages.compact import Breaker, Restore
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 

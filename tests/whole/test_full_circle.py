@@ -21,13 +21,12 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Preview,
-    RatioGate,
     TrimReadBacks,
     offload_tools,
 )
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders.placeholders import reference, reference_with_preview
+from ctxpipe.placeholders.placeholders import Preview, reference, reference_with_preview
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.tools import answer
 

@@ -18,17 +18,17 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     Result,
     SmartTruncate,
     Stage,
-    TokenCounter,
     Turn,
 )
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
 
 # All four stages act at every turn: a tenth of the examples takes as long as another property.
 FEWER = settings(max_examples=settings().max_examples // 10)

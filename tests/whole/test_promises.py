@@ -56,7 +56,6 @@ from seeded import HOSTILE, Talk
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Change,
     Collapse,
@@ -65,26 +64,25 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    Preview,
-    RatioGate,
-    RentOrBuyGate,
-    Restore,
     Result,
     SmartTruncate,
     Stage,
-    TokenCounter,
     TrimReadBacks,
     Turn,
 )
 from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.names import session_folder
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.session import Session
+from ctxpipe.stages.compact import Breaker, Restore
+from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Outcome, StageReport
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary
 from ctxpipe.testing.signatures import sign
+from ctxpipe.tokens import TokenCounter
 
 T = TypeVar("T")
 

@@ -21,24 +21,16 @@ from models import MODEL
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Change,
     Compact,
     ContextPipeline,
     DirectOffload,
-    Evidence,
     InvalidHistory,
     LocalStorage,
-    Preview,
-    Prices,
-    RatioGate,
-    RentOrBuyGate,
-    Restore,
     SettingsError,
     Skip,
     SmartTruncate,
-    TokenCounter,
     TrimReadBacks,
     Turn,
     offload_tools,
@@ -46,8 +38,12 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.folding.folder import Folder
 from ctxpipe.messages.shape import SEE
+from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.presets import chat, coding_agent
+from ctxpipe.providers.prices import Prices
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.compact import Breaker, Evidence, Restore
+from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import (
@@ -58,6 +54,7 @@ from ctxpipe.summarizers import (
     Summary,
 )
 from ctxpipe.testing import MessagesServer
+from ctxpipe.tokens import TokenCounter
 
 HISTORY = conversation(user("go"))
 STORAGE = LocalStorage(tempfile.mkdtemp())

@@ -13,14 +13,12 @@ from processes import python
 
 from ctxpipe import (
     BatchOffload,
-    Breaker,
     Budget,
     Change,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    RatioGate,
     Result,
     Skip,
     SmartTruncate,
@@ -31,7 +29,8 @@ from ctxpipe import (
 )
 from ctxpipe.conversation.state import Request
 from ctxpipe.messages import Message, tool_calls, tool_results
-from ctxpipe.stages.compact import CompactResult
+from ctxpipe.stages.compact import Breaker, CompactResult
+from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Outcome, StageReport
 from ctxpipe.stages.restore import RestoredFile, RestoredFiles
 from ctxpipe.storage import FileText, Page

@@ -17,7 +17,6 @@ from ctxpipe import (
     Budget,
     ContextPipeline,
     LocalStorage,
-    Message,
     SmartTruncate,
     TrimReadBacks,
     activity,
@@ -27,6 +26,7 @@ from ctxpipe._threads import bulk, pieces
 from ctxpipe.conversation import repair, stages
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import (
+    Message,
     compact_json,
     is_bulky,
     is_encodable,

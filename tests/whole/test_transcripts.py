@@ -11,9 +11,9 @@ import pytest
 from api_rules import faults
 from recorded import TRANSCRIPTS, recorded, sample, turns
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, check
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.edits.offload import stored_text
-from ctxpipe.messages import Message, blocks, tool_results
+from ctxpipe.messages import Message, blocks, check, tool_results
 from ctxpipe.placeholders.placeholders import BATCH, reference
 from ctxpipe.stages.reports import Outcome
 

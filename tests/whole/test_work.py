@@ -23,15 +23,15 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Message,
     Session,
     SmartTruncate,
     Stage,
-    TokenCounter,
 )
 from ctxpipe.conversation.timeline import LEAST_SLICE, SLICES, WATCHED
+from ctxpipe.messages import Message
 from ctxpipe.storage.ownership import TOMBSTONES
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
 
 LENGTHS = [200, 2_000]
 

@@ -20,12 +20,12 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    Restore,
     SmartTruncate,
     TrimReadBacks,
     presets,
 )
 from ctxpipe.lab.workbench import SeenFiles
+from ctxpipe.stages.compact import Restore
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 from ctxpipe.wire import CHAT, Mount
