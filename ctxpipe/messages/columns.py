@@ -35,10 +35,13 @@ class Columns:
         """The facts of *messages* from *start* on, or from the first that is not known yet."""
         start = min(start, len(self))
         facts = list(map(read_facts, messages[start:]))
-        for own in facts[len(self) - start :]:
+        self._add(facts[len(self) - start :])
+        return facts
+
+    def _add(self, facts: Iterable[Facts]) -> None:
+        for own in facts:
             self._marks.append(self._marks[-1] + own.marks)
             self._replies.append(self._replies[-1] + (own.role == "assistant"))
-        return facts
 
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
@@ -49,13 +52,24 @@ class Columns:
         """Take over *edits*, the last one first: in each the messages from the one index up to the
         other become those given. What comes after them is not read again.
         """
+        # All in one pass: a turn may replace a thousand messages.
+        parts: list[tuple[int, int, Sequence[Message]]] = []
         for start, stop, messages in edits:
             if stop > len(self):
                 self.cut(start)
-                continue
-            new = Columns(messages)
-            _splice(self._marks, start, stop, new._marks)
-            _splice(self._replies, start, stop, new._replies)
+            else:
+                parts.append((start, stop, messages))
+        end = len(self)
+        parts = [*reversed(parts), (end, end, ())]
+        columns = ((self._marks, self._marks[:]), (self._replies, self._replies[:]))
+        known = parts[0][0]
+        self.cut(known)
+        for start, stop, messages in parts:
+            for sums, before in columns:
+                offset = sums[-1] - before[known]
+                sums.extend([total + offset for total in before[known + 1 : start + 1]])
+            self._add(map(read_facts, messages))
+            known = stop
 
     # Cache marks ----------------------------------------------------------------------------------
 
@@ -107,12 +121,3 @@ class Columns:
     def _first_after(self, reply: int) -> int:
         """How many messages there are up to the end of reply number *reply*."""
         return bisect_left(self._replies, reply)
-
-
-def _splice(sums: array[int], start: int, stop: int, new: array[int]) -> None:
-    """Put the prefix sums *new* in place of those of the items from *start* up to *stop*."""
-    before = sums[start]
-    tail = sums[stop:]
-    offset = before + new[-1] - tail[0]
-    sums[start:] = array("q", [before + total for total in new])
-    sums.extend([total + offset for total in tail[1:]])

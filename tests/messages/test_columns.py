@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 from histories import assistant, conversation, histories, step, text, user
@@ -65,6 +68,34 @@ def test_what_follows_a_replacement_is_not_read_again():
     columns.replace(edits)
 
     assert len(columns) == len(before)
+
+
+def instructions(function: Callable[[], object]) -> int:
+    """The instructions that *function* runs, in all that it calls."""
+    ran = 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal ran
+        frame.f_trace_opcodes = True
+        ran += event == "opcode"
+        return count
+
+    sys.settrace(count)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return ran
+
+
+def test_many_replacements_at_once_cost_one_pass_over_the_context():
+    def ran(length: int) -> int:
+        messages = [user(f"{number}") for number in range(length)]
+        columns = Columns(messages)
+        edits = [(at, at + 1, messages[at : at + 1]) for at in reversed(range(len(messages)))]
+        return instructions(lambda: columns.replace(edits))
+
+    assert ran(200) < 2.1 * ran(100)
 
 
 def test_a_replacement_beyond_what_is_known_leaves_what_comes_before_it():
