@@ -1,4 +1,42 @@
-"""Keep the context of an LLM agent small, cheap and useful: history in, context out."""
+"""Keep the context of an LLM agent small, valid and cached.
+
+    import asyncio
+    from asyncio.subprocess import PIPE
+
+    from anthropic import AsyncAnthropic
+    from ctxpipe import ContextPipeline, LocalStorage, Tool, answer, offload_tools, presets
+
+    client, storage = AsyncAnthropic(), LocalStorage(".ctxpipe")
+    pipeline = ContextPipeline(presets.coding_agent(storage, work_dir="."))
+    schema = {"type": "object", "properties": {"command": {"type": "string"}}}
+
+
+    async def bash(arguments) -> str:
+        shell = await asyncio.create_subprocess_shell(arguments["command"], stdout=PIPE)
+        return (await shell.communicate())[0].decode()
+
+
+    async def main(task) -> str:
+        async with pipeline.session("job-42", journal=storage) as session:
+            run = Tool({"name": "bash", "input_schema": schema}, bash)
+            tools = [run, *offload_tools(session)]  # the model reads back with these
+            request = {"model": "claude-opus-5", "max_tokens": 4096}
+            request["tools"] = [tool.definition for tool in tools]
+            session.append({"role": "user", "content": task})
+            while True:
+                reply = await session.create(client, **request)
+                calls = [block for block in reply.content if block.type == "tool_use"]
+                if not calls:
+                    return reply.content[-1].text
+                results = [await answer(call, tools) for call in calls]
+                session.append({"role": "user", "content": results})
+
+
+    print(asyncio.run(main("Which module here is the largest?")))
+
+What long results held is in files below the storage, where the model can read it; the session keeps
+the history whole.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -7,14 +7,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import anyio
 import pytest
 from places import ROOT
 from processes import prepared_python
-from readme import program_with_key
+from readme import FIRST_PROGRAM
 
+import ctxpipe
 from ctxpipe.testing import MessagesServer, Reply, answer, tool_use
 
 SECRETS = {
@@ -59,18 +61,18 @@ def reads_of(path: str) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
+QUESTION = 'session.append({"role": "user", "content": task})'
+WORK_DIR = 'work_dir="."'
+
+
 def program(*, restore: bool) -> str:
-    """The first program with a history of its own, and, if asked, with restoring switched on."""
-    first = 'history = [{"role": "user", "content": "Which test fails?"}]'
-    compact = "Compact(archive=storage)"
-    with_key = program_with_key()
-    assert first in with_key
-    assert compact in with_key
-    code = with_key.replace(first, "history = json.load(open('history.json'))")
-    if restore:
-        restoring = "Compact(archive=storage, restore=Restore(work_dir='.'))"
-        code = code.replace(compact, restoring)
-    return f"import json\n\nfrom ctxpipe.stages.compact import Restore\n\n{code}"
+    """The first program with a history of its own, and, if asked, without restoring files."""
+    assert QUESTION in FIRST_PROGRAM
+    assert WORK_DIR in FIRST_PROGRAM
+    code = FIRST_PROGRAM.replace(QUESTION, "session.append(*json.load(open('history.json')))")
+    if not restore:
+        code = code.replace(WORK_DIR, "work_dir=None")
+    return f"import json\n\n{code}"
 
 
 async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str:
@@ -102,7 +104,7 @@ async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str
     return sent
 
 
-@pytest.mark.parametrize("restore", [False, True], ids=["as it is", "restoring"])
+@pytest.mark.parametrize("restore", [False, True], ids=["without restoring", "as it is"])
 async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restore, tmp_path):
     for path, text in SECRETS.items():
         file = tmp_path / path
@@ -114,7 +116,7 @@ async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restor
     assert re.findall(r"canary-\w+", sent) == []
 
 
-@pytest.mark.parametrize("restore", [False, True], ids=["as it is", "restoring"])
+@pytest.mark.parametrize("restore", [False, True], ids=["without restoring", "as it is"])
 async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore, tmp_path):
     (tmp_path / "notes.txt").write_text("first\ncanary-notes")
     call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "notes.txt"}}
@@ -132,33 +134,35 @@ async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore
     assert ("canary-notes" in sent) is restore
 
 
-async def test_with_a_key_it_is_the_same_program_but_for_one_line(tmp_path):
+async def test_what_is_long_leaves_the_context_and_is_read_back(tmp_path):
+    command = {"command": "seq 50000; echo test_price FAILED; seq 50000"}
     search = {"path": "job-42/call_1.md", "pattern": "FAILED"}
     script: list[Reply] = [
-        answer(tool_use("run_tests", {}, id="call_1")),
+        answer(tool_use("bash", command, id="call_1")),
         answer(tool_use("search_offloaded", search)),
         "It is test_price.",
     ]
     async with MessagesServer(script) as server:
         environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
         done = await anyio.run_process(
-            [*prepared_python(), "-c", program_with_key()], cwd=tmp_path, env=environment
+            [*prepared_python(), "-c", FIRST_PROGRAM], cwd=tmp_path, env=environment
         )
 
-    assert done.stdout.decode() == "answer: It is test_price.\n"
+    assert done.stdout.decode() == "It is test_price.\n"
     sent = json.dumps(server.requests[-1].body)
-    assert "test_price FAILED: 9.99 is not 10.00" in sent
-    assert "test_7 passed" not in sent
+    assert "test_price FAILED" in sent
+    assert "25000" not in sent
 
 
-def page_program() -> str:
+def test_the_first_program_stands_on_the_page_of_the_start_and_in_the_package_too():
     page = (ROOT / "docs" / "index.md").read_text("utf-8")
     programs: list[str] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return programs[0]
+
+    assert programs[0] == FIRST_PROGRAM
+    assert indent(FIRST_PROGRAM, "    ") in (ctxpipe.__doc__ or "")
 
 
-@pytest.mark.parametrize("code", [program_with_key(), page_program()], ids=["README", "index"])
-async def test_no_call_that_the_model_makes_up_ends_a_first_program(code, tmp_path):
+async def test_no_call_that_the_model_makes_up_ends_the_first_program(tmp_path):
     script: list[Reply] = [
         answer(tool_use("run_test", {}), tool_use("", {}), tool_use("Bash", {"command": 1})),
         answer(tool_use("run_tests", {"all": True}), tool_use("bash", {})),
@@ -171,7 +175,7 @@ async def test_no_call_that_the_model_makes_up_ends_a_first_program(code, tmp_pa
             "ANTHROPIC_API_KEY": "test",
         }
         done = await anyio.run_process(
-            [*prepared_python(), "-c", code], check=False, cwd=tmp_path, env=environment
+            [*prepared_python(), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
         )
 
     assert done.returncode == 0, done.stderr.decode()

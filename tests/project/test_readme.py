@@ -14,16 +14,33 @@ from places import ROOT, TESTS
 from readme import adoption_rows
 
 from ctxpipe import settings
+from ctxpipe.lab import demo
 
 README = (ROOT / "README.md").read_text("utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
 BENCHMARKS = (ROOT / "docs/benchmarks.md").read_text("utf-8")
 LINKS = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README)
-MOST_LINES = 200
+MILLION = 1_000_000
 
 
-def test_it_is_short():
-    assert len(README.splitlines()) <= MOST_LINES
+def test_its_first_table_is_what_the_demo_prints(capsys):
+    assert demo.main([]) == 0
+    said = capsys.readouterr().out
+    files = re.findall(r"An agent reads (\d+) files", said)
+    printed = re.findall(r"^ +(?:in all|120) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
+    last, in_all = [[int(number.replace(",", "")) for number in row] for row in printed]
+    told = re.search(r"in all \| ([\d.]+) million \| ([\d.]+) million \|", README)
+    told_last = re.search(r"the last request \| ([\d,]+), .*200,000 \| ([\d,]+) \|", README)
+    assert told is not None
+    assert told_last is not None
+
+    assert files == re.findall(r"reads (\d+) files", README) == ["120"]
+    assert [float(number) * MILLION for number in told.groups()] == pytest.approx(
+        in_all[::-1], rel=0.1
+    )
+    assert [int(number.replace(",", "")) for number in told_last.groups()] == pytest.approx(
+        last[::-1], rel=0.1
+    )
 
 
 def test_the_table_of_settings_names_every_variable_with_its_default():

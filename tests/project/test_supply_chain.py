@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 import pytest
 from places import ROOT
-from readme import program_with_key
+from readme import FIRST_PROGRAM
 
 from ctxpipe.testing import MessagesServer
 
@@ -198,7 +198,7 @@ def test_the_demo_runs_without_any_extra(installed, tmp_path):
     assert "[Tool result offloaded to file: " in said
 
 
-async def test_the_first_program_of_the_readme_runs_with_a_key(installed, tmp_path):
+async def test_the_first_program_of_the_readme_runs_without_any_extra(installed, tmp_path):
     async with MessagesServer(lambda _request: "Hello.") as server:
         environment = {
             "ANTHROPIC_BASE_URL": server.url,
@@ -206,7 +206,7 @@ async def test_the_first_program_of_the_readme_runs_with_a_key(installed, tmp_pa
             "PATH": os.environ["PATH"],
         }
         done = await anyio.run_process(
-            [str(installed), "-c", program_with_key()], check=False, cwd=tmp_path, env=environment
+            [str(installed), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
         )
-    assert (done.stdout.decode(), done.stderr.decode()) == ("answer: Hello.\n", "")
+    assert (done.stdout.decode(), done.stderr.decode()) == ("Hello.\n", "")
     assert not server.refused

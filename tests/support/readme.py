@@ -1,4 +1,4 @@
-"""The README's first program, as it is and with a key, and its table of adapters, to be run."""
+"""The README's first program, and its table of adapters, to be run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ from ctxpipe import ContextPipeline
 
 README = (ROOT / "README.md").read_text("utf-8")
 FIRST_PROGRAM: str = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-
-
-def program_with_key() -> str:
-    """The first program with its last line changed as the comment on that line says."""
-    [line] = [line for line in FIRST_PROGRAM.splitlines() if "# with a key: " in line]
-    call, _, instead = line.partition("  # with a key: ")
-    assert call == "asyncio.run(without_a_key())"
-    return FIRST_PROGRAM.replace(line, f"asyncio.run({instead})")
 
 
 def adoption_rows() -> dict[str, str]:
