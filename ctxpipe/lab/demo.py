@@ -25,7 +25,7 @@ from ..summarizers import ExtractiveSummarizer
 from ..tools import answer, offload_tools
 from ..wire.values import result_block, use_block
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGE = os.path.abspath(os.path.join(__file__, "../.."))
 ENDINGS = (".c", ".go", ".java", ".js", ".md", ".php", ".py", ".rb", ".rs", ".sh", ".ts", ".txt")
 MAX_FILES = 120
 MAX_FILE_BYTES = 200_000
