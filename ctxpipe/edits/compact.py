@@ -8,8 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar
 
 from .._logs import logger
 from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
@@ -17,14 +16,17 @@ from ..messages import (
     MEDIA,
     Message,
     blocks,
+    has_calls,
+    has_results,
+    is_blank,
     kind,
     pending_calls,
     split_system,
-    tool_calls,
     tool_results,
 )
 from ..messages import field as read
 from ..messages.identity import digest
+from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import is_cut, shorten
 from ..placeholders.summaries import (
     ACKNOWLEDGED,
@@ -48,7 +50,10 @@ from ..placeholders.summaries import (
     safe_summary,
     text_of,
 )
+from .groups import after_compaction
 from .offload import newest
+
+T = TypeVar("T")
 
 # Parts --------------------------------------------------------------------------------------------
 
@@ -69,11 +74,11 @@ def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message])
 
 
 def _user(text: str) -> Message:
-    return cast("Message", {"role": "user", "content": text})
+    return {"role": "user", "content": text}
 
 
 def _assistant(text: str) -> Message:
-    return cast("Message", {"role": "assistant", "content": text})
+    return {"role": "assistant", "content": text}
 
 
 # Commands of the user -----------------------------------------------------------------------------
@@ -143,23 +148,17 @@ class Source:
     redact: Callable[[str], str] = str  # as it is
     earlier: Facts = Facts()
 
-    def words(self) -> list[str]:
-        """What the user wrote in the messages, one by one, oldest first."""
-        return [words for words in map(self.words_of, self.messages) if words]
-
-    def words_of(self, message: Message) -> str:
-        """What the user wrote in *message*; "" when the user did not write it, or it is blank."""
+    def words_in(self, messages: Sequence[Message]) -> list[str]:
+        """What the user wrote in *messages*, some of the source's, one by one, oldest first."""
         if not self.is_raw:
-            return own_words(message)
-        if message["role"] != "user":
-            return ""
-        text = text_of(message)
-        return "" if text.isspace() else text
+            return list(filter(None, map(own_words, messages)))
+        texts = [text_of(message) for message in messages if message["role"] == "user"]
+        return [text for text in texts if not is_blank(text)]
 
 
 def user_commands(source: Source) -> list[str]:
     """The ``<command>`` blocks that the user wrote, each once, oldest first."""
-    return _commands_in([*source.earlier.orders, *source.words()])
+    return _commands_in([*source.earlier.orders, *source.words_in(source.messages)])
 
 
 def after_summary(
@@ -175,17 +174,15 @@ def after_summary(
     """
     known = {digest(message) for message in archived}
     index = leading_count(messages)
-    while index < len(messages):
-        message = messages[index]
-        is_known = is_connective(message) or digest(as_stored(message)) in known
-        if not is_known:
+    for message in messages[index:]:
+        if not is_connective(message) and digest(as_stored(message)) not in known:
             break
         index += 1
+    left = list(messages[index:])
     pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
-    is_within = pending and index < len(messages)
-    if is_within and is_cut(own_words(as_stored(messages[index])), pending):
-        index += 1
-    return list(messages[index:])
+    if pending and left and is_cut(own_words(as_stored(left[0])), pending):
+        del left[0]
+    return left
 
 
 # Evidence -----------------------------------------------------------------------------------------
@@ -218,19 +215,17 @@ def gather_facts(source: Source) -> Facts:
     paths = dict(earlier.paths)
     for path, written in touched_paths(messages).items():
         shown = redact(path)
-        _put_last(paths, shown, written or earlier.paths.get(shown, False))
+        put_last(paths, shown, written or earlier.paths.get(shown, False))
     lines = dict(earlier.commands)
     for command in commands(messages):
-        _put_last(lines, _shorten_line(redact(command.text)), command.failed)
-    used = dict.fromkeys(earlier.identifiers)
-    for name in identifiers(messages, redact, known=earlier.identifiers):
-        used.pop(name, None)
-        used[name] = None
+        put_last(lines, _shorten_line(redact(command.text)), command.failed)
+    used = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
+    used_before = [name for name in earlier.identifiers if name not in used]
     return Facts(
         paths=paths,
         commands=lines,
-        identifiers=list(used),
-        requests=[*earlier.requests, *source.words()],
+        identifiers=[*used_before, *used],
+        requests=[*earlier.requests, *source.words_in(messages)],
         archives=source.archives,
         redact=redact,
         orders=user_commands(source),
@@ -247,22 +242,30 @@ def facts_to_keep(facts: Facts) -> Facts:
 
     The first request, and every order, stay.
     """
-    requests = list(facts.requests)
-    sizes = accumulate(len(request) for request in reversed(requests[1:]))
-    number = sum(size <= _MOST_REQUEST_CHARS for size in sizes)
     return Facts(
         paths=dict(list(facts.paths.items())[-_MOST_PATHS:]),
         commands=dict(list(facts.commands.items())[-_MOST_LINES:]),
         identifiers=facts.identifiers[-_MOST_LINES:],
-        requests=requests[:1] + requests[max(1, len(requests) - number) :],
+        requests=[*facts.requests[:1], *_last_within(_MOST_REQUEST_CHARS, facts.requests[1:], len)],
         orders=facts.orders,
     )
 
 
-def _put_last(values: dict[str, bool], key: str, value: bool) -> None:
+def put_last(values: dict[str, T], key: str, value: T) -> None:
     """Set *key* and make it the last one."""
     values.pop(key, None)
     values[key] = value
+
+
+def _last_within(limit: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """As many of the last *items* as have no more than the size *limit* together."""
+    kept: list[T] = []
+    for item in reversed(items):
+        limit -= size(item)
+        if limit < 0:
+            break
+        kept.append(item)
+    return kept[::-1]
 
 
 _MAX_LINE_READ = 10_000  # characters: the rest of a command of megabytes says nothing more
@@ -302,18 +305,19 @@ def evidence_block(evidence: Facts, room: EvidenceBudget, count: Count) -> tuple
     ]
     if evidence.index:
         lines.append(f"{_INDEX}{evidence.index}")
-    ran: list[str] = []
-    for line, failed in evidence.commands.items():
-        sign = "!" if failed else "$"
-        ran.append(f"{sign} {line}")
-    ran = _last_lines(ran, room.commands, count)
+
+    def line_tokens(line: str) -> int:
+        return count(line) + 1
+
+    ran = [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()]
+    ran = _last_within(room.commands, ran, line_tokens)
     if ran:
         lines += [_COMMANDS, *ran]
-    used = _last_lines(evidence.identifiers, room.identifiers, count)
+    used = _last_within(room.identifiers, evidence.identifiers, line_tokens)
     if used:
         lines.append(_IDENTIFIERS + ", ".join(used))
     lines += [f"{_NOTE}{one_line(note)}" for note in evidence.notes]
-    lines += _request_lines(evidence, room, count)
+    lines += _request_lines(evidence, room, line_tokens)
     text = "\n".join(lines)
     return f"{EVIDENCE}{text}{EVIDENCE_END}", surplus
 
@@ -334,19 +338,7 @@ def _split_paths(
     return ranked[:fitting], ranked[fitting:]
 
 
-def _last_lines(lines: Sequence[str], max_tokens: int, count: Count) -> list[str]:
-    """As many of the last *lines* as *max_tokens* hold."""
-    kept: list[str] = []
-    left = max_tokens
-    for line in reversed(lines):
-        left -= count(line) + 1
-        if left < 0:
-            break
-        kept.append(line)
-    return kept[::-1]
-
-
-def _request_lines(evidence: Facts, room: EvidenceBudget, count: Count) -> list[str]:
+def _request_lines(evidence: Facts, room: EvidenceBudget, line_tokens: Count) -> list[str]:
     if not evidence.requests:
         return []
     where = evidence.archives[-1] if evidence.archives else ""
@@ -356,7 +348,7 @@ def _request_lines(evidence: Facts, room: EvidenceBudget, count: Count) -> list[
         # The length, not the end tag, says where a text ends: the user may have written anything.
         requests.append(f'<request chars="{len(text)}">{text}</request>')
     first, *later = requests
-    recent = _last_lines(later, room.requests, count)
+    recent = _last_within(room.requests, later, line_tokens)
     if evidence.last_stands and not recent:
         recent = later[-1:]
     lines = [_REQUESTS, first]
@@ -413,20 +405,12 @@ def obstacle(rest: Sequence[Message]) -> str:
     waiting = pending_calls(rest)
     if waiting:
         return f"postponed: {len(waiting)} calls wait for their results"
-    if any(map(_has_summary, rest)):
+    if after_compaction(rest):
         return "left to the server: its own compaction block is in the context"
     open_calls = _open_server_calls(rest)
     if open_calls:
         return f"postponed: {len(open_calls)} calls of server tools wait for their results"
     return ""
-
-
-def _has_summary(message: Message) -> bool:
-    """Whether a server-side compaction in *message* succeeded: one without content has failed."""
-    for block in blocks(message):
-        if kind(block) == "compaction" and read(block, "content") is not None:
-            return True
-    return False
 
 
 def _open_server_calls(messages: Sequence[Message]) -> list[str]:
@@ -601,9 +585,8 @@ def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message
         is_lasting = message["role"] == "system" and "clear_at" not in message
         if is_lasting and message not in found:
             found.append(message)
-    sizes = accumulate(len(text_of(message)) for message in found)
-    number = sum(size <= max_chars for size in sizes)
-    return found[:number][::-1], len(found) - number
+    kept = _last_within(max_chars, found[::-1], lambda message: len(text_of(message)))
+    return kept, len(found) - len(kept)
 
 
 def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source) -> Replacement:
@@ -612,8 +595,7 @@ def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source
     Before results, a message says what they are a part of.
     """
     requests = replacement.evidence.requests
-    pending = _words_in(tail, source)
-    before = requests[: len(requests) - len(pending)]
+    before = requests[: len(requests) - len(source.words_in(tail))]
     if tail[0]["role"] != "assistant":
         return _close(replacement, before, tail)
     text = CONTINUE
@@ -622,18 +604,13 @@ def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source
     return _close(replacement, before[:-1], [_user(text), *tail])
 
 
-def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
-    return [words for words in map(source.words_of, tail) if words]
-
-
 def _with_words(
     replacement: Replacement, tail: Sequence[Message], source: Source, max_chars: int, archive: str
 ) -> Replacement:
     """*replacement* with only the user's words of *tail*, cut head and tail above *max_chars*."""
     requests = replacement.evidence.requests
-    pending = _words_in(tail, source)
-    later = max(1, len(pending))
-    before = requests[: len(requests) - later]
+    pending = source.words_in(tail)
+    before = requests[: len(requests) - max(1, len(pending))]
     words = "\n\n".join(pending)
     if words:
         text = _cut(words, max_chars, archive, source.redact)
@@ -694,10 +671,7 @@ def pinned_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> 
         message = rest[index]
         role = message["role"]
         if role == last_role:
-            if role == "assistant":
-                kept.append(_user(KEPT))
-            else:
-                kept.append(_assistant(SEEN))
+            kept.append(_user(KEPT) if role == "assistant" else _assistant(SEEN))
         kept.append(message)
         last_role = role
     if last_role == "user":
@@ -711,7 +685,7 @@ def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool]) 
     What a compaction put there is never pinned, and no system message: `replacements` keeps those
     that are in force.
     """
-    first = len(split_system(messages)[0])
+    first = head_length(messages)
     ours = range(first, first + acknowledged_count(messages[first:]))
     chosen: set[int] = set()
     for index, message in enumerate(messages):
@@ -722,8 +696,8 @@ def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool]) 
     last = len(messages) - 1
     for index in sorted(chosen):
         message = messages[index]
-        if index < last and any(tool_calls([message])):
+        if index < last and has_calls(message):
             chosen.add(index + 1)
-        if index > 0 and any(tool_results([message])):
+        if index > 0 and has_results(message):
             chosen.add(index - 1)
     return chosen

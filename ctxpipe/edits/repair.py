@@ -27,13 +27,14 @@ from ..messages import (
     cache_marks,
     check,
     field,
-    has_results,
+    has_calls,
     has_thinking,
     is_blank,
     kind,
     program,
     rebuilt,
     split_system,
+    tool_calls,
     without_surrogates,
 )
 from ..messages.facts import (
@@ -131,24 +132,13 @@ def _from_replacement(body: list[Message]) -> list[Message]:
     That block replaces everything before it. What a later block without a signature summarizes is
     still in *body*.
     """
-    for index in reversed(range(len(body))):
-        content = blocks(body[index])
-        for place in reversed(range(len(content))):
-            if is_replacement(content[place]):
-                first = _from_block(body[index], place)
-                later = [_without_compaction(message) for message in body[index + 1 :]]
-                return [first, *later]
+    for (index, number), block in reversed(list(_placed_blocks(body))):
+        if is_replacement(block):
+            others = _other_blocks(blocks(body[index])[number + 1 :], "compaction")
+            first = _with_blocks(body[index], [block, *others])
+            later = [_without_kind(message, "compaction") for message in body[index + 1 :]]
+            return [first, *later]
     return body
-
-
-def _from_block(message: Message, place: int) -> Message:
-    """*message* from its block *place* on, without compaction blocks after that one."""
-    content = blocks(message)
-    later = _other_blocks(content[place + 1 :], "compaction")
-    kept = [content[place], *later]
-    if len(kept) == len(content):
-        return message
-    return _with_content(message, kept)
 
 
 def _other_blocks(content: Sequence[Block], name: str) -> list[Block]:
@@ -156,18 +146,14 @@ def _other_blocks(content: Sequence[Block], name: str) -> list[Block]:
     return [block for block in content if kind(block) != name]
 
 
-def _without_compaction(message: Message) -> Message:
-    content = blocks(message)
-    kept = _other_blocks(content, "compaction")
-    if len(kept) == len(content):
-        return message
-    return _with_content(message, kept)
+def _without_kind(message: Message, name: str) -> Message:
+    return _with_blocks(message, _other_blocks(blocks(message), name))
 
 
 def _clean(message: Message) -> Message:
     """*message* with nothing in it that the API refuses in any conversation."""
     role = message["role"]
-    content = message["content"]
+    content: object = message["content"]
     unknown = [key for key in message if not is_message_key(role, key)]
     for key in unknown:
         message = cast("Message", _without(message, key))
@@ -175,20 +161,21 @@ def _clean(message: Message) -> Message:
         if content and is_blank(content):
             return _with_content(message, "")
         return message
-    given = blocks(message)  # none for None
-    checked = [_valid_block(block, role) for block in given]
+    if content is None:
+        return _with_content(message, [])
+    checked = [_valid_block(block, role) for block in blocks(message)]
     valid = [block for block in checked if block is not None]
     while role == "assistant" and valid and kind(valid[-1]) in THINKING:
         valid.pop()
-    if content is not None and _are_same(valid, given):
+    return _with_blocks(message, valid)
+
+
+def _with_blocks(message: Message, content: list[Any]) -> Message:
+    """*message* with the blocks *content*; the same object when they are its own."""
+    given = blocks(message)
+    if len(content) == len(given) and all(map(operator.is_, content, given)):
         return message
-    return _with_content(message, valid)
-
-
-def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    if len(some) != len(others):
-        return False
-    return all(map(operator.is_, some, others))
+    return _with_content(message, content)
 
 
 def _with_content(message: Message, content: str | list[Any]) -> Message:
@@ -245,10 +232,12 @@ def _without(block: Block, key: str) -> dict[str, Any]:
 def _changes(block: Block, name: str) -> dict[str, object]:
     """The keys of a call or a result that the API refuses as they are, with valid values."""
     changes: dict[str, object] = {}
-    if name == "tool_result" or name in SERVER_RESULTS:
-        changes = _result_changes(block, name)
-    elif name in CALLS:
-        changes = _call_changes(block, name)
+    if name in CALLS:
+        changes = {**_id_changes(block, name, "id"), **_call_changes(block)}
+    elif name == "tool_result":
+        changes = {**_id_changes(block, name, "tool_use_id"), **_result_changes(block)}
+    elif name in SERVER_RESULTS:
+        changes = _id_changes(block, name, "tool_use_id")
     caller = program(block)
     if caller is not None and not is_id(caller, PROGRAM):
         valid = as_dict(field(block, "caller"))
@@ -257,11 +246,15 @@ def _changes(block: Block, name: str) -> dict[str, object]:
     return changes
 
 
-def _call_changes(block: Block, name: str) -> dict[str, object]:
+def _id_changes(block: Block, name: str, key: str) -> dict[str, object]:
+    given = field(block, key)
+    if is_id(given, name):
+        return {}
+    return {key: _valid_id(given, name)}
+
+
+def _call_changes(block: Block) -> dict[str, object]:
     changes: dict[str, object] = {}
-    call_id = field(block, "id")
-    if not is_id(call_id, name):
-        changes["id"] = _valid_id(call_id, name)
     tool = field(block, "name")
     if not is_tool_name(tool):
         changes["name"] = UNKNOWN_TOOL
@@ -273,13 +266,8 @@ def _call_changes(block: Block, name: str) -> dict[str, object]:
     return changes
 
 
-def _result_changes(block: Block, name: str) -> dict[str, object]:
+def _result_changes(block: Block) -> dict[str, object]:
     changes: dict[str, object] = {}
-    call_id = field(block, "tool_use_id")
-    if not is_id(call_id, name):
-        changes["tool_use_id"] = _valid_id(call_id, name)
-    if name != "tool_result":
-        return changes
     content = field(block, "content")
     is_list = isinstance(content, list | tuple)
     if is_list and not all(map(kind, content)):
@@ -355,40 +343,33 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
 
     In the last one, which is not *closed*, the server may still be at work.
     """
-    places = list(_places(turn))
-    lone = _lone_places(turn, places, closed=closed)
-    callers = [_caller(_block_at(turn, place)) for place in places]
-    called = [caller for caller in callers if caller is not None]
-    if not lone and not called:
-        return turn
-    last_reply = -1
-    for index, message in enumerate(turn):
-        if message["role"] == "assistant":
-            last_reply = index
+    placed = list(_placed_blocks(turn))
+    lone = _lone_places(placed, closed=closed)
+    replies = (index for index, message in enumerate(turn) if message["role"] == "assistant")
+    last_reply = max(replies, default=-1)
     made: set[str] = set()
     changes: dict[Place, Block | None] = dict.fromkeys(lone)
-    for place in places:
+    for place, block in placed:
         if place in lone:
             continue
-        block = _block_at(turn, place)
         call = server_call(block)
         if call is not None:
             made.add(call)
         caller = _caller(block)
         if caller is None:
             continue
-        index, _ = place
-        is_over = closed and index == last_reply and kind(block) == "tool_use"
+        is_over = closed and kind(block) == "tool_use" and place[0] == last_reply
         if is_over or caller not in made:
             changes[place] = _without(block, "caller")
-    numbered = enumerate(turn)
-    return [_change_blocks(message, index, changes) for index, message in numbered]
+    if not changes:
+        return turn
+    return [_change_blocks(message, index, changes) for index, message in enumerate(turn)]
 
 
-def _places(turn: Sequence[Message]) -> Iterator[Place]:
+def _placed_blocks(turn: Sequence[Message]) -> Iterator[tuple[Place, Block]]:
     for index, message in enumerate(turn):
-        for place in range(len(blocks(message))):
-            yield index, place
+        for number, block in enumerate(blocks(message)):
+            yield (index, number), block
 
 
 def _caller(block: Block) -> str | None:
@@ -401,12 +382,11 @@ def _caller(block: Block) -> str | None:
     return str(field(caller, "tool_id", ""))
 
 
-def _lone_places(turn: Sequence[Message], places: Sequence[Place], *, closed: bool) -> set[Place]:
-    """The *places* in *turn* of server tools' calls and results without their other half."""
+def _lone_places(placed: Iterable[tuple[Place, Block]], *, closed: bool) -> set[Place]:
+    """The places of server tools' calls and results without their other half."""
     lone: set[Place] = set()
     waiting: dict[str, list[Place]] = {}
-    for place in places:
-        block = _block_at(turn, place)
+    for place, block in placed:
         call = server_call(block)
         if call is not None:
             waiting.setdefault(call, []).append(place)
@@ -423,26 +403,11 @@ def _lone_places(turn: Sequence[Message], places: Sequence[Place], *, closed: bo
     return lone.union(*waiting.values())
 
 
-def _block_at(turn: Sequence[Message], place: Place) -> Block:
-    index, number = place
-    return blocks(turn[index])[number]
-
-
 def _change_blocks(message: Message, index: int, changes: Mapping[Place, Block | None]) -> Message:
     """*message* with the blocks that *changes* names replaced, or removed where it says None."""
-    content: list[Any] = []
-    is_changed = False
-    for place, block in enumerate(blocks(message)):
-        if (index, place) not in changes:
-            content.append(block)
-            continue
-        is_changed = True
-        other = changes[index, place]
-        if other is not None:
-            content.append(other)
-    if not is_changed:
-        return message
-    return _with_content(message, content)
+    given = enumerate(blocks(message))
+    content = [changes.get((index, number), block) for number, block in given]
+    return _with_blocks(message, [block for block in content if block is not None])
 
 
 # Exchanges ----------------------------------------------------------------------------------------
@@ -478,12 +443,11 @@ def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]
     if _is_valid(exchange):
         return exchange
     replies = _replies(exchange)
-    repaired = _repair_calls(exchange, replies)
-    rest = [_without_results(message) for message in replies]
+    rest = [_without_kind(message, "tool_result") for message in replies]
     rest = [message for message in rest if message["content"] or is_directive(message)]
+    repaired = _join_neighbours([*_repair_calls(exchange, replies), *_of_role(rest, "user")])
     # What the system adds ends what the user said.
     added = _of_role(rest, "system")
-    repaired = _with_replies(repaired, _of_role(rest, "user"))
     lost_reply = is_last and bool(_of_role(replies, "user"))
     needs_user = lost_reply or not all(map(is_directive, added))
     needs_filler = not repaired or repaired[-1]["role"] == "assistant"
@@ -495,25 +459,18 @@ def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]
 def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> list[Message]:
     """The assistant's messages of *exchange*, each followed by the results of all its calls."""
     said = _of_role(exchange, "assistant")
-    said = [message for message in said if message["content"]]
-    turns = _join_turns(said)
-    called: set[str] = set()
-    for turn in turns:
-        called.update(_call_ids(turn))
-    results = _results(replies, called)
+    turns = _join_neighbours([message for message in said if message["content"]])
+    results = _results(replies)
     # Only in the last exchange of all does nobody reply: its last calls may still wait for their
     # results.
     waiting = None
-    if turns and not replies and _call_ids(exchange[-1]):
+    if not replies and has_calls(exchange[-1]):
         waiting = turns[-1]
     repaired: list[Message] = []
     for turn in turns:
-        calls = _call_ids(turn)
+        calls = [call.id for call in tool_calls([turn])]
         names = _unique_ids(calls)
-        if names != calls:
-            repaired.append(_rename_calls(turn, names))
-        else:
-            repaired.append(turn)
+        repaired.append(_rename_calls(turn, names))
         if calls and turn is not waiting:
             answers: list[Any] = _answers(calls, names, results)
             repaired.append({"role": "user", "content": answers})
@@ -554,50 +511,31 @@ def _has_valid_system(exchange: list[Message]) -> bool:
     return spoken > 0 and ends_in_server_result(exchange[spoken - 1])
 
 
-def _with_replies(merged: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    """*merged* and the user messages *rest*, in which neighbours from the user are merged."""
-    merged = list(merged)
-    for message in rest:
-        previous = merged[-1] if merged else None
-        if previous and previous["role"] == message["role"] == "user":
-            merged[-1] = _join(previous, message)
-        else:
-            merged.append(message)
-    return merged
-
-
-def _join_turns(turns: Sequence[Message]) -> list[Message]:
-    """Neighbouring assistant messages as one, but never where one of the two carries thinking."""
+def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
+    """Neighbours of one role as one message, but never where one of the two carries thinking."""
     joined: list[Message] = []
-    for turn in turns:
-        previous = joined[-1] if joined else None
-        if previous is None or has_thinking(previous) or has_thinking(turn):
-            joined.append(turn)
+    for message in messages:
+        if joined and _can_join(joined[-1], message):
+            content = [*as_blocks(joined[-1]), *as_blocks(message)]
+            joined[-1] = _with_content(joined[-1], content)
         else:
-            joined[-1] = _join(previous, turn)
+            joined.append(message)
     return joined
 
 
-def _join(first: Message, second: Message) -> Message:
-    return _with_content(first, [*as_blocks(first), *as_blocks(second)])
+def _can_join(first: Message, second: Message) -> bool:
+    if first["role"] != second["role"]:
+        return False
+    return not has_thinking(first) and not has_thinking(second)
 
 
-def _call_ids(message: Message) -> list[str]:
-    if message["role"] != "assistant":
-        return []
-    calls = [block for block in blocks(message) if kind(block) == "tool_use"]
-    return [str(field(call, "id", "")) for call in calls]
-
-
-def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Block]]:
-    """The results that answer one of the calls, by id, in order."""
+def _results(messages: Iterable[Message]) -> dict[str, list[Block]]:
+    """The results in *messages*, by the id of their call, in order."""
     found: dict[str, list[Block]] = {}
     for message in messages:
         for block in blocks(message):
-            if kind(block) != "tool_result":
-                continue
-            call = str(field(block, "tool_use_id", ""))
-            if call in called:
+            if kind(block) == "tool_result":
+                call = str(field(block, "tool_use_id", ""))
                 found.setdefault(call, []).append(block)
     return found
 
@@ -620,11 +558,8 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
     """
     if not results:
         return interrupted_result(name)
-    chosen = 0
-    if is_last:
-        failed = [place for place, result in enumerate(results) if field(result, "is_error")]
-        if failed:
-            chosen = failed[0]
+    failed = [place for place, result in enumerate(results) if field(result, "is_error")]
+    chosen = failed[0] if is_last and failed else 0
     result = results.pop(chosen)
     if str(field(result, "tool_use_id", "")) == name:
         return result
@@ -662,13 +597,7 @@ def _rename_calls(turn: Message, names: Sequence[str]) -> Message:
             if field(block, "id") != name:
                 renamed = {**as_dict(block), "id": name}
         content.append(renamed)
-    return _with_content(turn, content)
-
-
-def _without_results(message: Message) -> Message:
-    if not has_results(message):
-        return message
-    return _with_content(message, _other_blocks(blocks(message), "tool_result"))
+    return _with_blocks(turn, content)
 
 
 # The whole ----------------------------------------------------------------------------------------
@@ -680,16 +609,12 @@ def _encodable(message: Message) -> Message:
     The same object when it is so already.
     """
     content = message["content"]
-    if isinstance(content, str):
-        text = without_surrogates(content)
-        if text is content:
-            return message
-        return _with_content(message, text)
-    given = blocks(message)
-    valid = [_encodable_block(block) for block in given]
-    if _are_same(valid, given):
+    if not isinstance(content, str):
+        return _with_blocks(message, [_encodable_block(block) for block in blocks(message)])
+    text = without_surrogates(content)
+    if text is content:
         return message
-    return _with_content(message, valid)
+    return _with_content(message, text)
 
 
 def _encodable_block(block: Block) -> Any:

@@ -6,7 +6,6 @@ import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
-from typing import cast
 
 from ..activity import (
     command_line,
@@ -38,6 +37,7 @@ from ..providers.agent_tools import (
     ReadingTools,
     view,
 )
+from .compact import put_last
 from .offload import placeholder_file
 from .shown import Shown
 from .views import changes_folder, viewed_path
@@ -105,7 +105,7 @@ def working_set(
             files = [WorkingFile(path, text)]
             views.setdefault(_key(work_dir, path), []).append((number, text))
         for file in files:
-            _put_last(latest, _key(work_dir, file.path), file)
+            put_last(latest, _key(work_dir, file.path), file)
         if path is None and command_line(call) and not says_failure(text):
             last_command = number
         folder_changed = folder_changed or changes_folder(call)
@@ -124,11 +124,6 @@ def _key(work_dir: str, path: str) -> str:
     """What the spellings of *path* below *work_dir* have in common."""
     path = os.path.expanduser(path.removeprefix("file://"))
     return os.path.normpath(os.path.join(work_dir, path))
-
-
-def _put_last(files: dict[str, WorkingFile], key: str, file: WorkingFile) -> None:
-    files.pop(key, None)
-    files[key] = file
 
 
 def files_of_results(messages: Sequence[Message]) -> dict[str, str]:
@@ -207,16 +202,16 @@ def trusting_working_set(
     It trusts every call, whatever its result, and every message that looks like a restored file.
     `working_set` trusts neither.
     """
-    latest: dict[str, WorkingFile] = {}
-    for file in _files_restored_before(messages):
-        _put_last(latest, os.path.normpath(os.path.join(work_dir, file.path)), file)
+    files = list(_files_restored_before(messages))
     results = results_by_id(messages)
     for call in tool_calls(messages):
         result = results.get(call.id)
         path = viewed_path(call, tools, shell)
         if path is not None and not _shows_folder(result):
-            key = os.path.normpath(os.path.join(work_dir, path))
-            _put_last(latest, key, WorkingFile(path, _view_text(result)))
+            files.append(WorkingFile(path, _view_text(result)))
+    latest: dict[str, WorkingFile] = {}
+    for file in files:
+        put_last(latest, os.path.normpath(os.path.join(work_dir, file.path)), file)
     return list(reversed(latest.values()))
 
 
@@ -255,4 +250,4 @@ def was_changed(file: WorkingFile, text: str) -> bool:
 
 def restored_message(path: str, text: str) -> Message:
     """The user message that brings a file back."""
-    return cast("Message", {"role": "user", "content": restored_text(path, text)})
+    return {"role": "user", "content": restored_text(path, text)}

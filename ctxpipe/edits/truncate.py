@@ -6,11 +6,12 @@ First tool calls are filtered out, then a block is deleted from the centre.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, starmap
 from typing import Literal, TypeAlias, cast
 
 from ..messages import (
@@ -21,12 +22,12 @@ from ..messages import (
     blocks,
     has_thinking,
     kind,
-    split_system,
     texts,
     tool_calls,
     tool_results,
 )
 from ..messages import field as read
+from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_folded
 from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from .compact import extract_commands
@@ -60,7 +61,7 @@ def middle_range(
 
     *tokens* are those of each message. Half-open; ``range(0, 0)`` when there are none.
     """
-    return _between([0, *accumulate(tokens)], Fraction(start), Fraction(end))
+    return _between([0, *accumulate(tokens)], start, end)
 
 
 def middle(
@@ -73,8 +74,8 @@ def middle(
 
     The first request and the last turn are never in it.
     """
-    first = len(split_system(messages)[0])
-    found = _between(sums[first:], Fraction(start), Fraction(end))
+    first = head_length(messages)
+    found = _between(sums[first:], start, end)
     begin = max(found.start, 1) + first
     stop = min(found.stop + first, last_turn(messages))
     if not found or begin >= stop:
@@ -82,13 +83,13 @@ def middle(
     return range(begin, stop)
 
 
-def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
+def _between(sums: Sequence[int], start: Fraction | float, end: Fraction | float) -> range:
     base = sums[0]
     total = sums[-1] - base
     if not total:
         return range(0)
-    first = bisect_left(sums, base + start * total)
-    stop = bisect_right(sums, base + end * total) - 1
+    first = bisect_left(sums, base + Fraction(start) * total)
+    stop = bisect_right(sums, base + Fraction(end) * total) - 1
     if first >= stop:
         return range(0)
     return range(first, stop)
@@ -97,8 +98,7 @@ def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
 def last_turn(messages: Sequence[Message]) -> int:
     """Where the last turn begins: unanswered messages, with the calls that were answered in it."""
     start = newest(messages)
-    answers = next(tool_results(messages, start), None) is not None
-    if answers or start == len(messages):
+    if any(tool_results(messages, start)) or start == len(messages):
         start -= 1
     return max(0, start)
 
@@ -209,7 +209,7 @@ def editable_region(
     if strict:
         stay = frozenset(every) - frozenset(middle)
     else:
-        stay = frozenset({len(split_system(messages)[0]), *every[last_turn(messages) :]})
+        stay = frozenset({head_length(messages), *every[last_turn(messages) :]})
     movable_end = min(middle.stop, open_loop(messages))
     return EditableRegion(
         middle=middle, stay=stay | pinned, movable=range(middle.start, movable_end), pinned=pinned
@@ -219,25 +219,23 @@ def editable_region(
 def join_parts(parts: Sequence[Part]) -> list[Message]:
     """The messages that *parts* make.
 
-    Neighbours of the same role are merged where messages between them are gone. Results come first,
-    and the thinking of the second message is left out, since it would move.
+    Neighbours of the same role are merged where messages between them are gone; results come first.
+    The thinking that would move has left the parts already.
     """
     messages: list[Message] = []
-    previous = None
-    for part in parts:
-        if previous is not None and _meets(previous, part):
-            messages.append(_merge(messages.pop(), part.message))
+    for part, is_met in zip(parts, _are_met(parts), strict=True):
+        if is_met:
+            content = [*as_blocks(messages[-1]), *as_blocks(part.message)]
+            content.sort(key=lambda block: kind(block) != "tool_result")
+            messages[-1] = _with_content(messages[-1], content)
         else:
             messages.append(part.message)
-        previous = part
     return messages
 
 
-def _merge(first: Message, second: Message) -> Message:
-    content = [*as_blocks(first)]
-    content += [block for block in as_blocks(second) if kind(block) not in THINKING]
-    content.sort(key=lambda block: kind(block) != "tool_result")
-    return _with_content(first, content)
+def _are_met(parts: Sequence[Part]) -> list[bool]:
+    """For each of *parts*, whether it is to be merged with the one before it."""
+    return [False, *starmap(_meets, pairwise(parts))][: len(parts)]
 
 
 def _meets(one: Part, other: Part) -> bool:
@@ -379,15 +377,8 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
 
     So their sizes are already what they will be.
     """
-    kept: list[Part] = []
-    previous = None
-    for part in parts:
-        if previous is not None and _meets(previous, part):
-            kept.append(_without_thinking(part))
-        else:
-            kept.append(part)
-        previous = part
-    return kept
+    pairs = zip(parts, _are_met(parts), strict=True)
+    return [_without_thinking(part) if is_met else part for part, is_met in pairs]
 
 
 def _without_thinking(part: Part) -> Part:
@@ -460,16 +451,11 @@ def delete_centre(
 
 def _units(parts: Sequence[Part], sizes: Sequence[int], ground: EditableRegion) -> list[_Unit]:
     """The middle as units; what begins before it or ends after it is left out."""
-    inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
-    if not inside:
-        return []
-    first = inside[0]
-    last = inside[-1]
     units: list[_Unit] = []
     for span in groups([part.message for part in parts]):
-        if span.start < first or span.stop > last + 1:
-            continue
         own = parts[span.start : span.stop]
+        if not all(part.index in ground.middle for part in own):
+            continue
         tokens = sum(sizes[span.start : span.stop])
         stays = any(part.index in ground.pinned or has_command(part.message) for part in own)
         units.append(_Unit(span, tokens, stays))
@@ -502,12 +488,10 @@ def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
 
 def _candidates(wanted: range, units: int) -> Iterator[tuple[range, bool]]:
     """Blocks near the one *wanted*, the best first, each with whether its edges may be merged."""
-    for more in range(3):
-        for block in _widen(wanted, more, units):
-            yield block, False
-    for more in range(_MOST_WIDENING):
-        for block in _widen(wanted, more, units):
-            yield block, True
+    for steps, merging in ((3, False), (_MOST_WIDENING, True)):
+        for more in range(steps):
+            for block in _widen(wanted, more, units):
+                yield block, merging
     for less in range(1, min(len(wanted), _MOST_WIDENING)):
         for left in range(less + 1):
             start = wanted.start + left
@@ -530,28 +514,20 @@ def _add_marker(parts: list[Part], marker: str, ground: EditableRegion) -> list[
     """
     if not marker:
         return parts
-    place = _marker_place(parts, ground)
-    if place < 0:
+    at_work = set(chain.from_iterable(server_spans([part.message for part in parts])))
+    places: list[int] = []
+    for place, part in enumerate(parts):
+        is_free = place not in at_work and part.index not in ground.pinned
+        if part.message["role"] == "user" and is_free:
+            places.append(place)
+    if not places:
         return parts
+    place = places[-1]
     part = parts[place]
     if marker in texts(part.message):
         return parts
     marked = _change_content(part, [*as_blocks(part.message), {"type": "text", "text": marker}])
     return [*parts[:place], marked, *parts[place + 1 :]]
-
-
-def _marker_place(parts: Sequence[Part], ground: EditableRegion) -> int:
-    """The place of the last part of the user's that may be changed, -1 when there is none."""
-    at_work: set[int] = set()
-    for span in server_spans([part.message for part in parts]):
-        at_work.update(span)
-    for place in reversed(range(len(parts))):
-        part = parts[place]
-        if part.message["role"] != "user" or place in at_work:
-            continue
-        if part.index not in ground.pinned:
-            return place
-    return -1
 
 
 # Reports ------------------------------------------------------------------------------------------
@@ -568,13 +544,12 @@ def breakdown_by_source(
 
     *parts* are what is left of *messages*, *sizes* their tokens.
     """
-    first = len(split_system(messages)[0])
+    first = head_length(messages)
     last = last_turn(messages)
-    shares = {"the system prompt and the tools": overhead}
+    shares = Counter({"the system prompt and the tools": overhead})
     for part, tokens in zip(parts, sizes, strict=True):
-        name = _region(part.index, first, last, ground.middle)
-        shares[name] = shares.get(name, 0) + tokens
-    largest = sorted(shares.items(), key=lambda share: -share[1])
+        shares[_region(part.index, first, last, ground.middle)] += tokens
+    largest = shares.most_common()
     return ", ".join(f"{tokens:,} tokens in {name}" for name, tokens in largest if tokens)
 
 
@@ -601,15 +576,13 @@ def truncate_conversation(messages: list[Message], fraction: float | Fraction) -
     The head, the first request and all from a summary of the server's on stay. A cut between a call
     and its result moves back, so that fewer go. The very same list comes back when none goes.
     """
-    first = len(split_system(messages)[0]) + 1
+    first = head_length(messages) + 1
     later = len(messages) - first
     going = int(later * Fraction(str(fraction)))
     going = max(0, going // 2 * 2)
     # What the server has summarized, and what it reads of that, stays.
-    summary = first
-    while summary < len(messages) and not has_compaction(messages[summary]):
-        summary += 1
-    wanted = min(first + going, summary)
+    summaries = (index for index in range(first, len(messages)) if has_compaction(messages[index]))
+    wanted = min(first + going, next(summaries, len(messages)))
     stop = first
     for span in groups(messages):
         if first < span.stop <= wanted:

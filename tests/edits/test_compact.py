@@ -808,7 +808,7 @@ def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[
 
     assert set(evidence.paths) == set(gather_facts(Source(rest)).paths)
     told = "\n\n".join([*evidence.requests, *said(replacement_of([], rest).closing)])
-    assert all(words in told for words in Source(rest, is_raw=True).words())
+    assert all(words in told for words in Source(rest, is_raw=True).words_in(rest))
 
 
 def test_a_tool_use_in_a_users_hands_is_no_call():
