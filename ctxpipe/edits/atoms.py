@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import TypeAlias
 
@@ -155,24 +156,15 @@ class AtomIndex:
     """
 
     def __init__(self) -> None:
-        self._texts: dict[str, frozenset[Atom]] = {}
+        self.text = cache(atoms)
         self._messages: dict[int, tuple[Message, frozenset[Atom]]] = {}
-
-    def text(self, text: str) -> frozenset[Atom]:
-        """The atoms of *text*."""
-        found = self._texts.get(text)
-        if found is None:
-            found = atoms(text)
-            self._texts[text] = found
-        return found
 
     def message(self, message: Message) -> frozenset[Atom]:
         """The atoms of all blocks of *message*, which must not change any more."""
         known = self._messages.get(id(message))
         if known is not None and known[0] is message:
             return known[1]
-        texts = message_texts(message)
-        found = frozenset().union(*map(self.text, texts))
+        found = frozenset().union(*map(self.text, message_texts(message)))
         self._messages[id(message)] = (message, found)
         return found
 

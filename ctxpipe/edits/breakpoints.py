@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
 from ..messages.facts import SERVER_RESULTS
+from ..messages.rules import is_for_hour
 from ..settings import Wanted, is_size
 
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
@@ -34,13 +36,9 @@ def with_breakpoints(
     what was rewritten. *body* is not modified.
     """
     marks = _Marks.of(body)
-    free = min(limit, marks.free)
-    ends: list[int] = []
-    if free > 0:
-        ends = _places(body, marks, rewritten)[:free]
-    changed = dict(body)
-    if ends:
-        changed["messages"] = _mark_messages(body, ends)
+    free = max(0, min(limit, marks.free))
+    ends = _places(body, marks, rewritten)[:free]
+    changed = _mark_messages(body, ends)
     if marks.shared and not marks.in_shared and free > len(ends):
         name, content = next(iter(marks.shared.items()))
         changed[name] = _mark_last(content, _mark_before(body, 0))
@@ -56,14 +54,10 @@ def with_free_breakpoints(
     the bill: these are placed where the request has one after them, in its messages or by automatic
     caching, and never more than four in all. *body* is not modified.
     """
-    changed = dict(body)
     if rewritten is None:
-        return changed  # most turns: to look for marks would cost as much as all messages
+        return dict(body)  # most turns: to look for marks would cost as much as all messages
     marks = _Marks.of(body)
-    ends = _around(body, marks, rewritten)[: max(0, marks.free)]
-    if ends:
-        changed["messages"] = _mark_messages(body, ends)
-    return changed
+    return _mark_messages(body, _around(body, marks, rewritten)[: max(0, marks.free)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +77,12 @@ class _Marks:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> _Marks:
-        marked = []
-        in_messages = 0
-        for index, message in enumerate(body.get("messages", ())):
-            count = len(list(cache_marks(message)))
-            in_messages += count
-            if count:
-                marked.append(index)
-        shared: dict[str, Sequence[Any]] = {}
-        in_shared = 0
-        for name in ("system", "tools"):
-            if not body.get(name):
-                continue
-            content = _as_blocks(body[name])
-            shared[name] = content
-            in_shared += sum(bool(field(block, "cache_control")) for block in content)
-        return cls(marked, in_messages, shared, in_shared, bool(field(body, "cache_control")))
+        counts = [len(list(cache_marks(message))) for message in body.get("messages", ())]
+        marked = [index for index, count in enumerate(counts) if count]
+        shared = {name: _as_blocks(body[name]) for name in ("system", "tools") if body.get(name)}
+        shared_blocks = chain.from_iterable(shared.values())
+        in_shared = sum(bool(field(block, "cache_control")) for block in shared_blocks)
+        return cls(marked, sum(counts), shared, in_shared, bool(field(body, "cache_control")))
 
     @property
     def free(self) -> int:
@@ -130,14 +114,17 @@ def _around(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] |
     return [index for index in free if _markable(messages[index])]
 
 
-def _mark_messages(body: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
-    messages = body["messages"]
-    changed = list(messages)
+def _mark_messages(body: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
+    """A copy of *body* with a mark at the end of each of the messages at *indices*."""
+    changed = dict(body)
+    if not indices:
+        return changed
+    messages = list(body["messages"])
     for index in indices:
         message = messages[index]
-        content = _as_blocks(message["content"])
-        content = _mark_last(content, _mark_before(body, index + 1))
-        changed[index] = {**message, "content": content}
+        content = _mark_last(_as_blocks(message["content"]), _mark_before(body, index + 1))
+        messages[index] = {**message, "content": content}
+    changed["messages"] = messages
     return changed
 
 
@@ -149,7 +136,7 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     marks = [body.get("cache_control")]
     for message in body.get("messages", ())[index:]:
         marks += _marks(message)
-    if "1h" in [field(mark, "ttl") for mark in marks]:
+    if any(map(is_for_hour, marks)):
         return {**MARK, "ttl": "1h"}
     return dict(MARK)
 
@@ -175,13 +162,8 @@ def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[in
 
 def _last_requests(messages: Sequence[Any]) -> list[int]:
     """The messages that end this request and the one before."""
-    last: list[int] = []
-    for index in reversed(range(len(messages))):
-        if messages[index]["role"] == "user":
-            last.append(index)
-        if len(last) == 2:
-            break
-    return last
+    backwards = reversed(range(len(messages)))
+    return list(islice((index for index in backwards if messages[index]["role"] == "user"), 2))
 
 
 def _markable(message: Any) -> bool:

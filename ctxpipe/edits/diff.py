@@ -94,10 +94,4 @@ def first_changed_block(before: Sequence[Message], edit: Edit) -> int:
     new = edit.messages[0]
     if old["role"] != new["role"]:
         return 0
-    place = 0
-    pairs = zip(as_blocks(old), as_blocks(new), strict=False)
-    for one, other in pairs:
-        if one is not other and not is_equal(one, other):
-            break
-        place += 1
-    return place
+    return common_prefix(list(as_blocks(old)), list(as_blocks(new)))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, TypeAlias
 
 from .atoms import Atom, atoms, weight
@@ -52,6 +53,11 @@ class Passage:
     message: int
     is_touched: bool = False
 
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the text, as far as it is searched."""
+        return self.text[:MOST_SEARCHED].splitlines()
+
 
 @dataclass(frozen=True, slots=True)
 class _Line:
@@ -79,7 +85,7 @@ def choose_lines(
     nor lines taken before show, down to *min_value* expected uses per 1,000 tokens and up to
     *max_tokens* in all. *count* gives the tokens of a text. The same input, the same lines.
     """
-    read = _AtomsOfLines()
+    read = cache(atoms)  # of a line: no atom spans two
     chances = _chances(passages, read)
     candidates = _candidates(passages, read, chances, visible, count, min_value)
     candidates.sort(key=lambda line: (-line.density, line.place))
@@ -98,27 +104,9 @@ def choose_lines(
     return lines
 
 
-class _AtomsOfLines:
-    """The atoms of lines, each read once; no atom spans two lines."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, frozenset[Atom]] = {}
-
-    def line(self, line: str) -> frozenset[Atom]:
-        found = self._known.get(line)
-        if found is None:
-            found = atoms(line)
-            self._known[line] = found
-        return found
-
-    def text(self, text: str) -> set[Atom]:
-        found: set[Atom] = set()
-        for line in text[:MOST_SEARCHED].splitlines():
-            found |= self.line(line)
-        return found
-
-
-def _chances(passages: Iterable[Passage], read: _AtomsOfLines) -> dict[Atom, float]:
+def _chances(
+    passages: Iterable[Passage], read: Callable[[str], AbstractSet[Atom]]
+) -> dict[Atom, float]:
     """The chance of each atom to be used again: the largest over the passages that hold it."""
     chances: dict[Atom, float] = {}
     uses: Counter[Atom] = Counter()
@@ -129,7 +117,7 @@ def _chances(passages: Iterable[Passage], read: _AtomsOfLines) -> dict[Atom, flo
         if passage.message != message:
             earlier |= current
             current, message = set(), passage.message
-        found = read.text(passage.text)
+        found = set[Atom]().union(*map(read, passage.lines))
         if passage.kind in ("call", "text"):
             uses.update((found & earlier) - current)
         current |= found
@@ -147,7 +135,7 @@ def _chances(passages: Iterable[Passage], read: _AtomsOfLines) -> dict[Atom, flo
 
 def _candidates(
     passages: Iterable[Passage],
-    read: _AtomsOfLines,
+    read: Callable[[str], frozenset[Atom]],
     chances: Mapping[Atom, float],
     visible: AbstractSet[Atom],
     count: Callable[[str], int],
@@ -158,14 +146,14 @@ def _candidates(
     known: set[str] = set()
     place = 0
     for passage in passages:
-        for raw_line in passage.text[:MOST_SEARCHED].splitlines():
+        for raw_line in passage.lines:
             if not SHORTEST_LINE <= len(raw_line) <= LONGEST_LINE:
                 continue
             text = raw_line.strip()
             if text in known:
                 continue
             known.add(text)
-            found = read.line(raw_line)
+            found = read(raw_line)
             worth = _worth(found, chances, visible)
             if worth / _least_tokens(text) * 1000 < min_value or not _is_plain(text):
                 continue  # without the price of counting them

@@ -101,8 +101,7 @@ class CandidateTokens:
 
     def rewind(self, known: int) -> None:
         """Forget all but the candidates in the first *known* messages."""
-        if any(message >= known for message, _ in self._tokens):
-            self._tokens = {place: n for place, n in self._tokens.items() if place[0] < known}
+        self._tokens = {place: n for place, n in self._tokens.items() if place[0] < known}
 
     def extend(self, candidates: Sequence[Candidate], count: Callable[[Candidate], int]) -> None:
         """*count* the candidates that are new."""

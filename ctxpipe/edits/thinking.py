@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from ..messages import THINKING, Block, Message, blocks, has_calls, has_results, has_thinking, kind
+from ..messages import THINKING, Message, blocks, has_calls, has_results, has_thinking, kind
 from .diff import Edit
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
@@ -62,22 +62,19 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
     stale nonetheless, so a request with it needs `drop_block`.
     """
     end = open_loop(messages)
-    stripped: dict[int, list[Block]] = {}
+    stripped: dict[int, Message] = {}
     for index, start in stale.items():
         if index >= end:
             continue
         content = blocks(messages[index])
-        kept = [*content[:start]]
-        kept += [block for block in content[start:] if kind(block) not in THINKING]
+        kept = [block for block in content[start:] if kind(block) not in THINKING]
+        kept = [*content[:start], *kept]
         # A message that holds only thinking is invalid already, and is not emptied here.
         if kept and len(kept) < len(content):
-            stripped[index] = kept
+            stripped[index] = cast("Message", {**messages[index], "content": kept})
     if not stripped:
         return messages
-    changed = list(messages)
-    for index, kept in stripped.items():
-        changed[index] = cast("Message", {**messages[index], "content": kept})
-    return changed
+    return [stripped.get(index, message) for index, message in enumerate(messages)]
 
 
 def open_loop(messages: Sequence[Message]) -> int:
@@ -112,16 +109,11 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
     request = request or {}
     body = _mapping(request.get("extra_body"))
-    thinking = _mapping(body.get("thinking"))
-    if not thinking:
-        thinking = _mapping(request.get("thinking"))
-    if not thinking:
-        thinking = {"type": "adaptive"}
+    thinking = _mapping(body.get("thinking")) or _mapping(request.get("thinking"))
+    thinking = thinking or {"type": "adaptive"}
     if thinking.get("type") not in BINDABLE:
         return {}
-    binding = _mapping(thinking.get("block_binding"))
-    binding.update(BLOCK_BINDING)
-    thinking["block_binding"] = binding
+    thinking["block_binding"] = {**_mapping(thinking.get("block_binding")), **BLOCK_BINDING}
     # The method's own `thinking` would work too, but a caller who passes that could not pass ours
     # as well.
     return {"extra_body": {**body, "thinking": thinking}, **_with_beta(request)}
@@ -133,13 +125,9 @@ def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
         return {"betas": list(dict.fromkeys([*betas, BINDING_BETA]))}
     headers = _mapping(request.get("extra_headers"))
     own = [name for name in headers if name.lower() == "anthropic-beta"]
-    names: list[str] = []
-    if own:
-        value = str(headers[own[0]])
-        names = [name.strip() for name in value.split(",")]
+    values = [str(headers.pop(name)) for name in own]
+    names = [name.strip() for value in values[:1] for name in value.split(",")]
     named = dict.fromkeys([*filter(None, names), BINDING_BETA])
-    for name in own:
-        del headers[name]
     headers["anthropic-beta"] = ",".join(named)
     return {"extra_headers": headers}
 

@@ -187,8 +187,8 @@ def tool_results(
             )
 
 
-def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
-    """The tool_result blocks, by the id of their call; the last one where an id is repeated."""
+def results_by_id(messages: Sequence[Message]) -> dict[str, ToolResult]:
+    """The tool results, by the id of their call; the last one where an id is repeated."""
     return {result.tool_use_id: result for result in tool_results(messages)}
 
 
@@ -225,8 +225,8 @@ def head_length(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
-def common_prefix(before: Sequence[Message], after: Sequence[Message], known: int = 0) -> int:
-    """How many leading messages are equal; the first *known* are taken to be."""
+def common_prefix(before: Sequence[object], after: Sequence[object], known: int = 0) -> int:
+    """How many leading messages, or blocks, are equal; the first *known* are taken to be."""
     high = min(len(before), len(after))
     low = min(known, high)
     # Whole slices compare in C, in about 10 ns a message for the same objects.
