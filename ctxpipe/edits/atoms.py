@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import TypeAlias
@@ -55,22 +55,15 @@ def atoms(text: str) -> frozenset[Atom]:
     """The atoms of *text*."""
     found: set[Atom] = set()
     if "/" in text:
-        found |= _paths(text)
+        found.update(filter(None, map(path_atom, _PATH.findall(text))))
     if "." in text:
         found.update("F" + name for name in _FILE.findall(text))
     found.update("I" + word for word in _IDENTIFIER.findall(text) if _is_code(word))
     if _DIGIT.search(text):
         found.update("N" + number for number in _NUMBER.findall(text) if _is_telling(number))
         found.update("H" + digits for digits in _HEX.findall(text))
-    for raw_line in text.splitlines():
-        line = _line(raw_line)
-        if line:
-            found.add("L" + line)
+    found.update("L" + line for line in map(_line, text.splitlines()) if line)
     return frozenset(map(sys.intern, found))
-
-
-def _paths(text: str) -> set[Atom]:
-    return {path for path in map(path_atom, _PATH.findall(text)) if path is not None}
 
 
 def path_atom(path: str) -> Atom | None:
@@ -167,7 +160,3 @@ class AtomIndex:
         found = frozenset().union(*map(self.text, message_texts(message)))
         self._messages[id(message)] = (message, found)
         return found
-
-    def messages(self, messages: Sequence[Message]) -> Iterable[frozenset[Atom]]:
-        """The atoms of each of *messages*."""
-        return map(self.message, messages)

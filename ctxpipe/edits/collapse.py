@@ -10,26 +10,26 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..activity import is_failure, one_line, target, touched_paths
 from ..messages import (
-    Block,
     Message,
     ToolCall,
     ToolResult,
     blocks,
     has_calls,
+    results_by_id,
     strings,
     texts,
     tool_calls,
-    tool_results,
     without_surrogates,
 )
 from ..placeholders.notes import Note, note_of, step_line, words_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
-from .atoms import Atom, atoms, message_texts, path_atom
+from .atoms import Atom, atoms, block_text, message_texts, path_atom
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
 from .offload import placeholder_file, text_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 
-_ANSWERED = re.compile(r"\d{1,9} answered: ")
+_ANSWERED = re.compile(r"(\d{1,9}) answered: ")
 _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
@@ -104,30 +104,22 @@ def lay_out(
     while index < stop:
         length = exchange_length(messages, index, shape)
         if not length:
-            run = _close(run, parts)
             parts.append(messages[index])
+            run = []
             index += 1
             continue
         leaving += range(index, index + length)
+        if not run:
+            parts.append(run)
         lines = list(_lines(messages, index, length, number, shape))
         number += len(_steps_of(lines))
         run += lines
-        kept: list[Block] = []
-        if length == 2:
-            kept = blocks_to_keep(messages[index + 1])
+        kept = blocks_to_keep(messages[index + 1]) if length == 2 else []
         if kept:
-            run = _close(run, parts)
             parts.append(cast("Message", {"role": "user", "content": kept}))
+            run = []
         index += length
-    _close(run, parts)
     return Layout(messages, start, stop, parts, leaving)
-
-
-def _close(run: list[Line], parts: list[Message | list[Line]]) -> list[Line]:
-    """Add *run* to *parts*, unless it is empty; a new one."""
-    if run:
-        parts.append(run)
-    return []
 
 
 def _lines(
@@ -142,14 +134,10 @@ def _lines(
     if words:
         yield words
     after = index + 1
-    results = _results_by_id(messages, after, after + 1)
-    for call in tool_calls(messages, index, after):
-        yield Step(number, index, call, results[call.id])
-        number += 1
-
-
-def _results_by_id(messages: Sequence[Message], start: int, stop: int) -> dict[str, ToolResult]:
-    return {result.tool_use_id: result for result in tool_results(messages, start, stop)}
+    results = results_by_id(messages[after : after + 1])
+    calls = tool_calls(messages, index, after)
+    for own_number, call in enumerate(calls, number):
+        yield Step(own_number, index, call, results[call.id])
 
 
 def _beginning(text: str, chars: int) -> str:
@@ -164,8 +152,7 @@ def _beginning(text: str, chars: int) -> str:
 
 def first_free_number(notes: Iterable[Note]) -> int:
     """The number after those of all *notes*, in which the next step goes on."""
-    numbers = (note.last for note in notes)
-    return 1 + max(numbers, default=0)
+    return 1 + max((note.last for note in notes), default=0)
 
 
 # What was offloaded before ------------------------------------------------------------------------
@@ -221,10 +208,9 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
         if number is None:
             return {}
         is_answer = step.call is None
-        is_expected = is_answer == (number in answers)
-        if is_answer and not is_expected:
-            continue  # a short answer, which stayed
-        if not is_expected:
+        if is_answer != (number in answers):
+            if is_answer:
+                continue  # a short answer, which stayed
             return {}
         found[paths[number]] = _step_text(step, {})
         number = next(numbers, None)
@@ -236,9 +222,7 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
 def _paths_by_number(notes: Iterable[Message]) -> dict[int, str]:
     """The path of the file of each step of *notes*."""
     paths: dict[int, str] = {}
-    for note in map(note_of, notes):
-        if note is None:
-            continue
+    for note in filter(None, map(note_of, notes)):
         for number in range(note.first, note.last + 1):
             paths[number] = note.path(number)
     return paths
@@ -248,11 +232,10 @@ def _numbers_of_answers(notes: Iterable[Message]) -> set[int]:
     """The numbers of the steps of *notes* that are answers."""
     answers: set[int] = set()
     for note in notes:
-        content = str(note["content"])
-        for line in content.split("\n"):
-            if _ANSWERED.match(line):
-                number, _ = line.split(" ", 1)
-                answers.add(int(number))
+        for line in str(note["content"]).split("\n"):
+            answered = _ANSWERED.match(line)
+            if answered:
+                answers.add(int(answered[1]))
     return answers
 
 
@@ -265,7 +248,7 @@ def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
             yield Step(0, index, answer=answer_of(message))
             continue
         after = index + 1
-        results = _results_by_id(raw, after, min(after + 1, len(raw)))
+        results = results_by_id(raw[after : after + 1])
         for call in tool_calls(raw, index, after):
             yield Step(0, index, call, results.get(call.id))
 
@@ -315,12 +298,11 @@ def collapse(
     # Counted here, in a worker thread: what is asked of it later is a look-up.
     known = set(map(id, layout.messages))
     new = [message for message in parts if id(message) not in known]
-    new_tokens = sum(map(counter.message, new))
     return Rewritten(
         messages=[*before, *parts, *after],
-        notes=len([part for part in layout.parts if isinstance(part, list)]),
+        notes=sum(isinstance(part, list) for part in layout.parts),
         lines=sum(map(len, chosen.values())),
-        freed_tokens=leaving_tokens - new_tokens,
+        freed_tokens=leaving_tokens - sum(map(counter.message, new)),
     )
 
 
@@ -349,8 +331,7 @@ def _with_notes(
         body = safe_summary(without_surrogates("\n".join(lines)))
         steps = _steps_of(part)
         note = Note(folder, first=steps[0].number, last=steps[-1].number, suffix=suffix)
-        content = f"{note.heading}\n{body}"
-        messages.append(cast("Message", {"role": "user", "content": content}))
+        messages.append({"role": "user", "content": f"{note.heading}\n{body}"})
     return messages
 
 
@@ -373,11 +354,8 @@ def _subject(call: ToolCall) -> str:
     place = target(call)
     for name in _SEARCH_ARGUMENTS:
         wanted = call.input.get(name)
-        if not isinstance(wanted, str) or not wanted:
-            continue
-        if wanted not in place:
-            pattern = one_line(wanted[:MOST_READ_CHARS])
-            return f"{pattern} in {place}"
+        if isinstance(wanted, str) and wanted not in place:
+            return f"{one_line(wanted[:MOST_READ_CHARS])} in {place}"
     return place
 
 
@@ -395,28 +373,14 @@ def _passages(
             yield Passage(answer_of(layout.messages[message]), "text", step.number, message)
         if step.call is None:
             continue
-        given = "\n".join(message_texts(_only(step.call, layout.messages)))
-        yield Passage(given, "call", step.number, message)
-        late.append(_result_passage(step, whole, touched))
-    yield from late
-
-
-def _only(call: ToolCall, messages: Sequence[Message]) -> Message:
-    """The message of *call*, with nothing but the call."""
-    block = blocks(messages[call.message])[call.block]
-    return cast("Message", {"role": "assistant", "content": [block]})
-
-
-def _result_passage(step: Step, whole: Mapping[str, str], touched: AbstractSet[Atom]) -> Passage:
-    kind: PassageKind = "result"
-    is_touched = False
-    path = None
-    if step.call:
+        call = blocks(layout.messages[message])[step.call.block]
+        yield Passage(block_text(call), "call", step.number, message)
         path = viewed_path(step.call, COMMON_READING_TOOLS, True)
-    if path:
-        kind = "view"
-        is_touched = path_atom(path) in touched
-    return Passage(_result_text(step, whole), kind, step.number, step.message + 1, is_touched)
+        kind: PassageKind = "view" if path else "result"
+        is_touched = path is not None and path_atom(path) in touched
+        text = _result_text(step, whole)
+        late.append(Passage(text, kind, step.number, message + 1, is_touched))
+    yield from late
 
 
 def path_atoms(recent: Sequence[Message]) -> set[Atom]:
@@ -425,8 +389,5 @@ def path_atoms(recent: Sequence[Message]) -> set[Atom]:
 
 
 def _visible(messages: Iterable[Message]) -> set[Atom]:
-    visible: set[Atom] = set()
-    for message in messages:
-        for text in message_texts(message):
-            visible |= atoms(text)
-    return visible
+    texts_of_all = chain.from_iterable(map(message_texts, messages))
+    return set[Atom]().union(*map(atoms, texts_of_all))

@@ -25,6 +25,7 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
+from ..messages.facts import is_server_result
 from ..messages.identity import digest
 from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import is_cut, shorten
@@ -409,16 +410,16 @@ def obstacle(rest: Sequence[Message]) -> str:
         return "left to the server: its own compaction block is in the context"
     open_calls = _open_server_calls(rest)
     if open_calls:
-        return f"postponed: {len(open_calls)} calls of server tools wait for their results"
+        return f"postponed: {open_calls} calls of server tools wait for their results"
     return ""
 
 
-def _open_server_calls(messages: Sequence[Message]) -> list[str]:
-    """The calls of server tools that wait for results: a paused turn, or code that is running.
+def _open_server_calls(messages: Sequence[Message]) -> int:
+    """How many calls of server tools wait for results: a paused turn, or code that is running.
 
     Words of the user end a turn, and with it what was open in it.
     """
-    waiting: dict[str, None] = {}
+    waiting: set[str] = set()
     for message in messages:
         role = message["role"]
         if role == "user" and has_words(message):
@@ -427,10 +428,10 @@ def _open_server_calls(messages: Sequence[Message]) -> list[str]:
             continue
         for block in blocks(message):
             if _is_server_call(block):
-                waiting[str(read(block, "id"))] = None
-            elif _is_server_result(block):
-                waiting.pop(str(read(block, "tool_use_id")), None)
-    return list(waiting)
+                waiting.add(str(read(block, "id")))
+            elif is_server_result(kind(block)):
+                waiting.discard(str(read(block, "tool_use_id")))
+    return len(waiting)
 
 
 def has_words(message: Message) -> bool:
@@ -441,10 +442,6 @@ def has_words(message: Message) -> bool:
 
 def _is_server_call(block: object) -> bool:
     return kind(block).endswith("_tool_use")
-
-
-def _is_server_result(block: object) -> bool:
-    return kind(block).endswith("_tool_result")
 
 
 # The end of the context ---------------------------------------------------------------------------
@@ -487,13 +484,12 @@ def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
         for block in blocks(message):
             if _is_server_call(block):
                 called.add(str(read(block, "id")))
-            elif _is_server_result(block):
+            elif is_server_result(kind(block)):
                 wanted.add(str(read(block, "tool_use_id")))
             elif kind(block) == "tool_use":
-                caller = read(block, "caller") or {}
-                program = read(caller, "tool_id")
-                if program:
-                    wanted.add(str(program))
+                caller = read(read(block, "caller"), "tool_id")
+                if caller:
+                    wanted.add(str(caller))
     return called, wanted
 
 
@@ -548,27 +544,23 @@ def replacements(
     tail = open_tail(rest)
     unanswered = rest[tail:]
     systems, left_out = _in_force(rest[:tail], max_request_chars)
-    evidence = replace(facts, last_stands=not unanswered)
     cuts: list[str] = []
     if left_out:
         cuts.append(f"{left_out} older system messages are in the archive only")
-    commands_kept = reminder(facts.orders)
     replacement = Replacement(
         head=head,
-        summary=safe_summary(summary) + commands_kept,
-        evidence=evidence,
+        summary=safe_summary(summary) + reminder(facts.orders),
+        evidence=replace(facts, last_stands=not unanswered),
         systems=systems,
+        kept=pinned_messages(rest, pin),
         cuts=cuts,
     )
-    if pin:
-        replacement = replace(replacement, kept=pinned_messages(rest, pin))
     if not unanswered:
         return [replacement]
     shorter = _with_words(replacement, unanswered, source, max_request_chars, archive)
     if not whole:
         return [shorter]
-    if pin:
-        replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
+    replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
     first = _with_tail(replacement, unanswered, source)
     if len(shorter.cuts) > len(first.cuts):
         return [first, shorter]
@@ -618,16 +610,13 @@ def _with_words(
         text = IN_PROGRESS + _cut(requests[-1], max_chars, archive, source.redact)
     else:
         text = CONTINUE
-    media: list[str] = []
-    for message in tail:
-        media += _media(blocks(message))
-    for name in media:
-        text += missing_text(name, archive)
+    media = [name for message in tail for name in _media(blocks(message))]
+    text += "".join(missing_text(name, archive) for name in media)
     cuts = [*replacement.cuts]
-    if len(words) > max_chars:
-        length = len(words)
+    length = len(words)
+    if length > max_chars:
         cuts.append(f"of the newest message's {length} characters {max_chars} are in the context")
-    results = sum(1 for _ in tool_results(tail))
+    results = len(list(tool_results(tail)))
     if results:
         cuts.append(f"{results} new tool results are in the summary and the archive only")
     if media:
@@ -659,7 +648,9 @@ def _close(
 # Pinned -------------------------------------------------------------------------------------------
 
 
-def pinned_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> list[Message]:
+def pinned_messages(
+    rest: Sequence[Message], pin: Callable[[Message], bool] | None
+) -> list[Message]:
     """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
@@ -679,12 +670,14 @@ def pinned_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> 
     return kept
 
 
-def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[int]:
+def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool] | None) -> set[int]:
     """The indices of the messages that *pin* chooses, and of their calls and results.
 
     What a compaction put there is never pinned, and no system message: `replacements` keeps those
     that are in force.
     """
+    if pin is None:
+        return set()
     first = head_length(messages)
     ours = range(first, first + acknowledged_count(messages[first:]))
     chosen: set[int] = set()

@@ -70,9 +70,7 @@ def _edits(
 
 
 def _has_same_shape(one: Message, other: Message) -> bool:
-    if one["role"] != other["role"]:
-        return False
-    return len(blocks(one)) == len(blocks(other))
+    return one["role"] == other["role"] and len(blocks(one)) == len(blocks(other))
 
 
 def apply_edits(messages: Sequence[Message], edits: Sequence[Edit]) -> list[Message]:

@@ -17,15 +17,10 @@ def groups(messages: Sequence[Message]) -> Iterator[range]:
     """
     length = len(messages)
     # For each message, the end of the group that it makes with those after it.
-    ends: list[int] = []
-    for index, message in enumerate(messages):
-        end = index + 1
-        if has_calls(message):
-            end += 1
-        ends.append(min(end, length))
+    numbered = enumerate(messages, 1)
+    ends = [min(number + has_calls(message), length) for number, message in numbered]
     for span in server_spans(messages):
-        end = ends[span.start]
-        ends[span.start] = max(end, span.stop)
+        ends[span.start] = max(ends[span.start], span.stop)
     start = 0
     while start < length:
         stop = start + 1
@@ -61,14 +56,11 @@ def server_spans(messages: Sequence[Message]) -> list[range]:
                 made[call] = index
             result = server_result(block)
             if result in waiting:
-                start = waiting.pop(result)
-                spans.append(range(start, index + 1))
+                spans.append(range(waiting.pop(result), index + 1))
             caller = program(block)
             if caller in made:
-                start = made[caller]
-                spans.append(range(start, index + 1))
-    length = len(messages)
-    spans += [range(start, length) for start in waiting.values()]
+                spans.append(range(made[caller], index + 1))
+    spans += [range(start, len(messages)) for start in waiting.values()]
     return spans
 
 

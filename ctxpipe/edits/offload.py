@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -80,22 +80,16 @@ def characters(message: Message) -> int:
 
 
 def _block_characters(block: Block) -> int:
-    name = kind(block)
-    measure = _CHARACTERS.get(name)
-    if measure is not None:
-        return measure(block)
-    if name in MEDIA:
-        return 0
+    match kind(block):
+        case "text" | "thinking" as name:
+            return len(read(block, name) or "")
+        case "redacted_thinking" | "image" | "document":
+            return 0
+        case "tool_use":
+            return len(compact_json(read(block, "input")))
+        case "tool_result":
+            return result_characters(read(block, "content"))
     return len(compact_json(as_dict(block)))
-
-
-_CHARACTERS: Mapping[str, Callable[[Block], int]] = {
-    "text": lambda block: len(read(block, "text") or ""),
-    "thinking": lambda block: len(read(block, "thinking") or ""),
-    "redacted_thinking": lambda _block: 0,
-    "tool_use": lambda block: len(compact_json(read(block, "input"))),
-    "tool_result": lambda block: result_characters(read(block, "content")),
-}
 
 
 def result_characters(content: _Content) -> int:
@@ -113,24 +107,19 @@ def result_characters(content: _Content) -> int:
     return len(compact_json(counted))
 
 
-def is_placeholder(content: object) -> bool:
+def is_placeholder(content: _Content) -> bool:
     """Whether *content* is only one of our placeholders, alone or before kept images."""
     return reference(_only_text(content)) is not None
 
 
-def _only_text(content: object) -> str:
+def _only_text(content: _Content) -> str:
     """The text that a tool result begins with, when it is the only one; otherwise ""."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        return ""
+    if content is None or isinstance(content, str):
+        return content or ""
     texts = _text_blocks(content)
-    if len(texts) != 1:
+    if len(texts) != 1 or texts[0] is not content[0]:
         return ""
-    text = texts[0]
-    if text is not content[0]:
-        return ""
-    return read(text, "text") or ""
+    return read(content[0], "text") or ""
 
 
 def is_text(content: _Content) -> bool:
@@ -238,13 +227,12 @@ def offload_again(
     updates: dict[tuple[int, int], object] = {}
     for result in tool_results(messages, start):
         text = known.get(hash((result.tool_use_id, text_of(result.content))))
-        if text is not None and not _has_result(history, stop, result.tool_use_id):
+        if text is None:
+            continue
+        answered = (other.tool_use_id for other in tool_results(history, 0, stop))
+        if result.tool_use_id not in answered:
             updates[result.place] = with_placeholder(result.content, text)
     return rewrite(messages, updates) if updates else messages
-
-
-def _has_result(messages: Sequence[Message], stop: int, call: str) -> bool:
-    return any(result.tool_use_id == call for result in tool_results(messages, 0, stop))
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
@@ -259,10 +247,8 @@ def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
         return True
     first = text.rfind("\n", 0, start) + 1
     last = text.find("\n", end)
-    if last < 0:
-        last = len(text)
-    part = text[first:last]
-    lines = [line.rstrip() for line in _lines(part)]
+    part = text[first:] if last < 0 else text[first:last]
+    lines = list(map(str.rstrip, _lines(part)))
     stored_lines = _frame(map(str.rstrip, _lines(stored)))
     if _frame(lines) in stored_lines:
         return True
@@ -292,14 +278,13 @@ def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
 
     Placeholders are left out.
     """
-    least = max(min_chars, 1)
     found: list[Candidate] = []
     for result in tool_results(messages):
         content = result.content
         if not is_text(content) or is_placeholder(content):
             continue
         chars = result_characters(content)
-        if chars >= least:
+        if chars >= max(min_chars, 1):
             found.append(Candidate(result, chars))
     return found
 
@@ -360,7 +345,7 @@ class Selection:
         candidate = candidate_of(result)
         if candidate.chars < max(limit, 1):
             return None
-        if self.read_back(call) or _is_own_preview(result):
+        if self.read_back(call) or placeholder_file(candidate.id, _only_text(result.content)):
             return None
         return candidate
 
@@ -373,8 +358,7 @@ class Selection:
 
     def long_texts(self, call: ToolCall) -> list[str]:
         """The texts in the call's input that are long enough to leave, except placeholders."""
-        least = self.min_input_chars
-        long = [text for text in strings(call.input) if len(text) >= least]
+        long = [text for text in strings(call.input) if len(text) >= self.min_input_chars]
         return [text for text in long if any_reference(text, MAX_SHOWN) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
@@ -391,23 +375,9 @@ class Selection:
 
 def candidate_of(result: ToolResult) -> Candidate:
     """*result* as a candidate, with the characters of its texts."""
-    content = result.content
-    if not text_of(content):
+    if not text_of(result.content):
         return Candidate(result, 0)
-    return Candidate(result, len(stored_text(content, indent=None)))
-
-
-def _is_own_preview(result: ToolResult) -> bool:
-    """Whether it opens with our placeholder and a preview.
-
-    The path must be the one that this id leads to.
-    """
-    path = any_reference(_only_text(result.content), MAX_SHOWN)
-    if path is None:
-        return False
-    path = path.replace("\\", "/")
-    *_, file = path.rsplit("/", 1)
-    return safe_name(without_surrogates(result.tool_use_id)) in file
+    return Candidate(result, len(stored_text(result.content, indent=None)))
 
 
 def newest(messages: Sequence[Message]) -> int:
@@ -518,16 +488,15 @@ class CandidateIndex:
         total = self._totals.pop()
         self._totals.extend(accumulate(sizes, initial=total))
         for candidate in found:
-            total = self._sums[-1] + candidate.chars
             self._candidates.append(candidate)
             self._places.append(candidate.item.message)
-            self._sums.append(total)
+            self._sums.append(self._sums[-1] + candidate.chars)
 
     def scan(self, start: int, end: int) -> Scan:
         """The gate's sums, with the candidates from message *start* up to *end*."""
         first = bisect_left(self._places, start)
-        leaving = self._sums[bisect_left(self._places, end)] - self._sums[first]
-        return Scan(self._totals[-1], max(0, leaving))
+        stop = bisect_left(self._places, end)
+        return Scan(self._totals[-1], max(0, self._sums[stop] - self._sums[first]))
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""

@@ -632,11 +632,10 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
 
     No mark for an hour stays after a shorter one.
     """
-    marks: list[tuple[int, Mark]] = []
-    for index, message in enumerate(messages):
-        marks += [(index, mark) for mark in cache_marks(message)]
-    allowed = marks_left(beside)
-    messages = _without_marks(messages, marks[: max(0, len(marks) - allowed)])
+    numbered = enumerate(messages)
+    marks = [(index, mark) for index, message in numbered for mark in cache_marks(message)]
+    surplus = max(0, len(marks) - marks_left(beside))
+    messages = _without_marks(messages, marks[:surplus])
     late = late_hours(messages, range(len(messages)), beside)
     return _without_marks(messages, late, hour_only=True)
 
@@ -645,27 +644,22 @@ def _without_marks(
     messages: Sequence[Message], marks: Iterable[tuple[int, Mark]], *, hour_only: bool = False
 ) -> list[Message]:
     """*messages* without these *marks*; with *hour_only* they lose only their hour."""
-    by_message: dict[int, list[Mark]] = {}
-    for index, mark in marks:
-        by_message.setdefault(index, []).append(mark)
     changed = list(messages)
-    for index, own in by_message.items():
-        changed[index] = _unmark(messages[index], own, hour_only=hour_only)
+    for index, mark in marks:
+        changed[index] = _unmark(changed[index], mark, hour_only=hour_only)
     return changed
 
 
-def _unmark(message: Message, marks: Iterable[Mark], *, hour_only: bool) -> Message:
+def _unmark(message: Message, mark: Mark, *, hour_only: bool) -> Message:
+    place, inner = mark
     content: list[Any] = list(blocks(message))
-    for place, inner in marks:
-        block = content[place]
-        if inner is None:
-            content[place] = _without_mark(block, hour_only=hour_only)
-            continue
-        block = as_dict(block)
+    if inner is None:
+        content[place] = _without_mark(content[place], hour_only=hour_only)
+    else:
+        block = as_dict(content[place])
         parts = list(block["content"])
         parts[inner] = _without_mark(parts[inner], hour_only=hour_only)
-        block["content"] = parts
-        content[place] = block
+        content[place] = {**block, "content": parts}
     return _with_content(message, content)
 
 
