@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..providers.agent_tools import NUMBERED_LINE, view
-from .languages import DefinitionType, Language, language_of, languages, steps
+from .languages import STEPS, DefinitionType, Language, language_of, languages
 
 if TYPE_CHECKING:
-    from ast_grep_py import Relation, Rule, SgNode
+    from ast_grep_py import Rule, SgNode
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(NamedTuple):
     """A name that a source defines, and the line of that name, counted from 1."""
 
     type: DefinitionType
@@ -39,20 +38,14 @@ def definitions(path: str, text: str) -> Definitions | None:
     if language is None:
         return None
     source, numbers = without_gutter(text)
-    source = _without_long_lines(source)
-    found = _read(source, language)
-    if not numbers:
-        return tuple(found)
-    return tuple(replace(each, line=numbers[each.line - 1]) for each in found)
+    found = _read(_without_long_lines(source), language)
+    return tuple(each._replace(line=numbers[each.line - 1]) for each in found)
 
 
-def definition_rows(texts: Sequence[str]) -> Iterator[list[tuple[DefinitionType, str, int]]]:
-    """The definitions of each file, each as a tuple of its fields.
-
-    *texts* are path, text, path, text, …
-    """
+def definition_rows(texts: Sequence[str]) -> Iterator[Definitions]:
+    """The definitions of each file. *texts* are path, text, path, text, …"""
     for path, text in zip(texts[::2], texts[1::2], strict=True):
-        yield [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
+        yield definitions(path, text) or ()
 
 
 # Views --------------------------------------------------------------------------------------------
@@ -62,12 +55,12 @@ SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
 LONGEST_LINE = 5000
 
 
-def without_gutter(text: str) -> tuple[str, list[int]]:
+def without_gutter(text: str) -> tuple[str, Sequence[int]]:
     """*text* without what a view puts around a file and before its lines, and their numbers.
 
     The gutters recognized are those of ``cat -n`` and ``nl``, ``12→``, ``12: `` and ``12|``. Lines
-    without a number, such as a tool's remarks, become empty. Where nothing tells the numbers, the
-    list is empty.
+    without a number, such as a tool's remarks, become empty. Where nothing tells the numbers, they
+    count from 1.
     """
     _, text, first_line = view(text)
     if _is_numbered(text[:SAMPLE]):
@@ -76,24 +69,20 @@ def without_gutter(text: str) -> tuple[str, list[int]]:
         if all(line.startswith(" ") for line in code if line):
             code = [line[1:] for line in code]  # the blank after "12:" is the gutter's
         return "\n".join(code), [int(row[1]) if row else 0 for row in rows]
-    if first_line is None:
-        return text, []
-    return text, list(range(first_line, first_line + text.count("\n") + 1))
+    first = 1 if first_line is None else first_line
+    return text, range(first, first + text.count("\n") + 1)
 
 
 def _is_numbered(sample: str) -> bool:
     rows = list(NUMBERED_LINE.finditer(sample))
-    text_lines = [line for line in sample.splitlines() if line and not line.isspace()]
+    text_lines = list(filter(str.strip, sample.splitlines()))
     if len(rows) < 2 or 2 * len(rows) < len(text_lines) or len({row[2] for row in rows}) > 1:
         return False
     return all(int(one[1]) < int(other[1]) for one, other in pairwise(rows))
 
 
 def _without_long_lines(source: str) -> str:
-    lines = source.split("\n")
-    if max(map(len, lines)) <= LONGEST_LINE:
-        return source
-    return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in lines)
+    return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in source.split("\n"))
 
 
 # Parsing ------------------------------------------------------------------------------------------
@@ -101,20 +90,16 @@ def _without_long_lines(source: str) -> str:
 
 def _read(source: str, language: Language) -> list[Definition]:
     """The definitions in the best reading of *source*; the first one without errors is the last."""
-    best: list[Definition] = []
-    best_score: tuple[int, int] | None = None
+    found_by_score: dict[tuple[int, int], list[Definition]] = {}
     for reading, as_language in _readings(source, language):
         tree = _parse(reading, as_language)
         errors = _error_chars(tree)
         is_doubtful = errors > 0 or reading is not source
         found = _find_definitions(tree, as_language, is_doubtful)
-        score = (len(found), -errors)
-        if best_score is None or score > best_score:
-            best = found
-            best_score = score
+        found_by_score.setdefault((len(found), -errors), found)
         if not errors:
             break
-    return best
+    return found_by_score[max(found_by_score)]
 
 
 def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]:
@@ -139,11 +124,8 @@ def _parse(source: str, language: Language) -> SgNode:
 
 def _error_chars(tree: SgNode) -> int:
     """How many characters belong to no construct of the language."""
-    chars = 0
-    for node in tree.find_all(kind="ERROR"):
-        span = node.range()
-        chars += span.end.index - span.start.index + 1
-    return chars
+    spans = [node.range() for node in tree.find_all(kind="ERROR")]
+    return sum(span.end.index - span.start.index + 1 for span in spans)
 
 
 MACRO = r"[A-Z][A-Z0-9_]{2,}(?:[ \t]*\([^()\n]*\))?"
@@ -201,7 +183,7 @@ def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> li
 
 def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
     """The definitions that are nodes of the tree."""
-    types = _kinds(language.name)
+    types = language.kinds()
     bodied = language.bodied.split()
     end_of_function = 0
     for node in tree.find_all(any=_rules(language.name)):
@@ -214,19 +196,10 @@ def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definitio
         type_ = _definition_type(node, types, language)
         if type_ == "function" and not language.has_locals:
             end_of_function = span.end.index
-        prefix = language.prefixes.get(kind, "")
         for name in _names(node, language):
-            text = prefix + _name_text(name)
-            if _is_name(text):
-                yield Definition(type_, text, _line(name))
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) <= LONGEST_NAME and ODD.search(text) is None
-
-
-def _line(node: SgNode) -> int:
-    return node.range().start.line + 1
+            text = language.prefixes.get(kind, "") + _name_text(name)
+            if 0 < len(text) <= LONGEST_NAME and not ODD.search(text):
+                yield Definition(type_, text, name.range().start.line + 1)
 
 
 def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Definition]:
@@ -234,22 +207,13 @@ def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Defini
     rules: list[Rule] = [{"kind": "ERROR"}]
     if language.unparsed:
         keywords = "|".join(language.keywords)
-        unparsed: Rule = {"kind": language.unparsed, "regex": rf"\b({keywords})\s+\w"}
-        rules.append(unparsed)
+        rules.append({"kind": language.unparsed, "regex": rf"\b({keywords})\s+\w"})
     for node in tree.find_all(any=rules):
         leaves = [child for child in node.children() if child.is_leaf()]
         for keyword, name in pairwise(leaves):
             type_ = language.keywords.get(keyword.text())
-            if type_ is None:
-                continue
-            text = name.text()
-            if re.fullmatch(r"[^\W\d]\w*[?!]?", text):
-                yield Definition(type_, text, _line(name))
-
-
-@cache
-def _kinds(language: str) -> Mapping[str, DefinitionType]:
-    return dict(languages()[language].kinds())
+            if type_ and re.fullmatch(r"[^\W\d]\w*[?!]?", name.text()):
+                yield Definition(type_, name.text(), name.range().start.line + 1)
 
 
 @cache
@@ -257,31 +221,26 @@ def _rules(language: str) -> list[Rule]:
     """The parser's rules for every kind of definition that the language has."""
     table = languages()[language]
     rules: list[Rule] = []
-    for kind in _kinds(language):
+    for kind in table.kinds():
         rule: Rule = {"kind": kind}
         if kind in table.inside:
-            parents: list[Rule] = [{"kind": parent} for parent in table.inside[kind].split()]
-            rule["inside"] = {"any": parents}
+            rule["inside"] = {"any": [{"kind": parent} for parent in table.inside[kind].split()]}
         if kind in table.outside:
-            around: Relation = {"kind": table.outside[kind], "stopBy": "end"}
-            rule["not"] = {"inside": around}
+            rule["not"] = {"inside": {"kind": table.outside[kind], "stopBy": "end"}}
         rules.append(rule)
     if table.calls:
         macros = "|".join(table.calls)
-        target: Relation = {"field": "target", "regex": f"^({macros})$"}
-        rules.append({"kind": "call", "has": target})
-    return [rule for rule in rules if _is_known(rule, language)]
+        rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({macros})$"}})
+    return [rule for rule in rules if _is_known(rule, table)]
 
 
-def _is_known(rule: Rule, language: str) -> bool:
+def _is_known(rule: Rule, language: Language) -> bool:
     """Whether the installed parser has the kinds of *rule*.
 
     A kind that a later grammar renames must not cost the rest.
     """
-    from ast_grep_py import SgRoot
-
     try:
-        SgRoot("", language).root().find(any=[rule])
+        _parse("", language).find(any=[rule])
     except RuntimeError:
         return False
     return True
@@ -295,13 +254,10 @@ def _definition_type(
         if target is not None:
             return language.calls[target.text()]
     type_ = types[node.kind()]
-    if type_ == "function" or not language.told_by:
+    if type_ == "function":
         return type_
-    for child in node.children():
-        exact_type = language.told_by.get(child.kind())
-        if exact_type:
-            return exact_type
-    return type_
+    told = (language.told_by.get(child.kind()) for child in node.children())
+    return next(filter(None, told), type_)
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -329,9 +285,7 @@ def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
         yield target
     kind = node.kind()
     own = _find_name(node, language.names.get(kind, "name"), language.through.get(kind, ""))
-    if own is None:
-        return
-    if target is None or target.text() != own.text():
+    if own is not None and (target is None or target.text() != own.text()):
         yield own
 
 
@@ -341,10 +295,7 @@ def _target_name(node: SgNode, language: Language) -> SgNode | None:
         parent = parent.parent()
     if parent is None:
         return None
-    places = language.named_by.get(parent.kind())
-    if not places:
-        return None
-    return _find_name(parent, places)
+    return _find_name(parent, language.named_by.get(parent.kind(), ""))
 
 
 def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
@@ -370,21 +321,16 @@ def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
 def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
     declarator = ""
     kind = node.kind()
-    while kind in steps():
+    while kind in STEPS:
         if kind in DECLARATORS:
             declarator = kind
         part = _next_step(node, kind)
-        if part is None:
-            return None
-        part_kind = part.kind()
-        if kind in COMPUTED and part_kind != "string":
+        if part is None or (kind in COMPUTED and part.kind() != "string"):
             return None
         node = part
-        kind = part_kind
-    if kind in PATTERNS:
-        return None
-    is_inside = declarator in through or kind in through
-    if through and not is_inside:
+        kind = part.kind()
+    is_elsewhere = through and declarator not in through and kind not in through
+    if kind in PATTERNS or is_elsewhere:
         return None
     return node
 
@@ -395,12 +341,10 @@ def _next_step(node: SgNode, kind: str) -> SgNode | None:
         if operator is None or operator.text() == "when":
             return node.field("left")
         return operator
-    if field := steps()[kind]:
+    if field := STEPS[kind]:
         return node.field(field)
     parts = [child for child in node.children() if child.is_named()]
-    if not parts:
-        return None
-    if kind == "string" and len(parts) > 1:  # no string with escapes is a name
+    if not parts or (kind == "string" and len(parts) > 1):  # no string with escapes is a name
         return None
     return parts[0]
 
@@ -414,6 +358,5 @@ def _name_text(name: SgNode) -> str:
             start = name.range().start.index
             text = text[: parameters.range().start.index - start]
     if kind == "operator_name":
-        operator = text.removeprefix("operator").strip()
-        text = f"operator {operator}"
+        text = f"operator {text.removeprefix('operator')}"
     return " ".join(text.strip("`").split())

@@ -29,6 +29,9 @@ class Section:
 Outline: TypeAlias = Sequence[Section]
 """What one file defines, from top to bottom; empty when there is nothing to show."""
 
+Outlines: TypeAlias = Sequence[tuple[str, Outline]]
+"""Pairs of path and outline."""
+
 
 @dataclass(frozen=True, slots=True)
 class Folded:
@@ -63,35 +66,33 @@ def fold_files(
     that the same files fold to the same text. The rest is not counted again, and may still be above
     the limit.
     """
-    outlines: list[tuple[str, Outline]] = []
-    for path, text in files:
-        found = definitions(path, text) or ()
-        outlines.append((path, _outline(found, max_line_span, merge=merge_functions)))
-    return fold_outlines(outlines, max_tokens=max_tokens, count=count, rng=rng)
-
-
-def fold_outlines(
-    outlines: Sequence[tuple[str, Outline]],
-    *,
-    max_tokens: int | None = MAX_TOKENS,
-    count: Callable[[str], int],
-    rng: random.Random | None = None,
-) -> Folded:
-    """The second half of `fold_files`: folds pairs of path and outline."""
-    whole = _fold(outlines)
+    outlines = [
+        (path, _outline(definitions(path, text) or (), max_line_span, merge=merge_functions))
+        for path, text in files
+    ]
+    whole = fold_outlines(outlines)
     if max_tokens is None or not whole.content:
         return whole
+    return drop_sections(outlines, whole, count(whole.content), max_tokens, rng)
+
+
+def drop_sections(
+    outlines: Outlines,
+    whole: Folded,
+    tokens: int,
+    max_tokens: int,
+    rng: random.Random | None = None,
+) -> Folded:
+    """*outlines* without so many sections as *whole*, all of them, is above *max_tokens*."""
     total = sum(len(sections) for _, sections in outlines)
-    excess = drop_count(count(whole.content), max_tokens, total)
+    excess = drop_count(tokens, max_tokens, total)
     if not excess:
         return whole
-    return _fold(outlines, _choose(excess, total, rng or _random_from(whole.content)))
+    return fold_outlines(outlines, _choose(excess, total, rng or _random_from(whole.content)))
 
 
-def _fold(
-    outlines: Iterable[tuple[str, Outline]], dropped: AbstractSet[int] = frozenset()
-) -> Folded:
-    """The blocks of *outlines*, without the sections whose numbers are in *dropped*.
+def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -> Folded:
+    """The blocks of *outlines*, without the sections *dropped*.
 
     Sections are numbered through all files.
     """
@@ -129,13 +130,14 @@ def merge_functions(
             runs[-1].append(each)
         else:
             runs.append([each])
-    return [_section(run) for run in runs]
+    return list(map(_section, runs))
 
 
 def _continues(run: Sequence[Definition], definition: Definition, max_line_span: int) -> bool:
     first = run[0]
-    is_function = first.type == definition.type == "function"
-    return is_function and definition.line - first.line <= max_line_span
+    if not first.type == definition.type == "function":
+        return False
+    return definition.line - first.line <= max_line_span
 
 
 _outline = merge_functions  # the option of fold_files has the same name
@@ -149,7 +151,7 @@ def _section(run: Sequence[Definition]) -> Section:
 
 def format_sections(sections: Iterable[Section]) -> str:
     """One line per section: ``12 | class Name`` or ``34 | one, two``."""
-    return "\n".join(_section_line(section) for section in sections)
+    return "\n".join(map(_section_line, sections))
 
 
 def _section_line(section: Section) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TypeAlias
 
 from .._logs import logger
@@ -22,11 +22,13 @@ from .fold import (
     MAX_TOKENS,
     Folded,
     Outline,
+    Outlines,
+    drop_sections,
     fold_outlines,
     format_file,
     merge_functions,
 )
-from .languages import DefinitionType, language_of
+from .languages import language_of
 
 Files: TypeAlias = Sequence[tuple[str, str]]
 Key: TypeAlias = tuple[str, bytes]
@@ -74,14 +76,10 @@ class Folder:
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
         (tokens,) = await as_counter(count or self.counter).texts([whole.content])
-        within_budget = await in_thread(
-            partial(fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens)
-        )
+        within_budget = await in_thread(drop_sections, outlines, whole, tokens, self.max_tokens)
         return list(within_budget.folded)
 
-    def _outlines(
-        self, files: Files, found: Sequence[Definitions]
-    ) -> tuple[list[tuple[str, Outline]], Folded]:
+    def _outlines(self, files: Files, found: Sequence[Definitions]) -> tuple[Outlines, Folded]:
         """The outline of each file, and all of them folded.
 
         An outline is empty where it would be no shorter than the file.
@@ -94,20 +92,16 @@ class Folder:
             if len(format_file(path, outline)) >= len(text):
                 outline = ()
             outlines.append((path, outline))
-        return outlines, fold_outlines(outlines, max_tokens=None, count=len)
+        return outlines, fold_outlines(outlines)
 
     async def _definitions(self, files: Files) -> list[Definitions]:
         memo = _memo()
         keys = await in_thread(_keys, files)
-        known: dict[Key | None, Definitions | None] = {}
-        for key in keys:
-            if key is not None:
-                known[key] = memo.get(key)
-        files_by_key = dict(zip(keys, files, strict=True))
-        new = [key for key in known if key is not None and known[key] is None]
-        found: list[Definitions] = []
-        if new:
-            found = await _parse([files_by_key[key] for key in new])
+        pairs = zip(keys, files, strict=True)
+        files_by_key = {key: file for key, file in pairs if key is not None}
+        known: dict[Key | None, Definitions | None] = {key: memo.get(key) for key in files_by_key}
+        new = [key for key in files_by_key if known[key] is None]
+        found = await _parse([files_by_key[key] for key in new]) if new else []
         # A worker that fails leaves the last ones for another time.
         for key, definitions in zip(new, found, strict=False):
             known[key] = definitions
@@ -129,10 +123,7 @@ def _keys(files: Files) -> list[Key | None]:
     keys: list[Key | None] = []
     for path, text in files:
         language = language_of(path)
-        if language is None:
-            keys.append(None)
-        else:
-            keys.append((language.name, text_digest(text)))
+        keys.append(None if language is None else (language.name, text_digest(text)))
     return keys
 
 
@@ -156,5 +147,5 @@ async def _parse(files: Files) -> list[Definitions]:
     return found
 
 
-def _definitions(files: Iterable[Sequence[tuple[DefinitionType, str, int]]]) -> list[Definitions]:
-    return [tuple(Definition(*row) for row in rows) for rows in files]
+def _definitions(files: Iterable[Iterable[Iterable[object]]]) -> list[Definitions]:
+    return [tuple(map(Definition._make, rows)) for rows in files]

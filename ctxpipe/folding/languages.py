@@ -7,7 +7,7 @@ when it is asked for a language that is not in that table.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -72,17 +72,15 @@ class Language:
     else_as: str = ""
     """The grammar to try as well where this one finds errors."""
 
-    def kinds(self) -> Iterator[tuple[str, DefinitionType]]:
+    def kinds(self) -> dict[str, DefinitionType]:
         """Every kind of node that defines a name, with the type of what it defines."""
-        rows: tuple[tuple[str, DefinitionType], ...] = (
-            (self.classes, "class"),
-            (self.interfaces, "interface"),
-            (self.types, "type"),
-            (self.functions, "function"),
-        )
-        for kinds, type_ in rows:
-            for kind in kinds.split():
-                yield kind, type_
+        by_type: dict[DefinitionType, str] = {
+            "class": self.classes,
+            "interface": self.interfaces,
+            "type": self.types,
+            "function": self.functions,
+        }
+        return {kind: type_ for type_, kinds in by_type.items() for kind in kinds.split()}
 
 
 # Read with the module, so that no call reads a file on an event loop.
@@ -102,14 +100,11 @@ def languages() -> Mapping[str, Language]:
     return found
 
 
-@cache
-def steps() -> Mapping[str, str]:
-    """Kind of a node that contains more than the name → the field that leads to it.
+STEPS: Mapping[str, str] = _TABLE["steps"]
+"""Kind of a node that contains more than the name → the field that leads to it.
 
-    "" is the first named child.
-    """
-    found: Mapping[str, str] = _TABLE["steps"]
-    return found
+"" is the first named child.
+"""
 
 
 @cache
@@ -124,6 +119,4 @@ def _by_extension() -> Mapping[str, Language]:
 def language_of(path: str) -> Language | None:
     """The language of the file at *path*, by its extension; None for one that cannot be folded."""
     _, dot, extension = path.rpartition(".")
-    if not dot:
-        return None
-    return _by_extension().get(extension.lower())
+    return _by_extension().get(extension.lower()) if dot else None
