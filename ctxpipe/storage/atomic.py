@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from .folders import FAULTS, file_info, ignore_unsupported, open_file
+from .folders import FAULTS, file_info, ignore_unsupported, open_file, regular_files
 
 TEMPORARY = ".ctxpipe-tmp-"
 _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"\d+-\d+-[0-9a-f]+")
@@ -17,28 +17,6 @@ STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no wr
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NUMBERS = count()
-
-
-def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> str:
-    """Write *chunks* to a new hidden file; return its name. Nothing is left when that fails."""
-    name = temporary_name()
-    file = open_file(name, _CREATE, folder=folder)
-    is_whole = False
-    try:
-        with ignore_unsupported():
-            os.fchmod(file, 0o600)
-        for chunk in chunks:
-            written = os.write(file, chunk)
-            while written < len(chunk):
-                written += os.write(file, chunk[written:])
-        if synced:
-            sync(file)
-        is_whole = True
-    finally:
-        os.close(file)
-        if not is_whole:
-            discard(folder, name)
-    return name
 
 
 def temporary_name() -> str:
@@ -53,12 +31,29 @@ def is_temporary(name: str) -> bool:
 
 @contextmanager
 def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
-    """The name of a new file with *chunks* in it; afterwards that name is removed."""
-    name = _write_temporary(folder, chunks, synced=synced)
+    """The name of a new hidden file with *chunks* in it; afterwards that name is removed."""
+    name = temporary_name()
+    file = open_file(name, _CREATE, folder=folder)
     try:
+        try:
+            with ignore_unsupported():
+                os.fchmod(file, 0o600)
+            for chunk in chunks:
+                write_all(file, chunk)
+            if synced:
+                sync(file)
+        finally:
+            os.close(file)
         yield name
     finally:
         discard(folder, name)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write *data* to an open *file*: one call of the system may write a part only."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 def claim(folder: int, temporary: str, name: str) -> bool:
@@ -99,10 +94,9 @@ def discard(folder: int, name: str) -> None:
 
 def sweep(folder: int, before: float) -> None:
     """Remove temporary files last written *before* that time: a killed process left them."""
-    for name in os.listdir(folder):
-        with suppress(FileNotFoundError):
-            if is_temporary(name) and file_info(folder, name).st_mtime < before:
-                os.unlink(name, dir_fd=folder)
+    for name, info in regular_files(folder, is_temporary):
+        if info.st_mtime < before:
+            discard(folder, name)
 
 
 def sync(descriptor: int) -> None:

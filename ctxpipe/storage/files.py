@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 from .._threads.threads import run_to_completion
-from ..errors import SettingsError, StorageError
-from ..settings import FUNCTION, PATH, excerpt
+from ..errors import StorageError
+from ..settings import FUNCTION, PATH
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
@@ -60,9 +60,7 @@ class LocalFiles:
     _folder: PinnedFolder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not PATH.accepts(self.root):
-            given = excerpt(self.root)
-            raise SettingsError(f"root of a LocalFiles is {given}; give it a folder such as '.'")
+        PATH.check("root of a LocalFiles", self.root)
         FUNCTION.optional.check("deny", self.deny)
         check_platform("LocalFiles")
         # Absolute from the start: a later chdir must not move it.
@@ -120,11 +118,11 @@ class LocalFiles:
             file = open_file(name, os.O_RDONLY, folder=folder)
         finally:
             os.close(folder)
-        try:
-            _refuse_large(os.fstat(file).st_size, max_bytes)
-        except OSError:
+        size = os.fstat(file).st_size
+        if size > max_bytes:
             os.close(file)
-            raise
+            reason = f"it holds {size} bytes, more than the {max_bytes} that are read at most"
+            raise OSError(errno.EFBIG, reason)
         return file
 
 
@@ -140,12 +138,6 @@ def name_below(root: str | os.PathLike[str], path: str) -> str:
     if os.path.dirname(root) == root:
         return f"/{name}"
     return name
-
-
-def _refuse_large(size: int, max_bytes: int) -> None:
-    if size > max_bytes:
-        reason = f"it holds {size} bytes, more than the {max_bytes} that are read at most"
-        raise OSError(errno.EFBIG, reason)
 
 
 def _decode(path: str, content: bytes, max_bytes: int) -> str:

@@ -138,6 +138,14 @@ def file_info(folder: int, name: str) -> os.stat_result:
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
+def has_name(descriptor: int, name: str, *, folder: int | None = None) -> bool:
+    """Whether an open file or folder still has this *name*, in an open *folder* or as a path."""
+    with suppress(FileNotFoundError):
+        here = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return os.path.samestat(here, os.fstat(descriptor))
+    return False
+
+
 def is_file(folder: int, name: str) -> bool:
     """Whether *name* in an open *folder* is a regular file."""
     with suppress(OSError, ValueError):  # a name with a lone surrogate is a ValueError
@@ -171,7 +179,11 @@ def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, 
 
     A folder that is made is private. Raises OSError, also for a link.
     """
-    is_new = create and _make_folder(name, parent)
+    is_new = False
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+            is_new = True
     try:
         folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
     except PermissionError:
@@ -183,14 +195,6 @@ def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, 
         with ignore_unsupported():
             os.fchmod(folder, 0o700)
     return folder, is_new
-
-
-def _make_folder(name: str, parent: int) -> bool:
-    try:
-        os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:
-        return False
-    return True
 
 
 # A root -------------------------------------------------------------------------------------------

@@ -7,12 +7,18 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
-from pathlib import PurePath
 from typing import NamedTuple
 
-from .atomic import exists, sync
-from .folders import file_info, ignore_absent, open_file, open_to_append, translate_errors
-from .ownership import StorageRoot
+from .atomic import exists, sync, write_all
+from .folders import (
+    file_info,
+    has_name,
+    ignore_absent,
+    open_file,
+    open_to_append,
+    translate_errors,
+)
+from .ownership import JOURNAL, StorageRoot
 from .waiting import Locked
 
 try:
@@ -32,16 +38,15 @@ class Position(NamedTuple):
 
 
 class JournalFile:
-    """The file *name* in *folder* below a root.
+    """The journal in *folder* below a root.
 
     Whoever appends holds its lock; readers ignore a torn line.
     """
 
-    def __init__(self, root: StorageRoot, folder: str, name: str) -> None:
+    def __init__(self, root: StorageRoot, folder: str) -> None:
         self._root = root
         self._folder = folder
-        self._name = name
-        self.where: str = root.path_of(folder, name)
+        self.where: str = root.path_of(folder, JOURNAL)
 
     def append(
         self, number: int, line: Iterable[bytes], seen: Position, *, synced: bool
@@ -51,17 +56,17 @@ class JournalFile:
         Return whether it was written, and the journal's position now. Raises Locked.
         """
         with translate_errors("cannot append to the journal", self.where), self._lock() as file:
-            now, _ = _read(file, seen, wanted=False)
+            now, _ = _read(file, seen)
             if now.number != number or (number > 0 and seen.inode not in (0, now.inode)):
                 return False, now
             os.ftruncate(file, now.size)  # remove the torn line of a process that was killed
             try:
                 last = b""
                 for piece in line:
-                    _write_all(file, last)
+                    write_all(file, last)
                     last = piece
                 # With the line break in one call: an entry of one piece is there or it is not.
-                _write_all(file, last + b"\n")
+                write_all(file, last + b"\n")
                 if synced:
                     sync(file)
             except BaseException:
@@ -77,11 +82,14 @@ class JournalFile:
             translate_errors("cannot read the journal", self.where),
             self._root.folder(self._folder) as folder,
         ):
-            file = open_file(self._name, os.O_RDONLY, folder=folder)
+            file = open_file(JOURNAL, os.O_RDONLY, folder=folder)
             try:
-                return _read_lines(file, start, seen)
+                now, content = _read(file, seen if start >= seen.number else Position())
             finally:
                 os.close(file)
+            lines = content.split(b"\n")[:-1]
+            first = now.number - len(lines)
+            return lines[max(0, start - first) :], now
         return [], Position()
 
     def set_aside(self, seen: Position) -> str:
@@ -94,36 +102,27 @@ class JournalFile:
             translate_errors("cannot set aside the journal", self.where),
             self._root.folder(self._folder) as folder,
         ):
-            if file_info(folder, self._name).st_ino != seen.inode:
+            if file_info(folder, JOURNAL).st_ino != seen.inode:
                 return ""
-            name = self._free_name(folder)
+            names = (f"journal-set-aside-{number}.jsonl" for number in count(1))
+            name = next(name for name in names if not exists(folder, name))
             self._root.list_file(self._folder, folder, name)
-            os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(JOURNAL, name, src_dir_fd=folder, dst_dir_fd=folder)
             return name
         return ""
-
-    def _free_name(self, folder: int) -> str:
-        stem = PurePath(self._name).stem
-        names = (f"{stem}-set-aside-{number}.jsonl" for number in count(1))
-        return next(name for name in names if not exists(folder, name))
 
     @contextmanager
     def _lock(self) -> Iterator[int]:
         """The file, locked, which still has its name."""
         with self._root.folder(self._folder, create=True) as folder:
             while True:
-                file = _open_locked(self._root, self._folder, self._name, folder)
+                file = _open_locked(self._root, self._folder, JOURNAL, folder)
                 try:
-                    if self._is_current(folder, file):
+                    if has_name(file, JOURNAL, folder=folder):
                         yield file
                         return
                 finally:
                     os.close(file)
-
-    def _is_current(self, folder: int, file: int) -> bool:
-        with suppress(FileNotFoundError):
-            return file_info(folder, self._name).st_ino == os.fstat(file).st_ino
-        return False
 
 
 class SessionLock:
@@ -143,13 +142,9 @@ class SessionLock:
 
     def acquire(self) -> bool:
         """Take the lock; False when somebody else has it. Raises StorageError."""
-        with suppress(Locked):  # the session is being deleted
-            return self._acquire()
-        return False
-
-    def _acquire(self) -> bool:
         where = self._root.path_of(self._folder, self.NAME)
         with (
+            suppress(Locked),  # also when the session is being deleted
             translate_errors("cannot lock", where),
             self._root.folder(self._folder, create=True) as folder,
         ):
@@ -160,6 +155,7 @@ class SessionLock:
                     return False
                 self._file = file
             return True
+        return False
 
     def release(self) -> None:
         """Release the lock, if it is held."""
@@ -185,18 +181,8 @@ def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) ->
     return file
 
 
-def _read_lines(file: int, start: int, seen: Position) -> tuple[list[bytes], Position]:
-    info = os.fstat(file)
-    is_known = info.st_ino == seen.inode and info.st_size >= seen.size
-    begin = Position(info.st_ino)
-    if is_known and start >= seen.number:
-        begin = seen
-    now, lines = _read(file, begin, wanted=True)
-    return lines[max(0, start - begin.number) :], now
-
-
-def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[bytes]]:
-    """The position now of the journal in *file*, and the lines after *seen*, if *wanted*.
+def _read(file: int, seen: Position) -> tuple[Position, bytes]:
+    """The position now of the journal in *file*, and the lines after *seen*: all of another file.
 
     A torn line does not count.
     """
@@ -204,18 +190,11 @@ def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[by
     if info.st_ino != seen.inode or info.st_size < seen.size:
         seen = Position(info.st_ino)
     if info.st_size == seen.size:
-        return seen, []
+        return seen, b""
     os.lseek(file, seen.size, os.SEEK_SET)
     content = bytearray()
     while block := os.read(file, _BLOCK):
         content += block
-    whole = content[: content.rfind(b"\n") + 1]
-    lines = bytes(whole).split(b"\n")[:-1] if wanted else []
+    whole = bytes(content[: content.rfind(b"\n") + 1])
     number = seen.number + whole.count(b"\n")
-    return Position(info.st_ino, seen.size + len(whole), number), lines
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+    return Position(info.st_ino, seen.size + len(whole), number), whole

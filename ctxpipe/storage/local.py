@@ -19,7 +19,7 @@ from typing import Literal, TypeVar, TypeVarTuple
 from .._text import short_repr
 from .._threads.pieces import pieces
 from .._threads.threads import thread_limiter
-from ..errors import SettingsError, StorageError
+from ..errors import StorageError
 from ..messages import Message, ensure_messages
 from ..placeholders.locations import key_parts
 from ..placeholders.names import (
@@ -37,7 +37,6 @@ from ..settings import (
     SESSION_ID,
     SIZE,
     check_settings,
-    excerpt,
     one_of,
 )
 from .atomic import STALE_SECONDS, claim, exists, holds, sync, temporary_file
@@ -55,9 +54,9 @@ from .cleanup import (
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
 from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import JournalFile, Position, SessionLock
-from .ownership import JOURNAL, StorageRoot
+from .ownership import StorageRoot
 from .protocol import Page
-from .records import Record, encode_record, record_stamp, redact_text
+from .records import Record, encode_record, encode_text, record_stamp
 from .references import check_reference
 from .waiting import acquire_within, wait_for_lock
 
@@ -108,11 +107,7 @@ class LocalStorage:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if not PATH.accepts(self.root):
-            given = excerpt(self.root)
-            raise SettingsError(
-                f"root of a LocalStorage is {given}; give it a folder such as '.ctxpipe'"
-            )
+        PATH.check("root of a LocalStorage", self.root)
         check_settings(
             self,
             fsync=FLAG,
@@ -160,7 +155,7 @@ class LocalStorage:
 
     def _write_one(self, folder: _Folder, name: str, text: str) -> str:
         """Write *text* into *folder*; return the name that it got."""
-        data = _encode(redact_text(text, self.redact) if self.redact else text)
+        data = encode_text(text, self.redact)
         if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
         for candidate in self._candidate_names(name, text):
@@ -181,10 +176,9 @@ class LocalStorage:
     def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
-        if exists(fd, name):
-            is_there = holds(fd, name, data)
-            if is_there is not None:
-                return is_there
+        is_there = holds(fd, name, data)
+        if is_there is not None:
+            return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
             if not claim(fd, temporary, name):  # another process was faster
@@ -284,7 +278,9 @@ class LocalStorage:
             translate_errors("cannot save a record below", where),
         ):
             names = _record_names(fd, stem, self.clock())
-            chunks = chain.from_iterable(map(_encode, encode_record(record, self.redact, folder)))
+            chunks = chain.from_iterable(
+                map(encode_text, encode_record(record, self.redact, folder))
+            )
             with temporary_file(fd, chunks, synced=True) as temporary:
                 for name in names:
                     self._folders.list_file(folder, fd, name)
@@ -342,7 +338,7 @@ class LocalStorage:
         return await _run_in_thread(journal.set_aside, self._last_position(journal))
 
     def _journal(self, session_id: str) -> JournalFile:
-        return JournalFile(self._folders, session_folder(session_id), JOURNAL)
+        return JournalFile(self._folders, session_folder(session_id))
 
     def _last_position(self, journal: JournalFile) -> Position:
         return self._seen.get(journal.where, Position())
@@ -443,12 +439,6 @@ class _Folder:
     name: str
     descriptor: int
     reserved: set[str] = field(default_factory=set)
-
-
-def _encode(text: str) -> list[bytes]:
-    # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it. The
-    # pieces stay apart: to join 200 MB blocks the interpreter, and takes as much memory again.
-    return [piece.encode("utf-8", "backslashreplace") for piece in pieces(text)]
 
 
 async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:

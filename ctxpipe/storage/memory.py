@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-
-from anyio import Semaphore, WouldBlock, move_on_after
 
 from .._text import short_repr
 from ..errors import StorageError
@@ -25,6 +23,7 @@ from .generations import (
 )
 from .protocol import Page
 from .records import Record, Redact, encode_record, record_stamp, storable
+from .waiting import acquire_within
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -43,7 +42,7 @@ class MemoryStorage:
     reference: str = "absolute"
     stored: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
-    _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
+    _leased: set[str] = field(default_factory=set, init=False, repr=False)
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _tombstones: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
 
@@ -149,13 +148,19 @@ class MemoryStorage:
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
         """Hold the session for yourself; False when somebody else has held it for *seconds*."""
-        lock = self._locks.setdefault(session_folder(session_id), Semaphore(1))
-        is_acquired = await _acquire(lock, seconds)
+        folder = session_folder(session_id)
+
+        async def acquire() -> bool:
+            is_free = folder not in self._leased
+            self._leased.add(folder)
+            return is_free
+
+        is_acquired = await acquire_within(seconds, acquire)
         try:
             yield is_acquired
         finally:
             if is_acquired:
-                lock.release()
+                self._leased.remove(folder)
 
     # Deleting -------------------------------------------------------------------------------------
 
@@ -200,13 +205,3 @@ class MemoryStorage:
             del self.stored[key]
         for name in [name for name in self._journals if name.split("/")[0] == folder]:
             del self._journals[name]
-        self._locks.pop(folder, None)
-
-
-async def _acquire(lock: Semaphore, seconds: float) -> bool:
-    with suppress(WouldBlock):
-        lock.acquire_nowait()
-        return True
-    with move_on_after(seconds) as waiting:
-        await lock.acquire()
-    return not waiting.cancelled_caught

@@ -25,14 +25,14 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
 from anyio.lowlevel import RunVar
 
 from .._text import short_repr
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread, in_thread_if
 from ..errors import SessionDeleted, SettingsError, StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
 from ..placeholders.names import candidate_keys, safe_name, session_folder
@@ -59,14 +59,11 @@ from .generations import (
     tombstone_seconds,
 )
 from .protocol import Page
-from .records import Record, Redact, encode_record, record_stamp, storable
+from .records import Record, Redact, encode_record, encode_text, record_stamp
 from .references import check_reference
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
 
 _LONG = 100_000  # characters that are encoded in a worker thread
 _CHUNK = 1000  # objects that are listed or deleted at once
@@ -128,13 +125,12 @@ class ObjectStorage:
         """Store each (key, text) and return the URLs, in order. Raises StorageError."""
         by_key: dict[str, list[int]] = {}
         for index, (key, _) in enumerate(texts):
-            indexes = by_key.setdefault("/".join(key_parts(key)), [])
-            indexes.append(index)
+            by_key.setdefault("/".join(key_parts(key)), []).append(index)
         locations = [""] * len(texts)
         made: list[str] = []
 
-        async def write(key: str, indexes: Sequence[int]) -> None:
-            for index in indexes:  # in order: the first of a batch gets the key
+        async def write(key: str) -> None:
+            for index in by_key[key]:  # in order: the first of a batch gets the key
                 _, text = texts[index]
                 locations[index] = url_of(await self._write(key, text, made))
 
@@ -142,8 +138,8 @@ class ObjectStorage:
         for name in names:
             with suppress(StorageError):  # the new objects show that the session is in use
                 await self._touch(name)
-        async with self._undo_if_deleted(names, made):
-            await self._at_once(write, by_key.items())
+        await self._at_once(write, by_key)
+        await self._undo_if_deleted(names, made)
         return locations
 
     async def _write(self, key: str, text: str, made: list[str]) -> str:
@@ -162,7 +158,7 @@ class ObjectStorage:
         raise AssertionError("there are names without end")
 
     def _encode(self, text: str) -> bytes:
-        content = storable(text, self.redact).encode()
+        content = b"".join(encode_text(text, self.redact))
         return f"{hashlib.sha256(content).hexdigest()}\n".encode() + content
 
     # Reading --------------------------------------------------------------------------------------
@@ -195,7 +191,7 @@ class ObjectStorage:
                     return
             gone.append(location)
 
-        await self._at_once(ask, zip(locations))
+        await self._at_once(ask, locations)
         return gone
 
     # Records --------------------------------------------------------------------------------------
@@ -203,23 +199,20 @@ class ObjectStorage:
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         """Write the session's next numbered record; return its URL. Raises StorageError."""
         folder = session_folder(session_id)
-        content = await in_thread_if(True, self._encode_record, folder, record)
+        content = await in_thread(self._encode_record, folder, record)
         prefix = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
         last = max(map(_record_number, await self._record_keys(folder)), default=0)
         for number in count(last + 1):
             key = f"{prefix}-{number}.json"
             path = _record_path(key)
-            made: list[str] = []
-            async with self._undo_if_deleted([folder], made):
-                if await self._create(path, content):
-                    made.append(path)
-            if made:
+            if await self._create(path, content):
+                await self._undo_if_deleted([folder], [path])
                 return url_of(key)
         raise AssertionError("there are numbers without end")
 
     def _encode_record(self, folder: str, record: Record) -> bytes:
-        pieces = map(storable, encode_record(record, self.redact, folder))
-        return b"".join(piece.encode() for piece in pieces)
+        texts = encode_record(record, self.redact, folder)
+        return b"".join(chain.from_iterable(map(encode_text, texts)))
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first. Raises StorageError."""
@@ -249,8 +242,7 @@ class ObjectStorage:
             session_id = generation.session_id
         path = f"{folder}/{_USED}"
         content = session_id.encode("utf-8", "surrogatepass") or await self._get(path) or b""
-        async with self._request():
-            await self.store.put_async(path, content)
+        await self._put(path, content)
         remember(self._touched, folder, now)
 
     async def delete(self, session_id: str, /) -> Cleaned:
@@ -260,9 +252,7 @@ class ObjectStorage:
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
-        path = f"{_TOMBSTONES}/{tombstone_name(folder)}"
-        async with self._request():
-            await self.store.put_async(path, new_tombstone().encode())
+        await self._put(_tombstone_path(folder), new_tombstone().encode())
         return await self._delete(_object_folder(folder))
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
@@ -272,18 +262,15 @@ class ObjectStorage:
     async def _check(self, name: str) -> None:
         generation = running_generation(name)
         if generation is not None:
-            content = await self._get(f"{_TOMBSTONES}/{tombstone_name(name)}")
+            content = await self._get(_tombstone_path(name))
             generation.check(self, (content or b"").decode())
 
-    @asynccontextmanager
-    async def _undo_if_deleted(
-        self, names: Iterable[str], paths: Sequence[str]
-    ) -> AsyncIterator[None]:
+    async def _undo_if_deleted(self, names: Iterable[str], paths: Sequence[str]) -> None:
         """If the session was deleted meanwhile, delete the objects at *paths*, which were made.
 
-        There is no lock: a deletion that has not seen them has left its tombstone before.
+        There is no lock: a deletion that has not seen them has left its tombstone before. Raises
+        SessionDeleted then.
         """
-        yield
         try:
             for name in names:
                 await self._check(name)
@@ -308,7 +295,7 @@ class ObjectStorage:
             elif session_folder(folder) == folder:  # a plain name is its own folder
                 found.append(folder)
 
-        await self._at_once(read, zip(folders))
+        await self._at_once(read, folders)
         return ids_below(prefix, found)
 
     async def cleanup(self, *, max_age: float) -> Cleaned:
@@ -367,11 +354,15 @@ class ObjectStorage:
 
     # Requests -------------------------------------------------------------------------------------
 
+    async def _put(self, path: str, content: bytes, **options: Any) -> None:
+        """Write an object, also in place of another."""
+        async with self._request():
+            await self.store.put_async(path, content, **options)
+
     async def _create(self, path: str, content: bytes) -> bool:
         """Write an object; False when there is one."""
         try:
-            async with self._request():
-                await self.store.put_async(path, content, mode="create", use_multipart=False)
+            await self._put(path, content, mode="create", use_multipart=False)
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
@@ -379,23 +370,17 @@ class ObjectStorage:
         return True
 
     async def _get(self, path: str) -> bytes | None:
-        async def get() -> bytes:
-            return bytes(await (await self.store.get_async(path)).bytes_async())
-
-        return await self._find(get)
-
-    async def _head(self, path: str) -> Mapping[str, Any] | None:
-        async def head() -> Mapping[str, Any]:
-            found: Mapping[str, Any] = await self.store.head_async(path)
-            return found
-
-        return await self._find(head)
-
-    async def _find(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """What *ask* returns; None where there is no such object."""
         with ignore_absent():
             async with self._request():
-                return await ask()
+                found = await self.store.get_async(path)
+                return bytes(await found.bytes_async())
+        return None
+
+    async def _head(self, path: str) -> Mapping[str, Any] | None:
+        with ignore_absent():
+            async with self._request():
+                found: Mapping[str, Any] = await self.store.head_async(path)
+                return found
         return None
 
     async def _list(self, prefix: str | None) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
@@ -422,23 +407,21 @@ class ObjectStorage:
             with _translate_errors(), fail_after(self.timeout):
                 yield
 
-    async def _at_once(
-        self, work: Callable[[*Arguments], Awaitable[None]], items: Iterable[tuple[*Arguments]]
-    ) -> None:
-        """Do *work* on all of *items*, a few at the same time; then raise the first error."""
+    async def _at_once(self, work: Callable[[str], Awaitable[None]], names: Iterable[str]) -> None:
+        """Do *work* on all of *names*, a few at the same time; then raise the first error."""
         limit = Semaphore(self.connections)
         errors: list[StorageError] = []
 
-        async def work_on(*arguments: *Arguments) -> None:
+        async def work_on(name: str) -> None:
             async with limit:
                 try:
-                    await work(*arguments)
+                    await work(name)
                 except StorageError as error:
                     errors.append(error)
 
         async with create_task_group() as group:
-            for item in items:
-                group.start_soon(work_on, *item)
+            for name in names:
+                group.start_soon(work_on, name)
         if errors:
             raise errors[0]
 
@@ -496,6 +479,10 @@ def _text_path(key: str) -> str:
 
 def _record_path(key: str) -> str:
     return f"{_folder(key)}/records/{key_parts(key)[-1]}"
+
+
+def _tombstone_path(folder: str) -> str:
+    return f"{_TOMBSTONES}/{tombstone_name(folder)}"
 
 
 def _record_number(key: str) -> int:

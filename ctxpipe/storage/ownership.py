@@ -35,6 +35,7 @@ from .folders import (
     RootError,
     check_platform,
     enter_folder,
+    has_name,
     ignore_absent,
     open_file,
     regular_files,
@@ -75,34 +76,23 @@ class Mark:
         return name in self.files or is_temporary(name)
 
 
-def _read_mark(folder: int, name: str, where: str) -> Mark | None:
-    """The mark *name* in an open *folder*, which is at *where*; None when there is no valid one.
-
-    Raises RootError when it was written by a newer version.
-    """
-    try:
-        header, *lines = (read_bytes(folder, name, _MARK_BYTES) or b"").split(b"\n")
-        form = json.loads(header)["form"]
-    except (OSError, *_DAMAGED):
-        return None
-    if type(form) is not int or form < FORM:
-        return None
-    if form > FORM:
-        forms = f"form {form}, this one knows {FORM}"
-        reason = f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe"
-        raise RootError(errno.ENOTSUP, reason)
-    values = list(_parse_lines(lines))
-    names = frozenset(value for value in values if isinstance(value, str))
-    users = [value for value in values if isinstance(value, dict)]
-    session_ids = [value["session"] for value in users if isinstance(value.get("session"), str)]
-    has_journal = any(value.get("journal") is True for value in users)
-    return Mark(names, session_ids[-1] if session_ids else None, has_journal)
-
-
-def _parse_lines(lines: Iterable[bytes]) -> Iterator[object]:
+def _parse_mark(lines: Iterable[bytes]) -> Mark:
+    """The mark with these *lines* after the first, of which a crash may have torn some."""
+    files: set[str] = set()
+    session_id = None
+    has_journal = False
     for line in lines:
-        with suppress(*_DAMAGED):  # torn by a crash
-            yield json.loads(line)
+        try:
+            value = json.loads(line)
+        except _DAMAGED:
+            continue
+        if isinstance(value, str):
+            files.add(value)
+        elif isinstance(value, dict):
+            if isinstance(value.get("session"), str):
+                session_id = value["session"]
+            has_journal = has_journal or value.get("journal") is True
+    return Mark(frozenset(files), session_id, has_journal)
 
 
 def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
@@ -237,18 +227,12 @@ class StorageRoot:
             try:
                 if not _lock(descriptor, lock):
                     raise Locked(self.path_of(name))
-                is_ours = self._has_name(name, descriptor)
+                is_ours = has_name(descriptor, self.path_of(name))
             finally:
                 if not is_ours:
                     os.close(descriptor)
             if is_ours:
                 return descriptor
-
-    def _has_name(self, name: str, folder: int) -> bool:
-        with suppress(FileNotFoundError):
-            here = os.stat(self.path_of(name), follow_symlinks=False)
-            return os.path.samestat(here, os.fstat(folder))
-        return False
 
     def touch(self, name: str, session_id: str) -> None:
         """Note that the session in the folder *name*, which has a journal, is in use.
@@ -295,8 +279,23 @@ class StorageRoot:
         return []
 
     def read_mark(self, name: str, folder: int) -> Mark | None:
-        """The mark in the open *folder*, which has this *name* below the root, itself ""."""
-        return _read_mark(folder, _mark_name(name), self.path_of(name))
+        """The mark in the open *folder*, which has this *name* below the root, itself "".
+
+        None when there is no valid one. Raises RootError when it was written by a newer version.
+        """
+        try:
+            content = read_bytes(folder, _mark_name(name), _MARK_BYTES) or b""
+            header, *lines = content.split(b"\n")
+            form = json.loads(header)["form"]
+        except (OSError, *_DAMAGED):
+            return None
+        if type(form) is not int or form < FORM:
+            return None
+        if form > FORM:
+            forms = f"form {form}, this one knows {FORM}"
+            reason = f"{self.path_of(name)} was made by a newer ctxpipe ({forms}); update ctxpipe"
+            raise RootError(errno.ENOTSUP, reason)
+        return _parse_mark(lines)
 
     def drop(self, name: str) -> bool:
         """Remove the session folder *name* if nothing but its mark is in it, and nobody writes."""
@@ -306,24 +305,21 @@ class StorageRoot:
 
     def _drop(self, name: str, descriptor: int) -> bool:
         files = os.listdir(descriptor)
+        mark = self.read_mark(name, descriptor)
         # A killed process has not given it its name, or has deleted all but the folder itself.
         if is_temporary(name) or (not files and self._tombstone(name)):
             sweep(descriptor, time.time())
-            discard(descriptor, SESSION_MARK)
-            with self.folder("") as root:
-                os.rmdir(name, dir_fd=root)
-            return True
-        mark = self.read_mark(name, descriptor)
-        if mark is None or files != [SESSION_MARK]:
+        elif mark is None or files != [SESSION_MARK]:
             return False
         discard(descriptor, SESSION_MARK)
         try:
             with self.folder("") as root:
                 os.rmdir(name, dir_fd=root)
         except OSError:  # somebody has written into it meanwhile
-            write_mark(descriptor, SESSION_MARK, mark.files)
-            if mark.session_id is not None:
-                self._add_user(name, descriptor, mark.session_id, has_journal=mark.has_journal)
+            if mark is not None:
+                write_mark(descriptor, SESSION_MARK, mark.files)
+                if mark.session_id is not None:
+                    self._add_user(name, descriptor, mark.session_id, has_journal=mark.has_journal)
             return False
         return True
 

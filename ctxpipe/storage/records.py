@@ -84,16 +84,20 @@ def record_stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def storable(text: str, redact: Redact | None = None) -> str:
-    """*text* as it may be stored: *redact* is applied to it, and lone surrogates, which have no
-    UTF-8 form, become escapes.
+def encode_text(text: str, redact: Redact | None = None) -> list[bytes]:
+    """*text* in pieces as it may be stored: *redact* is applied to it.
+
+    A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it.
     """
     if redact:
         text = redact_text(text, redact)
-    if is_encodable(text):
-        return text
-    # In pieces, because that takes a codec some 50 ms for 8 MB of them.
-    return "".join(piece.encode("utf-8", "backslashreplace").decode() for piece in pieces(text))
+    # The pieces stay apart: to join 200 MB blocks the interpreter, and takes as much memory again.
+    return [piece.encode("utf-8", "backslashreplace") for piece in pieces(text)]
+
+
+def storable(text: str, redact: Redact | None = None) -> str:
+    """What `encode_text` stores, as a text."""
+    return "".join(map(bytes.decode, encode_text(text, redact)))
 
 
 # Redacting ----------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def journal_file(root: Path) -> JournalFile:
-    return JournalFile(StorageRoot(str(root)), "s", JOURNAL)
+    return JournalFile(StorageRoot(str(root)), "s")
 
 
 async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> list[str]:
