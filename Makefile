@@ -74,10 +74,12 @@ test-langgraph:  ## the recipe for LangGraph, in an environment of its own
 		langgraph langgraph-checkpoint-sqlite
 	$(VENV)/langgraph/bin/python -m pytest tests/project/test_examples_langgraph.py
 
+# The tests of the LangChain mount want three packages beside its extra.
 coverage:  ## pytest with branch coverage, beside every framework; fails below fail_under of pyproject.toml
 	$(PYTHON) -m venv $(VENV)/coverage
 	$(VENV)/coverage/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[test,langchain,litellm,pydantic-ai]'
+		--editable '.[test,langchain,litellm,pydantic-ai]' \
+		langchain-openai langchain-anthropic deepagents
 	$(VENV)/coverage/bin/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term
 
 test-wheel: $(STAMP)  ## pytest against the built wheel, on every Python that the classifiers name
