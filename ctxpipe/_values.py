@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, 
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date
+from functools import cache
 from itertools import repeat
 from typing import Any, TypeAlias, cast
 
@@ -85,13 +86,23 @@ def wire_value(value: object) -> object:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-_COMPACT = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), default=wire_value, allow_nan=False
-)
-_ASCII = json.JSONEncoder(separators=(",", ":"), default=wire_value, allow_nan=False)
-_SORTED = json.JSONEncoder(
-    separators=(",", ":"), default=wire_value, allow_nan=False, sort_keys=True
-)
+@cache
+def _encoder(
+    *, ensure_ascii: bool = True, indent: int | None = None, sort_keys: bool = False
+) -> json.JSONEncoder:
+    separators = (",", ":") if indent is None else None
+    return json.JSONEncoder(
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        sort_keys=sort_keys,
+        separators=separators,
+        default=wire_value,
+        allow_nan=False,
+    )
+
+
+_COMPACT = _encoder(ensure_ascii=False)
+_SORTED = _encoder(sort_keys=True)
 
 
 def compact_json(value: object) -> str:
@@ -107,21 +118,12 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
 
     Raises InvalidHistory for a value that the client could not send either.
     """
-    if indent is None:
-        return _encode(_ASCII if ensure_ascii else _COMPACT, value)
-    encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, default=wire_value, allow_nan=False
-    )
-    return _encode(encoder, value)
+    return _encode(_encoder(ensure_ascii=ensure_ascii, indent=indent), value)
 
 
 def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterator[str]:
     """`as_json` of *value* in pieces: what is hashed or written needs no copy of the whole."""
-    encoder = _ASCII if ensure_ascii else _COMPACT
-    if is_heavier((value,), _IN_ONE_STEP):
-        yield from _encode_in_steps(encoder, value)
-    else:
-        yield _encode(encoder, value)
+    return _encode_in_pieces(_encoder(ensure_ascii=ensure_ascii), value)
 
 
 def canonical_json(value: object) -> str:
@@ -141,22 +143,22 @@ def canonical_pieces(value: object) -> Iterator[str]:
             if not _KEY_LIKE_A_VALUE.search(text):
                 yield text
                 return
-    yield from _encode_in_steps(_SORTED, value)
+    yield from _encode_in_pieces(_SORTED, value, in_steps=True)
 
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
-    if is_heavier((value,), _IN_ONE_STEP):
-        return join(_encode_in_steps(encoder, value))
-    try:
-        return encoder.encode(value)
-    except RecursionError:
-        return join(_encode_in_steps(encoder, value))
-    except (TypeError, ValueError) as error:
-        raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
+    return join(_encode_in_pieces(encoder, value))
 
 
-def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+def _encode_in_pieces(
+    encoder: json.JSONEncoder, value: object, *, in_steps: bool = False
+) -> Iterator[str]:
+    """The text of *value*: in one piece, or *in_steps*, as that of a long or deep value always."""
     try:
+        if not in_steps and not is_heavier((value,), _IN_ONE_STEP):
+            with suppress(RecursionError):
+                yield encoder.encode(value)
+                return
         yield from _encode_flat(encoder, value)
     except (TypeError, ValueError) as error:
         raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
@@ -266,7 +268,9 @@ def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
             inside.append(key)
         if value is None or (type(value) is str and value.isascii()):
             continue
-        if key != "data" or not _is_file(item, value):
+        # The path of a picture or document, which the client reads on sending.
+        is_file = isinstance(value, os.PathLike) and item.get("type") == "base64"
+        if not (key == "data" and is_file):
             inside.append(value)
     return inside
 
@@ -279,11 +283,6 @@ def _inside_model(item: object) -> Sequence[object] | str:
         return (as_dict(item),)  # what is sent is the model's own dump
     except InvalidHistory as error:
         return str(error)
-
-
-def _is_file(source: Mapping[Any, object], data: object) -> bool:
-    """Whether *data* is the path of a picture or document, which the client reads on sending."""
-    return isinstance(data, os.PathLike) and source.get("type") == "base64"
 
 
 def _is_number(value: float) -> bool:
@@ -335,20 +334,22 @@ def strings(value: object) -> Iterator[str]:
             todo.append(as_dict(item))
 
 
-def rebuilt(
-    value: object, leaf: Callable[[Any], object], *, key: Callable[[Any], object] | None = None
-) -> Any:
+def rebuilt(value: object, leaf: Callable[[Any], object], *, keys: bool = False) -> Any:
     """A copy of *value* in plain dicts and lists, as it is sent, with *leaf* applied to each leaf.
 
-    Leaves are texts, numbers and None. *leaf* is asked about mappings too: any answer but the
-    mapping itself replaces it. *key* returns the new form of each key.
+    Leaves are texts, numbers and None, and with *keys* the keys too: one that is taken then gets a
+    number. *leaf* is asked about mappings as well: any answer but the mapping itself replaces it.
+    Raises InvalidHistory for a value that the client could not send either.
     """
     root: list[Any] = [None]
     todo: list[tuple[Any, Any, Any]] = [(value, root, 0)]
     while todo:
         item, holder, place = todo.pop()
         if not isinstance(item, _JSON):
-            item = wire_value(item)
+            try:
+                item = wire_value(item)
+            except TypeError as error:
+                raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
         if isinstance(item, list | tuple):
             parts: list[Any] = [None] * len(item)
             holder[place] = parts
@@ -357,15 +358,23 @@ def rebuilt(
         new = leaf(item)
         holder[place] = new
         if new is item and isinstance(item, MAPPINGS):
-            names = list(item)
-            new_names = names
-            if key is not None:
-                new_names = list(map(key, names))
-            copy_of_item: dict[Any, Any] = dict.fromkeys(new_names)
-            holder[place] = copy_of_item
-            for name, new_name in zip(names, new_names, strict=True):
-                todo.append((item[name], copy_of_item, new_name))
+            fields: dict[Any, Any] = {}
+            holder[place] = fields
+            for key, inner in item.items():
+                name = _free_name(leaf(key), fields) if keys else key
+                fields[name] = None  # in their order
+                todo.append((inner, fields, name))
     return root[0]
+
+
+def _free_name(name: object, fields: Mapping[object, object]) -> object:
+    """*name*, with a number when one of *fields* is called that already."""
+    free = name
+    number = 2
+    while free in fields:
+        free = f"{name} {number}"
+        number += 1
+    return free
 
 
 def deep_copy(value: Any) -> Any:
@@ -419,9 +428,10 @@ def value_at(value: Any, place: Sequence[Any]) -> Any:
     return value
 
 
-def replace_text(value: Any, place: Sequence[Any], text: str) -> bool:
-    """Replace the text at *place* in *value* by *text*; False when there is no text."""
-    if not isinstance(value_at(value, place), str):
-        return False
+def replace_text(value: Any, place: Sequence[Any], text: str) -> str | None:
+    """Replace the text at *place* in *value* by *text*; the old one, None when there is none."""
+    old = value_at(value, place)
+    if not isinstance(old, str):
+        return None
     value_at(value, place[:-1])[place[-1]] = text
-    return True
+    return old

@@ -190,10 +190,8 @@ class Packing:
         """Empty the texts of *packed* that *locations* has for *raw*; where each of them is."""
         files: list[Any] = []
         for place, where in find_texts(raw, locations):
-            text = value_at(packed, place)
-            if not isinstance(text, str):
-                continue
-            if replace_text(packed, place, ""):
+            text = replace_text(packed, place, "")
+            if text is not None:
                 files.append([place, where, self._text_digest(text)])
         return files
 

@@ -620,7 +620,7 @@ def _encodable(message: Message) -> Message:
 def _encodable_block(block: Block) -> Any:
     if kind(block) in THINKING or encoding_fault(block) != SURROGATE:
         return block
-    return rebuilt(block, _without_surrogates, key=_without_surrogates)
+    return rebuilt(block, _without_surrogates, keys=True)
 
 
 def _without_surrogates(value: Any) -> Any:

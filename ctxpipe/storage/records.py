@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from .._threads.pieces import pieces
 from ..errors import StorageError
-from ..messages import as_dict, as_json, is_encodable, without_surrogates
+from ..messages import as_dict, as_json, is_encodable, rebuilt, without_surrogates
 
 Record: TypeAlias = Mapping[str, object] | Iterable[object]
 """What `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
@@ -24,7 +24,6 @@ _OUR_KEYS = frozenset({"form", "before"})  # of an archive: its form, names and 
 _BOOKKEEPING = frozenset({"role", "type", "id", "tool_use_id"})
 # Possessive, and with the end left open: no text makes it read a character twice.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
-_ATOMS = int | float | None  # bool is an int
 
 
 def encode_record(record: Record, redact: Redact | None = None, folder: str = "") -> Iterator[str]:
@@ -164,42 +163,12 @@ def _redact_quoted(quoted: str, redact: Redact) -> str:
 
 
 def _redact_strings(value: object, redact: Redact) -> object:
-    """*value* with every string in it redacted, keys included.
+    """*value* with every string in it redacted, keys included."""
 
-    Iterative: the input of a call may be deep.
-    """
-    result: list[object] = [None]
-    pending: list[tuple[object, Any, Any]] = [(value, result, 0)]
-    while pending:
-        current, parent, place = pending.pop()
-        if isinstance(current, str):
-            parent[place] = redact_text(current, redact)
-        elif isinstance(current, _ATOMS):
-            parent[place] = current
-        elif isinstance(current, list | tuple):
-            items = [None] * len(current)
-            parent[place] = items
-            pending += [(item, items, index) for index, item in enumerate(current)]
-        elif isinstance(current, Mapping) or hasattr(current, "model_dump"):
-            fields: dict[object, object] = {}
-            parent[place] = fields
-            for key, item in as_dict(current).items():
-                name = _redact_key(key, redact, fields)
-                fields[name] = None  # in their order
-                pending.append((item, fields, name))
-        else:  # such as a date: what JSON makes of it may be a text, too
-            pending.append((json.loads(as_json(current)), parent, place))
-    return result[0]
+    def redact_leaf(leaf: object) -> object:
+        return redact_text(leaf, redact) if isinstance(leaf, str) else leaf
 
-
-def _redact_key(key: object, redact: Redact, fields: Mapping[object, object]) -> object:
-    """*key* redacted, with a number when that is already the name of one of *fields*."""
-    name = redacted = redact_text(key, redact) if isinstance(key, str) else key
-    number = 2
-    while name in fields:
-        name = f"{redacted} {number}"
-        number += 1
-    return name
+    return rebuilt(value, redact_leaf, keys=True)
 
 
 def redact_except_folder(folder: str, redact: Redact) -> Redact:

@@ -151,7 +151,7 @@ def arguments_object(text: object) -> JsonDict:
     if not isinstance(value, dict):
         return {RAW: without_surrogates(text)}
     if "\\ud" in text or "\\uD" in text or not is_encodable(text):
-        return cast("JsonDict", rebuilt(value, _sendable, key=_sendable))
+        return cast("JsonDict", rebuilt(value, _sendable, keys=True))
     return value
 
 
