@@ -29,14 +29,14 @@ class Columns:
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Read the messages after those that are known."""
-        self.read(messages, len(self))
+        self._add(map(read_facts, messages[len(self) :]))
 
     def read(self, messages: Sequence[Message], start: int) -> list[Facts]:
-        """The facts of *messages* from *start* on, or from the first that is not known yet."""
-        start = min(start, len(self))
-        facts = list(map(read_facts, messages[start:]))
-        self._add(facts[len(self) - start :])
-        return facts
+        """The facts of *messages* from *start* on."""
+        known = len(self)
+        facts = list(map(read_facts, messages[min(start, known) :]))
+        self._add(facts[max(0, known - start) :])
+        return facts[max(0, start - known) :]
 
     def _add(self, facts: Iterable[Facts]) -> None:
         for own in facts:
@@ -115,7 +115,7 @@ class Columns:
         """
         if len(self) and self._replies[-1] > self._replies[-2]:
             keep_recent = max(1, keep_recent)
-        wanted = self.calls - keep_recent + 1
+        wanted = self._replies[-1] - keep_recent + 1
         return self._first_after(wanted) - 1 if wanted > 0 else 0
 
     def _first_after(self, reply: int) -> int:

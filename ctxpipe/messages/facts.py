@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .._threads.bulk import MAPPINGS
 from .._values import SURROGATE, encoding_fault
-from .vocabulary import CALLS, ROLES, SERVER_CALLS, THINKING, Block, Message, blocks, field, kind
+from .vocabulary import CALLS, ROLES, SERVER_CALLS, THINKING, Block, Message, field, kind
 
 _MESSAGE_KEYS = frozenset({"role", "content"})
 _SYSTEM_KEYS = _MESSAGE_KEYS | {"clear_at", "output_config"}
@@ -95,7 +95,8 @@ def read_facts(message: Message) -> Facts:
     if len(message) != len(_MESSAGE_KEYS):
         faults += _key_faults(message)
     if isinstance(content, str) and not is_blank(content):
-        faults += _value_faults(content)
+        if fault := encoding_fault(content):
+            faults.append(_value_fault(fault))
         return Facts(role, ("text",), faults=tuple(faults))
     if not content or isinstance(content, str):
         if not is_directive(message):
@@ -107,11 +108,12 @@ def read_facts(message: Message) -> Facts:
     marks = 0
     has_server_tools = False
     number_of_results = kinds.count("tool_result")
-    for place, block in enumerate(blocks(message)):
+    for place, block in enumerate(content):
         name = kinds[place]
         # A dict's own method: `field` for each key would take most of the time.
         read = block.get if isinstance(block, dict) else partial(field, block)
-        faults += _block_faults(role, name, block, place, read)
+        for rule, text in _block_faults(role, name, block, read):
+            faults.append(Fault(rule, text, place))
         if name == "tool_use":
             calls.append(str(read("id", "")))
             has_server_tools = has_server_tools or read("caller") is not None
@@ -121,21 +123,15 @@ def read_facts(message: Message) -> Facts:
                 faults.append(Fault("results-first", "a tool_result after another block", place))
         elif name in SERVER_CALLS or is_server_result(name):
             has_server_tools = True
-        if name not in THINKING:
-            faults += _value_faults(block, place)
-        marks += _mark_count(read)
+        if name not in THINKING and (fault := encoding_fault(block)):
+            faults.append(_value_fault(fault, place))
+        marks += bool(read("cache_control"))
+        inner = read("content")
+        if isinstance(inner, list | tuple):
+            marks += sum(bool(field(part, "cache_control")) for part in inner)
     if role == "assistant" and kinds[-1] in THINKING:
         faults.append(Fault("thinking", "it ends in a thinking block", len(kinds) - 1))
     return Facts(role, kinds, calls, results, marks, has_server_tools, tuple(faults))
-
-
-def _mark_count(read: Callable[..., Any]) -> int:
-    """The cache marks of a block whose keys *read* returns, and of the blocks that it holds."""
-    count = 1 if read("cache_control") else 0
-    inner = read("content")
-    if isinstance(inner, list | tuple):
-        count += sum(bool(field(part, "cache_control")) for part in inner)
-    return count
 
 
 # Faults -------------------------------------------------------------------------------------------
@@ -149,41 +145,33 @@ def _key_faults(message: Message) -> list[Fault]:
     return [Fault("message-key", f"a message has no key {', '.join(unknown)}")]
 
 
-def _value_faults(value: object, place: int | None = None) -> list[Fault]:
-    fault = encoding_fault(value)
-    if not fault:
-        return []
+def _value_fault(fault: str, place: int | None = None) -> Fault:
     if fault == SURROGATE:
-        return [Fault("surrogate", fault, place)]
-    return [Fault("value", f"it holds {fault}", place)]
+        return Fault("surrogate", fault, place)
+    return Fault("value", f"it holds {fault}", place)
 
 
 def _block_faults(
-    role: str, name: str, block: Block, place: int, read: Callable[..., Any]
-) -> list[Fault]:
+    role: str, name: str, block: Block, read: Callable[..., Any]
+) -> Iterator[tuple[str, str]]:
     """What is wrong with one *block* of the kind *name*, whose keys *read* returns."""
-    faults: list[Fault] = []
     if role not in _SPEAKERS.get(name, ROLES):
         article = "an" if role == "assistant" else "a"
         what = "thinking block" if name in THINKING else name
-        faults.append(Fault("speaker", f"a {what} in {article} {role} message", place))
+        yield "speaker", f"a {what} in {article} {role} message"
     if name == "text":
         if is_blank(read("text")):
-            faults.append(Fault("empty", "an empty text block", place))
-        return faults
-    found: Iterable[tuple[str, str]] = ()
-    if name in CALLS:
-        found = _call_faults(name, block, read)
+            yield "empty", "an empty text block"
+    elif name in CALLS:
+        yield from _call_faults(name, block, read)
     elif name == "tool_result" or name in SERVER_RESULTS:
-        found = _result_faults(name, read)
+        yield from _result_faults(name, read)
     elif name in THINKING:
-        found = _thinking_faults(block)
+        yield from _thinking_faults(block)
     elif name == "compaction":
-        found = _compaction_faults(block)
+        yield from _compaction_faults(block)
     elif not name:
-        found = [("block-type", "a block without a type")]
-    faults += [Fault(rule, text, place) for rule, text in found]
-    return faults
+        yield "block-type", "a block without a type"
 
 
 def is_message_key(role: str, key: object) -> bool:

@@ -25,12 +25,10 @@ def parse(message: Message, index: int = 0) -> Message:
     cannot be sent.
     """
     content: object = message["content"]
-    is_text = content is None or isinstance(content, str)
-    if type(message) is dict:
-        if is_text or _are_plain(content):
-            return message
-    elif is_text:
-        return cast("Message", dict(message))
+    if content is None or isinstance(content, str):
+        return message if type(message) is dict else cast("Message", dict(message))
+    if type(message) is dict and _are_plain(content):
+        return message
     plain: list[object] = []
     for place, block in enumerate(blocks(message)):
         try:
@@ -44,19 +42,15 @@ def parse(message: Message, index: int = 0) -> Message:
 def _are_plain(content: object) -> bool:
     if type(content) is not list:
         return False
-    return all(map(_is_plain, content))
-
-
-def _is_plain(block: object) -> bool:
-    if type(block) is not dict:
-        return False
-    for value in block.values():
-        value_type = type(value)
-        if value_type is list:
-            if not all(type(item) in _PLAIN_VALUES for item in value):
-                return False
-        elif value_type not in _PLAIN_VALUES:
+    for block in content:
+        if type(block) is not dict:
             return False
+        for value in block.values():
+            if type(value) is list:
+                if not _PLAIN_VALUES.issuperset(map(type, value)):
+                    return False
+            elif type(value) not in _PLAIN_VALUES:
+                return False
     return True
 
 

@@ -181,27 +181,34 @@ def check(
     problems: list[Problem] = []
     if start <= head < len(messages) and not may_open(messages[head]):
         problems.append(Problem(head, "the first message is not the user's", rule="first-message"))
-    first = max(0, start - 1)
     if columns is None and not start:
         columns = Columns()
     if columns is None:
-        facts = list(map(read_facts, messages[first:]))
+        facts = list(map(read_facts, messages[start:]))
     else:
-        facts = columns.read(messages, first)
-        first = len(messages) - len(facts)
-    for index in range(start, len(messages)):
-        own = facts[index - first]
+        facts = columns.read(messages, start)
+    before = _facts_before(messages, start, facts)
+    for index, own in enumerate(facts, start):
         for fault in own.faults:
             # The head stays as it is, as long as it can be sent at all.
             if encoding if fault.is_value else index >= head:
                 problems += [Problem(index, fault.text, fault.block, fault.rule)]
         if index >= head:
-            before = facts[index - first - 1] if index > first else NO_FACTS
-            after = facts[index - first + 1] if index + 1 < len(messages) else None
+            after = facts[index - start + 1] if index + 1 < len(messages) else None
             problems += _problems_of_place(messages, index, head, before, own, after)
+        before = own
     if columns is None:
         return problems
     return problems + mark_problems(messages, columns, beside)
+
+
+def _facts_before(messages: Sequence[Message], start: int, facts: Sequence[Facts]) -> Facts:
+    """What the message before *start* is, as far as those from there on, of *facts*, ask."""
+    if not start:
+        return NO_FACTS
+    if facts and facts[0].results:
+        return read_facts(messages[start - 1])
+    return Facts(messages[start - 1]["role"])
 
 
 def _problems_of_place(
@@ -483,6 +490,8 @@ def mark_problems(
     messages: Sequence[Message], columns: Columns, beside: MarksBeside = NO_MARKS
 ) -> list[Problem]:
     """Whether *messages*, of these *columns*, have too many marks, or one for an hour too late."""
+    if not columns.marks:
+        return []
     most = marks_left(beside)
     if columns.marks > most:
         # Marks are often moved in place from turn to turn: only a fresh count is sure.

@@ -11,6 +11,7 @@ from .vocabulary import ROLES, SPOKEN, Block, field, kind
 
 _KEYS = frozenset({"role", "content"})
 _SPEAKERS = ("user", "assistant")
+_TEXT_KEYS = {"text": "text", "tool_result": "content"}  # what is a text in most such blocks
 
 SEE = (
     "ctxpipe takes the messages of Anthropic's Messages API;"
@@ -68,18 +69,16 @@ def _is_common(message: object) -> bool:
     content = message.get("content")
     if type(content) is str:
         return True
-    return type(content) is list and all(map(_is_common_block, content))
-
-
-def _is_common_block(block: object) -> bool:
-    if type(block) is not dict:
+    if type(content) is not list:
         return False
-    name = block.get("type")
-    if name == "tool_use":
-        return True
-    if name == "tool_result":
-        return type(block.get("content")) is str
-    return name == "text" and type(block.get("text")) is str
+    for block in content:
+        if type(block) is not dict:
+            return False
+        name = block.get("type")
+        text = _TEXT_KEYS.get(name) if type(name) is str else None
+        if name != "tool_use" and (text is None or type(block.get(text)) is not str):
+            return False
+    return True
 
 
 def _ensure_message(index: int, message: object) -> None:
