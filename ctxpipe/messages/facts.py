@@ -94,13 +94,8 @@ def read_facts(message: Message) -> Facts:
     faults: list[Fault] = []
     if len(message) != len(_MESSAGE_KEYS):
         faults += _key_faults(message)
-    if isinstance(content, str) and not is_blank(content):
-        if fault := encoding_fault(content):
-            faults.append(_value_fault(fault))
-        return Facts(role, ("text",), faults=tuple(faults))
     if not content or isinstance(content, str):
-        if not is_directive(message):
-            faults.append(Fault("empty", "it is empty"))
+        faults += _text_faults(message)
         return Facts(role, ("text",) if content else (), faults=tuple(faults))
     kinds = list(map(kind, content))
     calls: list[str] = []
@@ -128,10 +123,14 @@ def read_facts(message: Message) -> Facts:
         marks += bool(read("cache_control"))
         inner = read("content")
         if isinstance(inner, list | tuple):
-            marks += sum(bool(field(part, "cache_control")) for part in inner)
+            marks += _mark_count(inner)
     if role == "assistant" and kinds[-1] in THINKING:
         faults.append(Fault("thinking", "it ends in a thinking block", len(kinds) - 1))
     return Facts(role, kinds, calls, results, marks, has_server_tools, tuple(faults))
+
+
+def _mark_count(inner: Iterable[Block]) -> int:
+    return sum(bool(field(block, "cache_control")) for block in inner)
 
 
 # Faults -------------------------------------------------------------------------------------------
@@ -143,6 +142,15 @@ def _key_faults(message: Message) -> list[Fault]:
     if not unknown:
         return []
     return [Fault("message-key", f"a message has no key {', '.join(unknown)}")]
+
+
+def _text_faults(message: Message) -> list[Fault]:
+    """What is wrong with the text of *message*, which has no blocks."""
+    text = message["content"]
+    if is_blank(text):
+        return [] if is_directive(message) else [Fault("empty", "it is empty")]
+    fault = encoding_fault(text)
+    return [_value_fault(fault)] if fault else []
 
 
 def _value_fault(fault: str, place: int | None = None) -> Fault:

@@ -62,15 +62,13 @@ def _history_hint(history: object) -> str:
 
 def _is_common(message: object) -> bool:
     """Whether *message* has the most common form, which needs no further check."""
-    if type(message) is not dict or len(message) != len(_KEYS):
+    if type(message) is not dict or message.keys() != _KEYS:
         return False
-    if message.get("role") not in _SPEAKERS:
+    if message["role"] not in _SPEAKERS:
         return False
-    content = message.get("content")
-    if type(content) is str:
-        return True
+    content = message["content"]
     if type(content) is not list:
-        return False
+        return type(content) is str
     for block in content:
         if type(block) is not dict:
             return False

@@ -6,13 +6,14 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from .._callables import is_async
+from .._threads.bulk import MAPPINGS
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..errors import SettingsError
@@ -112,21 +113,21 @@ class TokenCounter:
 
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
-        tokens = self._known.get(self._key(text))
+        tokens = self._look_up(text)
         if tokens is None:
             return self._learn(text)
         return tokens
 
     def block(self, block: Block, /) -> int:
         """The raw tokens of one content block."""
-        return self._sum(parts.block_parts(block, self._as_json))
+        return self._sum(parts.content_parts([block], self._as_json))
 
     def block_estimate(self, block: Block, /) -> int:
         """The raw tokens of *block*, without a long wait.
 
         A long text that was not counted lately is taken to have a token for each four characters.
         """
-        tokens, unknown = self._split(parts.block_parts(block, self._as_json))
+        tokens, unknown = self._split(parts.content_parts([block], self._as_json))
         for text in unknown:
             is_short = len(text) <= HOP_BYTES and self._encoder.ready
             tokens += self._learn(text) if is_short else len(text) // 4
@@ -238,15 +239,18 @@ class TokenCounter:
     def _sum(self, content: Iterable[Part]) -> int:
         return sum(self.text(part) if isinstance(part, str) else part for part in content)
 
+    def _look_up(self, text: str) -> int | None:
+        """The tokens of *text*, None unless they are remembered: by a digest where it is long."""
+        return self._known.get(text if len(text) <= _KEPT_CHARS else text_digest(text))
+
     def _learn(self, text: str) -> int:
         tokens = self._encoder.count(text)
-        key = self._key(text)
+        key = text if len(text) <= _KEPT_CHARS else text_digest(text)
         self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
         return tokens
 
-    def _key(self, text: str) -> str | bytes:
-        """What *text* is remembered under: a digest where it is long."""
-        return text if len(text) <= _KEPT_CHARS else text_digest(text)
+    def _learn_all(self, texts: Iterable[str]) -> list[int]:
+        return list(map(self._learn, texts))
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""
@@ -256,7 +260,7 @@ class TokenCounter:
             if not isinstance(part, str):
                 known += part
                 continue
-            tokens = self._known.get(self._key(part))
+            tokens = self._look_up(part)
             if tokens is None:
                 unknown.append(part)
             else:
@@ -264,34 +268,30 @@ class TokenCounter:
         return known, unknown
 
     async def _tokens(self, content: Sequence[Part]) -> list[int]:
-        counts: dict[str, int] = {}
+        counts: dict[Part, int] = {}
         new: dict[str, None] = {}
         for part in content:
-            if not isinstance(part, str):
-                continue
-            tokens = self._known.get(self._key(part))
-            if tokens is None:
-                new[part] = None
-            else:
+            tokens = self._look_up(part) if isinstance(part, str) else part
+            if tokens is not None:
                 counts[part] = tokens
+            elif isinstance(part, str):
+                new[part] = None
         if new:
-            counts |= await self._learn_all(list(new))
-        return [counts[part] if isinstance(part, str) else part for part in content]
+            learned = await self._learn_in_time(new)
+            counts.update(zip(new, learned, strict=True))
+        return list(map(counts.__getitem__, content))
 
-    async def _learn_all(self, texts: Sequence[str]) -> dict[str, int]:
-        def learn() -> dict[str, int]:
-            return {text: self._learn(text) for text in texts}
-
+    async def _learn_in_time(self, texts: Iterable[str]) -> list[int]:
         size = sum(map(sys.getsizeof, texts))
         if self._encoder.ready and size <= HOP_BYTES:
-            return learn()
+            return self._learn_all(texts)
         # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
         # for the count: the thread goes on and only fills the memo.
-        return await in_thread(learn, abandon_on_cancel=True)
+        return await in_thread(self._learn_all, texts, abandon_on_cancel=True)
 
     def _as_json(self, value: object) -> str:
         """*value* as compact JSON; that of a long object is remembered until the object changes."""
-        if not isinstance(value, Mapping):
+        if not isinstance(value, MAPPINGS):
             return compact_json(value)
         entry = self._json.get(id(value))
         if entry is not None:

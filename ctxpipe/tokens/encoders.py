@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._threads.pieces import pieces
@@ -67,12 +67,14 @@ class Tiktoken:
 
     def count(self, text: str) -> int:
         if not self._shipped:  # its pattern is unknown, and so are its exact cuts
-            return self._count(text)
+            return len(self._ids(text))
         return sum(map(self._count, segments(text)))
 
     def _count(self, text: str) -> int:
+        if len(text) < _RUN_CHARS:
+            return len(self._ids(text))
         is_slow = vocabulary.is_slow_at_runs() and _LONG_RUN.search(text)
-        if not self._shipped or (len(text) < _ENGINE_LIMIT and not is_slow):
+        if len(text) < _ENGINE_LIMIT and not is_slow:
             return len(self._ids(text))
         # No exact cut is near: a token off in some 30,000. As a whole it would hold the interpreter
         # for seconds a megabyte, and take fifty times its size in memory.
@@ -148,18 +150,20 @@ _CUT = re.compile(
 _WINDOW_CHARS = 65_536  # the search for a cut holds the interpreter, so it comes in steps
 
 
-def segments(text: str) -> Iterator[str]:
+def segments(text: str) -> list[str]:
     """*text* in parts of about `SEGMENT_CHARS`, cut only where the count stays exact.
 
     A part without such a point stays whole, however long.
     """
+    parts: list[str] = []
     start = 0
     while len(text) - start > 2 * SEGMENT_CHARS:
         end = _next_cut(text, start + SEGMENT_CHARS)
-        yield text[start:end]
+        parts.append(text[start:end])
         start = end
     if start < len(text):
-        yield text[start:]
+        parts.append(text[start:])
+    return parts
 
 
 def _next_cut(text: str, start: int) -> int:

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from .._threads.threads import in_thread_if
 from ..messages import Message, common_prefix, is_equal
-from ..messages import field as read
 from ..providers.refusals import LEAST_SHARE, Refusal
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
@@ -67,9 +66,9 @@ class UsageSample:
         # In whole numbers: a product of fractions takes as long as all else that an estimate needs.
         appended = raw - self.raw
         priced = appended if most is None else min(appended, most)
-        slope = self.slope
+        numerator, denominator = self.slope.as_integer_ratio()
         # The quotient of a negative number rounds the bill up.
-        return billed + appended - priced - -priced * slope.numerator // slope.denominator
+        return billed + appended - priced - -priced * numerator // denominator
 
 
 def is_possible(raw: int, billed: int) -> bool:
@@ -104,21 +103,18 @@ class Ledger:
         self._summaries: list[int] = []  # the indexes of messages with a summary by the server
         self._prefix_sums: Sequence[int] | None = None  # what `prefix_sums` returned; never changed
         self._tail: object = None  # the content of the last message when it was counted
-        self._sure = 0
+        self.known: int = 0
+        """How many leading messages of the last call are unchanged: fewer after a `rewind`."""
         self._bills: dict[str | None, UsageSample] = {}
         self._unread: dict[str | None, list[UnreadBill]] = {}  # by model: the first and last bill
-        self._model: str | None = None
+        self.model: str | None = None
+        """The model in use: the one that was observed or expected last."""
 
     # Counting -------------------------------------------------------------------------------------
 
-    @property
-    def known(self) -> int:
-        """How many leading messages of the last call are unchanged: fewer after a `rewind`."""
-        return self._sure
-
     def rewind(self, known: int) -> None:
         """Take only the first *known* messages as unchanged: after them the context differs."""
-        self._sure = min(self._sure, known)
+        self.known = min(self.known, known)
 
     async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
         """The raw tokens of *messages*.
@@ -166,7 +162,7 @@ class Ledger:
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         if known is not None and known == len(messages) == len(self._seen):
-            self._sure = known
+            self.known = known
             return
         if not isinstance(messages, list):
             messages = list(messages)
@@ -180,7 +176,7 @@ class Ledger:
             self._seen += new
             self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
             self._remember_tail()
-        self._sure = len(messages)
+        self.known = len(messages)
 
     def _same_at_start(self, messages: list[Message], known: int | None) -> int:
         """How many of *messages*, from the first on, are those counted already."""
@@ -231,15 +227,10 @@ class Ledger:
         return float(self._bill.factor)
 
     @property
-    def model(self) -> str | None:
-        """The model in use: the one that was observed or expected last."""
-        return self._model
-
-    @property
     def _bill(self) -> UsageSample:
         if self._unread:
             self._compare()
-        return self._bills.get(self._model, _NO_SAMPLE)
+        return self._bills.get(self.model, _NO_SAMPLE)
 
     def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
         """What the API will bill for *messages*, of *raw* tokens with system prompt and tools.
@@ -258,7 +249,7 @@ class Ledger:
     def samples(self) -> list[SavedSample]:
         """The last bill of each model, the model in use last; for `load`."""
         self._compare()
-        models = sorted(self._bills, key=lambda model: model == self._model)
+        models = sorted(self._bills, key=lambda model: model == self.model)
         saved: list[SavedSample] = []
         for model in models:
             bill = self._bills[model]
@@ -288,11 +279,11 @@ class Ledger:
         for model, raw, billed, *since in samples:
             if is_possible(raw, billed):
                 self._bills[model] = UsageSample(raw, billed, (since[0], since[1]))
-            self._model = model
+            self.model = model
 
     def expect(self, model: str) -> None:
         """Estimate for *model* from now on; before its first usage that is the raw count."""
-        self._model = model
+        self.model = model
 
     def observe(
         self,
@@ -310,7 +301,7 @@ class Ledger:
         Nothing is counted before an estimate is asked for: where no stage asks, no text is encoded
         for it.
         """
-        self._model = model
+        self.model = model
         billed = context_tokens(usage)
         if billed > 0:
             unread = self._unread.setdefault(model, [])
@@ -358,15 +349,15 @@ _NO_SAMPLE = UsageSample()
 
 def _summaries(messages: Sequence[Message], start: int) -> list[int]:
     """The indexes, counted from *start*, of the messages with a summary by the server."""
-    return [
-        index
-        for index, message in enumerate(messages, start)
-        if server_summary(message) is not None
-    ]
+    found: list[int] = []
+    for index, message in enumerate(messages, start):
+        if server_summary(message) is not None:
+            found.append(index)
+    return found
 
 
 def _content(message: Message) -> object:
-    content = read(message, "content")
+    content = message["content"]
     if isinstance(content, list):
         return list(content)
     return content

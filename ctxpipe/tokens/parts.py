@@ -25,27 +25,31 @@ Reader: TypeAlias = Callable[[Block, AsJson], Iterable[Part]]
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
 
 
-def message_parts(message: Message, as_json: AsJson) -> Iterator[Part]:
+def message_parts(message: Message, as_json: AsJson) -> list[Part]:
     return content_parts(field(message, "content"), as_json)
 
 
-def content_parts(content: object, as_json: AsJson) -> Iterator[Part]:
-    """Bare text, blocks, or nothing: what a message, a tool result or a document may hold."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list | tuple):
-        for block in content:
-            yield from block_parts(block, as_json)
-    elif content is not None:
-        yield from block_parts(content, as_json)
+def content_parts(content: object, as_json: AsJson) -> list[Part]:
+    """The parts of what a message, a tool result or a document may hold: a text, blocks, or None.
 
-
-def block_parts(block: Block, as_json: AsJson) -> Iterable[Part]:
-    """The parts of one block."""
-    read = _READERS.get(kind(block))
-    if read is None:
-        return _unknown(block)
-    return read(block, as_json)
+    Those inside results come last.
+    """
+    found: list[Part] = []
+    todo = [content]
+    while todo:  # the API has no result inside a result, but one may be nested to any depth
+        held = todo.pop()
+        if isinstance(held, str):
+            found.append(held)
+        elif isinstance(held, list | tuple):
+            for block in held:
+                name = kind(block)
+                if name in RESULTS:
+                    todo.append(field(block, "content"))
+                else:
+                    found += _READERS.get(name, _unknown)(block, as_json)
+        elif held is not None:
+            todo.append([held])
+    return found
 
 
 def _text(block: Block, _: AsJson) -> Iterable[Part]:
@@ -55,20 +59,6 @@ def _text(block: Block, _: AsJson) -> Iterable[Part]:
 def _tool_use(block: Block, as_json: AsJson) -> Iterable[Part]:
     call_id = _as_text(field(block, "id"))
     return (call_id, _as_text(field(block, "name")), as_json(field(block, "input", {})))
-
-
-def _tool_result(block: Block, as_json: AsJson) -> Iterator[Part]:
-    todo = [field(block, "content")]
-    while todo:  # the API has no result inside a result, but one may be nested to any depth
-        content = todo.pop()
-        if not isinstance(content, list | tuple):
-            yield from content_parts(content, as_json)
-            continue
-        for inner in content:
-            if kind(inner) in RESULTS:
-                todo.append(field(inner, "content"))
-            else:
-                yield from block_parts(inner, as_json)
 
 
 def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
@@ -104,12 +94,12 @@ def _document_parts(content: object, as_json: AsJson) -> Iterator[Part]:
         return
     for block in content:
         if kind(block) in ("text", "image"):
-            yield from block_parts(block, as_json)
+            yield from content_parts([block], as_json)
         else:
             yield compact_json(block)
 
 
-def _unknown(block: Block) -> Iterator[Part]:
+def _unknown(block: Block, _: AsJson) -> Iterator[Part]:
     media_parts: list[Part] = []
 
     def strip(value: Any) -> object:
@@ -118,7 +108,7 @@ def _unknown(block: Block) -> Iterator[Part]:
             return "" if is_encoded(value) else value
         is_media = isinstance(value, Mapping) and kind(value) in MEDIA
         if is_media and field(value, "source") is not None:
-            media_parts.extend(block_parts(value, compact_json))
+            media_parts.extend(content_parts([value], compact_json))
             return None
         return value
 
@@ -146,8 +136,6 @@ _READERS: dict[str, Reader] = {
     "tool_use": _tool_use,
     "server_tool_use": _tool_use,
     "mcp_tool_use": _tool_use,
-    "tool_result": _tool_result,
-    "mcp_tool_result": _tool_result,
     "thinking": _thinking,
     "redacted_thinking": _redacted_thinking,
     "image": _image,
