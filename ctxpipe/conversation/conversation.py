@@ -38,7 +38,7 @@ from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
 from .align import align
 from .commit import commit
-from .gate import Exchanges, Gate, stages_are_asking
+from .gate import Exchanges, Gate, as_stages
 from .memory import DELETED, Memory
 from .open_calls import add_appended
 from .state import PipelineSettings, Request, learn_window, model_of
@@ -238,7 +238,8 @@ class Conversation:
         """
         timeline = self._memory.timeline
         has_left = timeline.placeholders or (step is not None and step.edits)
-        if self.journal is not None:
+        journal = self._memory.storage
+        if journal is not None:
             is_known = self._memory.is_read
         else:
             is_own = timeline.is_untouched and not (self._is_owner or has_left)
@@ -247,7 +248,7 @@ class Conversation:
             return
         for storage in self.storages:
             ensure = getattr(storage, "ensure_not_deleted", None)
-            if ensure is not None and storage is not self.journal:
+            if ensure is not None and storage is not journal:
                 with suppress(StorageError), storage_errors():  # whoever uses it finds out
                     await ensure(self.session_id)
 
@@ -275,7 +276,8 @@ class Conversation:
                 result = await self._shape(history, asked)
                 self.turns += 1
                 tokens = self._state.ledger.estimate(result.tokens_after, result.messages)
-                self.fill = tokens / self._settings.budget_for(self._state, asked.options).trigger
+                model = model_of(self._state, asked.options)
+                self.fill = tokens / self._settings.budget_for(self._state, model).trigger
                 return result
             finally:
                 self._memory.taken = 0
@@ -311,26 +313,20 @@ class Conversation:
         self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None
     ) -> Result:
         """The turn, begun anew when the history was edited or others were faster meanwhile."""
-        try:
-            await self._catch_up(history)
-        except SessionDeleted:
-            # What a caller hands in after a deletion is his to begin anew with.
-            is_own = self._is_owner or history is self._memory.timeline.history
-            self._begin_anew()
-            if is_own:
-                raise
-            await self._catch_up(history)
+        has_begun = False
         try:
             with self._memory.generation.running():
+                await self._ensure_not_deleted()
+                await self._memory.catch_up(history)
+                has_begun = True
                 return await self._run_stages(history, asked, stages)
         except SessionDeleted:
+            is_own = self._is_owner or history is self._memory.timeline.history
             self._begin_anew()
-            raise
-
-    async def _catch_up(self, history: list[Message]) -> None:
-        with self._memory.generation.running():
-            await self._ensure_not_deleted()
-            await self._memory.catch_up(history)
+            if has_begun or is_own:
+                raise
+        # What a caller hands in after a deletion is his to begin anew with.
+        return await self._run_held(history, asked, stages)
 
     async def _run_stages(
         self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None
@@ -339,8 +335,7 @@ class Conversation:
         thorough = False
         while True:
             step = await align(memory, history, thorough=thorough)
-            with stages_are_asking():
-                result = await walk.run(step, self.session_id, self._state, asked, stages)
+            result = await as_stages(walk.run(step, self.session_id, self._state, asked, stages))
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
             elif await commit(memory, step):
@@ -637,10 +632,10 @@ class Conversation:
         if not state.ledger.can_be_about(refusal, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)
         likely = tokens if state.ledger.last_bill(model) else conservative(sent.tokens_after)
-        budget = self._settings.budget_for(state, options)
+        budget = self._settings.budget_for(state, model)
         if notice := learn_window(refusal, state, budget, model, likely):
             self._memory.notify(notice)
-        trigger = self._settings.budget_for(state, options).trigger
+        trigger = self._settings.budget_for(state, model).trigger
         if likely < FAR_BELOW * trigger and not (refusal.has_numbers or refusal.has_code):
             return None
         last = self._recovered_at

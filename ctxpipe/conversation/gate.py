@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -14,10 +14,13 @@ from contextlib import (
     suppress,
 )
 from contextvars import ContextVar, Token
+from typing import TypeVar
 
 from ..errors import SettingsError
 from ..messages import Message
 from ..settings import excerpt
+
+T = TypeVar("T")
 
 _asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
 _passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())
@@ -190,11 +193,10 @@ def is_asked_by_a_stage() -> bool:
     return _asked_by_a_stage.get()
 
 
-@contextmanager
-def stages_are_asking() -> Iterator[None]:
-    """Meanwhile `is_asked_by_a_stage`."""
+async def as_stages(work: Awaitable[T]) -> T:
+    """What *work* returns, inside which `is_asked_by_a_stage`."""
     token = _asked_by_a_stage.set(True)
     try:
-        yield
+        return await work
     finally:
         _asked_by_a_stage.reset(token)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
-from ..messages import Columns, Problem, check, common_prefix, ensure_messages, is_bulky
+from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..messages.rules import mark_problems
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
@@ -35,41 +35,46 @@ _LEVELS = {
 
 async def ask_stages(
     stages: Mapping[int, Stage],
-    turn: Turn,
+    turn_of: Callable[..., Turn],
+    messages: list[Message],
     tokens: int,
     step: Step,
     state: State,
     *,
     is_plan: bool = False,
     tracer: Tracer | None = None,
-) -> tuple[Turn, list[StageReport], int]:
-    """The turn after all *stages*, their reports, and the number of tokens left of *tokens*.
+) -> tuple[list[Message], list[StageReport], int]:
+    """The context after all *stages*, their reports, and the number of tokens left of *tokens*.
 
-    For a plan they are asked what they would do; only reports of what was done are emitted.
+    Each sees the turn that *turn_of* makes of the *messages* so far and its own memory. For a plan
+    they are asked what they would do; only reports of what was done are emitted.
     """
+    settings = state.settings
     reports: list[StageReport] = []
     for place, stage in stages.items():
-        own_turn = replace(turn, memory=state.memories.setdefault(place, {}))
+        turn = turn_of(messages, memory=state.memories.setdefault(place, {}))
         if tracer is None:
-            change, report = await _ask_stage(state.settings, stage, own_turn, tokens, is_plan)
+            change, report = await _ask_stage(settings, stage, turn, tokens, is_plan)
         else:
             with span_of(tracer, stage_name(stage), turn.session_id) as span:
-                change, report = await _ask_stage(state.settings, stage, own_turn, tokens, is_plan)
+                change, report = await _ask_stage(settings, stage, turn, tokens, is_plan)
                 describe(span, report)
         if not is_plan:
-            _emit(state.settings, report)
+            _log(report)
+            if settings.on_report is not None:
+                _hand_over(report, settings.on_report)
         reports.append(report)
         tokens = report.tokens_after
-        if report.error is not None and state.settings.on_error == "raise":
+        if report.error is not None and settings.on_error == "raise":
             raise report.error
         if change is None:
             continue
         is_summary = isinstance(change.detail, Compacted)
-        state.edit(step, turn.messages, change.messages, paired=not is_summary)
+        state.edit(step, messages, change.messages, paired=not is_summary)
         if change.stored:
             step.stored.append(change.stored)
-        turn = replace(turn, messages=change.messages)
-    return turn, reports, tokens
+        messages = change.messages
+    return messages, reports, tokens
 
 
 async def _ask_stage(
@@ -113,8 +118,8 @@ async def _answer_of(stage: object, turn: Turn, is_plan: bool) -> Change | Skip 
         if not isinstance(stage, PlannedStage):
             return Intent("it cannot say beforehand: it has no plan of its own")
         ask = stage.plan
-    awaitable: object = ask(turn)
-    if not isawaitable(awaitable):
+    awaitable: Any = ask(turn)
+    if not (isinstance(awaitable, CoroutineType) or isawaitable(awaitable)):
         name = type(awaitable).__name__
         raise SettingsError(
             f"its answer, {name}, cannot be awaited; write the stage as `async def`"
@@ -214,12 +219,9 @@ def stage_name(stage: object) -> str:
     return getattr(stage, "__name__", None) or type(stage).__name__
 
 
-def _emit(settings: PipelineSettings, report: StageReport) -> None:
-    _log(report)
-    if settings.on_report is None:
-        return
+def _hand_over(report: StageReport, on_report: Callable[[StageReport], object]) -> None:
     try:
-        settings.on_report(report)
+        on_report(report)
     except Exception as error:
         # No traceback: its text may quote anything.
         logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400

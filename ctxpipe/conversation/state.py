@@ -41,7 +41,7 @@ class Request:
     client: AsyncAnthropic | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.tools, str | bytes | Mapping):
+        if self.tools is not None and isinstance(self.tools, str | bytes | Mapping):
             raise SettingsError(
                 f"tools is {excerpt(self.tools)}; "
                 "give the list of tools that the request is sent with"
@@ -136,13 +136,12 @@ class PipelineSettings:
         """An empty memory for one conversation."""
         return State(self, Ledger(self.counter))
 
-    def budget_for(self, state: State, options: Mapping[str, object]) -> Budget:
-        """The budget of a request with *options*.
+    def budget_for(self, state: State, model: str | None) -> Budget:
+        """The budget of a request to *model*.
 
         It is lower where the model has refused less, and where the budget names no window and that
         of the model is known to be smaller.
         """
-        model = model_of(state, options)
         window = state.windows.get(model, self.budget.window)
         if self.budget.is_default and model is not None:
             window = min(window, context_window(model) or window)

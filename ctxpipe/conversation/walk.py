@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .._logs import find_tracer, logger, set_token_attributes, span_of
@@ -75,28 +75,21 @@ async def _shape(
         is_bulk = is_bulky(step.context, start)
     messages, problems = await in_thread_if(is_bulk, repair_context, step, state, request)
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-    turn = await _make_turn(
-        messages,
-        session_id,
-        state,
-        request,
-        step.agreement.raw,
-        Tracked(start, is_bulk, state.columns),
-    )
-    before = await _count_tokens(state, turn)
+    tracked = Tracked(start, is_bulk, state.columns)
+    turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)
+    before = await _count_tokens(state, turn_of(messages))
     if not stages:
         stages = dict(enumerate(state.settings.stages))
-    turn, reports, after = await ask_stages(
-        stages, turn, before, step, state, is_plan=is_plan, tracer=tracer
+    messages, reports, after = await ask_stages(
+        stages, turn_of, messages, before, step, state, is_plan=is_plan, tracer=tracer
     )
     if step.touched.first is not None:
-        is_bulk = is_bulky(turn.messages)  # what was bulky may have left
-    messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
+        is_bulk = is_bulky(messages)  # what was bulky may have left
     options, context = await in_thread_if(
         is_bulk, finish, messages, step, state, request, bool(problems)
     )
-    if context is not turn.messages:
-        after = await _count_tokens(state, replace(turn, messages=context))
+    if context is not messages:
+        after = await _count_tokens(state, turn_of(context))
     changed = [place for place in (repaired, step.touched.first) if place is not None]
     step.touched.first = min(changed, default=None)
     return Result(
@@ -127,27 +120,28 @@ async def _count_tokens(state: State, turn: Turn) -> int:
         return 0
 
 
-async def _make_turn(
+async def _turn_maker(
     messages: list[Message],
     session_id: str,
     state: State,
     request: Request,
-    raw: Sequence[Message] | None = None,
-    tracked: Tracked | None = None,
-) -> Turn:
+    raw: Sequence[Message] | None,
+    tracked: Tracked,
+) -> partial[Turn]:
+    """What makes a turn, which begins with *messages*, of the messages that a stage is to see."""
     model = model_of(state, request.options)
     if state.settings.budget.is_default and model and not context_window.cache_info().misses:
         await in_thread(context_window, model)  # it reads the list
     protected = 0
     if state.settings.thinking == "protect":
         protected = index_after_thinking(messages)
-    return Turn(
-        messages,
-        session_id,
-        request.force,
-        state.settings.budget_for(state, request.options),
-        state.ledger,
-        await _overhead(state, request.system, request.tools),
+    return partial(
+        Turn,
+        session_id=session_id,
+        force=request.force,
+        budget=state.settings.budget_for(state, model),
+        ledger=state.ledger,
+        overhead=await _overhead(state, request.system, request.tools),
         tracked=tracked,
         protected=protected,
         cache_expired=request.cache_expired,
