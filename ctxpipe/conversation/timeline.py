@@ -9,7 +9,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from itertools import starmap
+from operator import is_, itemgetter
 from typing import TypeAlias, cast
 
 from ..edits.diff import Edit, apply_edits, diff, first_changed_block
@@ -214,7 +215,6 @@ class Timeline:
         messages are checked for edits in place. With *has_left* the history has left what another
         timeline holds, which knows what is offloaded there. Raises InvalidHistory.
         """
-        ensure_messages(history, sys.maxsize)  # the new ones are checked when they are repaired
         now = list(history)  # what is appended during the turn belongs to the next one
         agreed, moved = _agreement(self.history, now)
         adopted = False
@@ -226,8 +226,7 @@ class Timeline:
                 adopted = True
         known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(now, known)
-        moved = [index for index in moved if index < known]
-        agreement = Agreement(now, moved=moved, cursor=cursor)
+        agreement = Agreement(now, moved=moved[: bisect_left(moved, known)], cursor=cursor)
         step = Step(known, adopted, now[known:], agreement=agreement)
         self._prepare(step)
         ours = self.history
@@ -289,21 +288,18 @@ class Timeline:
     def _prepare(self, step: Step) -> None:
         """Derive the context of *step* before any stage."""
         agreement = step.agreement
+        is_untouched = self.is_untouched
         step.kept, agreement.fresh = self._part_to_keep(step)
-        if agreement.moved or not self.is_untouched:
+        if agreement.moved or not is_untouched:
             agreement.marked = dict(self._new_marks(step))
         step.same = min(agreement.marked, default=step.kept)
         new = step.messages
         if agreement.fresh < step.known:
             new = agreement.history[agreement.fresh :]
         plain = parse_from(agreement.history, agreement.fresh)
-        pairs = [*zip(plain, new, strict=True), *agreement.marked.values()]
-        differ = any(one is not other for one, other in pairs)
+        are_plain = all(map(is_, plain, new)) and all(starmap(is_, agreement.marked.values()))
         is_sent_plain = self.sent is self.context
-        is_untouched = self.is_untouched
-        if step.adopted and is_sent_plain:
-            is_untouched = True
-        if is_untouched and not differ:
+        if are_plain and (is_untouched or (step.adopted and is_sent_plain)):
             step.context = agreement.history
             step.given = agreement.history
             return
@@ -311,7 +307,7 @@ class Timeline:
         step.given = step.context
         for place, (message, _) in agreement.marked.items():
             step.context[place] = message
-        if is_sent_plain and not differ:
+        if is_sent_plain and are_plain:
             return
         step.given = [*self.sent[: step.kept], *new]
         for place, (_, message) in agreement.marked.items():
@@ -336,13 +332,12 @@ class Timeline:
         if self.verify and agreement.digests is None:
             self.compute_digests(step)
         known = 0 if step.adopted else min(len(self._contents), step.known)
-        _sizes(list(map(_content, agreement.history[known:])))  # raises before anything changes
+        contents = list(map(_content, agreement.history[known:]))
+        sizes = _sizes(contents)  # raises before anything changes
         if step.adopted:
             self.history = list(self.sent)
             self.context = self.history
             self.sent = self.history
-            self._contents = []
-            self._sizes = array("I")
         del self.history[step.known :]
         self.history += step.messages
         for index in agreement.moved:
@@ -367,7 +362,15 @@ class Timeline:
                 self.sent = apply_edits(step.given, edits)
         self.stale = step.stale
         self._cursor = agreement.cursor
-        self._remember_contents(step)
+        # What edits in place are detected from.
+        self._contents[known:] = contents
+        self._sizes[known:] = sizes
+        for index in agreement.moved:
+            content = self.history[index]["content"]
+            self._contents[index] = content
+            self._sizes[index] = _size(content)
+        if agreement.digests is not None:
+            self._digests = agreement.digests
 
     def _align(self, edit: Edit) -> Edit:
         """Note in the columns what *edit* replaces; the edit as the context takes it.
@@ -473,20 +476,6 @@ class Timeline:
         new_context = map(digest, context[same:])
         step.agreement.digests = ([*known_history, *new_history], [*known_context, *new_context])
 
-    def _remember_contents(self, step: Step) -> None:
-        """Keep what edits in place are detected from."""
-        agreement = step.agreement
-        known = min(len(self._contents), step.known)
-        contents = list(map(_content, self.history[known:]))
-        self._contents[known:] = contents
-        self._sizes[known:] = _sizes(contents)
-        for index in agreement.moved:
-            content = self.history[index]["content"]
-            self._contents[index] = content
-            self._sizes[index] = _size(content)
-        if agreement.digests is not None:
-            self._digests = agreement.digests
-
     # Cache marks ----------------------------------------------------------------------------------
 
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
@@ -531,7 +520,7 @@ class Timeline:
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
     """The messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
-    return [parse(messages[index], index) for index in range(start, len(messages))]
+    return list(map(parse, messages[start:], range(start, len(messages))))
 
 
 def _sizes(contents: list[object]) -> array[int]:

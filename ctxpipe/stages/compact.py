@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -182,8 +182,6 @@ __all__ = [
     "load_archive",
     "restore_files",
 ]
-
-T = TypeVar("T")
 
 # The function, literal to the requirements --------------------------------------------------------
 
@@ -462,11 +460,11 @@ class Compact:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         turn.recall(Attempts).turns += 1
-        return await self._decide(turn, self._attempt)
+        return await self._reason_to_skip(turn) or await self._attempt(turn)
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """What would be done; a summary cannot be known without writing it."""
-        return await self._decide(turn, self._intend)
+        return await self._reason_to_skip(turn) or await self._intend(turn)
 
     def with_focus(self, focus: str) -> Compact:
         """The same stage whose summary attends to *focus*, if its summarizer can do that."""
@@ -474,12 +472,6 @@ class Compact:
         if not isinstance(writer, AnthropicSummarizer | PromptSummarizer):
             return self
         return replace(self, summarize=replace(writer, focus=focus))
-
-    async def _decide(self, turn: Turn, act: Callable[[Turn], Awaitable[T]]) -> T | Skip:
-        skip = await self._reason_to_skip(turn)
-        if skip is not None:
-            return skip
-        return await act(turn)
 
     async def _attempt(self, turn: Turn) -> Change | Skip:
         try:

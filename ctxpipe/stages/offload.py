@@ -34,7 +34,15 @@ from ..settings import (
 )
 from ..storage import LocalStorage, TextWriter
 from .gates import Gate, RatioGate
-from .moves import Act, Pointers, predict_moves, recall_selection, worthwhile_moves, write_moves
+from .moves import (
+    Act,
+    Move,
+    Pointers,
+    predict_moves,
+    recall_selection,
+    worthwhile_moves,
+    write_moves,
+)
 from .protocol import Change, Skip, Turn
 
 # The functions, literal to the requirements -------------------------------------------------------
@@ -215,7 +223,9 @@ class DirectOffload:
         start = offload.newest(turn.messages)
         is_long = turn.is_bulky(max(0, start - 1))
         chosen = await in_thread_if(is_long, offload.candidates, turn.messages, start, selection)
-        moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
+        moves: list[Move] = []
+        if chosen:
+            moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")
         return await act(turn, moves)
