@@ -357,8 +357,9 @@ class Conversation:
         self._apply(step)
         self._state.agreed = len(memory.timeline.context)
         notices, memory.notices = tuple(memory.notices), []
-        covered = len(step.agreement.history)
-        return replace(result, covered=covered, notices=notices, first_changed_index=first)
+        if not notices and first == result.first_changed_index:
+            return result
+        return replace(result, notices=notices, first_changed_index=first)
 
     def _apply(self, step: Step) -> None:
         self._memory.apply(step)

@@ -30,8 +30,8 @@ def _handle_stale_thinking(
     context: list[Message], step: Step, state: State, request: Request
 ) -> tuple[Mapping[str, object], list[Message]]:
     """What the request needs because signatures of thinking are stale, and what to send."""
-    if step.touched.first is not None:
-        mark_stale(step.stale, context, step.touched.first)
+    if step.changed is not None:
+        mark_stale(step.stale, context, step.changed)
     _forget_missing(step.stale, context)
     if not step.stale:
         return {}, context

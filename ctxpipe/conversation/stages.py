@@ -78,7 +78,7 @@ async def ask_stages(
 
 
 async def _ask_stage(
-    settings: PipelineSettings, stage: Stage, turn: Turn, tokens: int, is_plan: bool
+    settings: PipelineSettings, stage: Callable[[Turn], Any], turn: Turn, tokens: int, is_plan: bool
 ) -> tuple[Change | None, StageReport]:
     """Ask one stage about a turn of *tokens*, and report on it.
 
@@ -89,14 +89,24 @@ async def _ask_stage(
     acted = Outcome.PLANNED if is_plan else Outcome.CHANGED
     facts: dict[str, Any] = {"outcome": Outcome.SKIPPED, "tokens_after": tokens}
     try:
-        answer = await _answer_of(stage, turn, is_plan)
+        asked = (_plan_of(stage) if is_plan else stage)(turn)
+        if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
+            name = type(asked).__name__
+            raise SettingsError(  # noqa: TRY301  as an error of the stage's own
+                f"its answer, {name}, cannot be awaited; write the stage as `async def`"
+            )
+        answer = await asked
         if isinstance(answer, Change):
             change, judged = await _judge(settings, turn, tokens, answer)
             facts |= judged
         elif isinstance(answer, Skip):
             facts |= {"reason": answer.reason, "detail": answer.detail}
-        elif isinstance(answer, Intent):
+        elif is_plan and isinstance(answer, Intent):
             facts |= {"outcome": acted, "reason": answer.reason}
+        elif answer is not None:
+            raise SettingsError(  # noqa: TRY301
+                f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
+            )
         if change is not None:
             facts["outcome"] = acted
     except SessionDeleted:
@@ -111,25 +121,13 @@ async def _ask_stage(
     )
 
 
-async def _answer_of(stage: object, turn: Turn, is_plan: bool) -> Change | Skip | Intent | None:
-    """What *stage* proposes, or would. Raises SettingsError for anything else."""
-    ask: Any = stage  # whatever its type says
-    if is_plan:
-        if not isinstance(stage, PlannedStage):
-            return Intent("it cannot say beforehand: it has no plan of its own")
-        ask = stage.plan
-    awaitable: Any = ask(turn)
-    if not (isinstance(awaitable, CoroutineType) or isawaitable(awaitable)):
-        name = type(awaitable).__name__
-        raise SettingsError(
-            f"its answer, {name}, cannot be awaited; write the stage as `async def`"
-        )
-    answer: object = await awaitable
-    if isinstance(answer, Change | Skip | None) or (is_plan and isinstance(answer, Intent)):
-        return answer
-    raise SettingsError(
-        f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
-    )
+def _plan_of(stage: object) -> Callable[[Turn], Any]:
+    """What answers as *stage* would, with no write and no model call."""
+    return stage.plan if isinstance(stage, PlannedStage) else _no_plan
+
+
+async def _no_plan(_turn: Turn) -> Intent:
+    return Intent("it cannot say beforehand: it has no plan of its own")
 
 
 async def _judge(

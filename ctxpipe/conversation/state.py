@@ -46,7 +46,8 @@ class Request:
                 f"tools is {excerpt(self.tools)}; "
                 "give the list of tools that the request is sent with"
             )
-        MAPPING.check("request", self.options)
+        if self.options:
+            MAPPING.check("request", self.options)
         FLAG.check("force", self.force)
 
 

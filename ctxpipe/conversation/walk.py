@@ -83,22 +83,22 @@ async def _shape(
     messages, reports, after = await ask_stages(
         stages, turn_of, messages, before, step, state, is_plan=is_plan, tracer=tracer
     )
-    if step.touched.first is not None:
+    if step.changed is not None:
         is_bulk = is_bulky(messages)  # what was bulky may have left
     options, context = await in_thread_if(
         is_bulk, finish, messages, step, state, request, bool(problems)
     )
     if context is not messages:
         after = await _count_tokens(state, turn_of(context))
-    changed = [place for place in (repaired, step.touched.first) if place is not None]
-    step.touched.first = min(changed, default=None)
+    changed = [place for place in (repaired, step.changed) if place is not None]
     return Result(
         messages_to_send(step, context),
         tuple(reports),
         problems,
         options,
+        covered=len(step.agreement.history),
         first_changed_index=min(changed)[0] if changed else None,
-        changed_end=len(context) - step.touched.tail if changed else None,
+        changed_end=len(context) - step.tail if changed else None,
         tokens_before=before,
         tokens_after=after,
     )

@@ -187,7 +187,9 @@ def check(
         facts = list(map(read_facts, messages[start:]))
     else:
         facts = columns.read(messages, start)
-    before = _facts_before(messages, start, facts)
+    before = NO_FACTS
+    if start and facts and (facts[0].results or messages[start - 1]["role"] == "system"):
+        before = read_facts(messages[start - 1])
     for index, own in enumerate(facts, start):
         for fault in own.faults:
             # The head stays as it is, as long as it can be sent at all.
@@ -200,15 +202,6 @@ def check(
     if columns is None:
         return problems
     return problems + mark_problems(messages, columns, beside)
-
-
-def _facts_before(messages: Sequence[Message], start: int, facts: Sequence[Facts]) -> Facts:
-    """What the message before *start* is, as far as those from there on, of *facts*, ask."""
-    if not start:
-        return NO_FACTS
-    if facts and facts[0].results:
-        return read_facts(messages[start - 1])
-    return Facts(messages[start - 1]["role"])
 
 
 def _problems_of_place(

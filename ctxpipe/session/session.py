@@ -106,15 +106,12 @@ class Session:
         Raises InvalidHistory when *history* is not a valid list of messages, SettingsError for
         other invalid arguments.
         """
+        lent = None
         if client is not None:
             check_client(client)
+            lent = lendable(client)
         return await self._conversation.run(
-            history,
-            system=system,
-            tools=tools,
-            force=force,
-            request=request,
-            client=lendable(client),
+            history, system=system, tools=tools, force=force, request=request, client=lent
         )
 
     async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:

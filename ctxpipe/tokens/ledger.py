@@ -23,6 +23,9 @@ _MANY = 1_000  # messages whose blocks are read in a millisecond
 ENOUGH_GROWTH = 1_000
 EXTRAPOLATED = 10  # times the measured tokens: a greeting does not show what a long text costs
 
+Ratio: TypeAlias = tuple[int, int]
+"""Numerator and denominator."""
+
 SavedSample: TypeAlias = tuple[str | None, int, int, int, int]
 """A model, raw and billed tokens of its last bill, and both where the context began to grow."""
 
@@ -42,14 +45,14 @@ class UsageSample:
     raw: int = 0
     billed: int = 0
     since: tuple[int, int] = (0, 0)
-    prior: Fraction | None = None  # the slope before the context became this short
-    slope: Fraction = field(init=False)  # the price of a raw token appended to this context
+    prior: Ratio | None = None  # the slope before the context became this short
+    slope: Ratio = field(init=False)  # the price of a raw token appended to this context
 
     def __post_init__(self) -> None:
         growth = self.raw - self.since[0]
-        slope = self.factor
+        slope = self.factor.as_integer_ratio()
         if growth >= ENOUGH_GROWTH:
-            slope = _clamp(self.billed - self.since[1], growth)
+            slope = _clamp(self.billed - self.since[1], growth).as_integer_ratio()
         elif self.prior is not None and self.raw < ENOUGH_GROWTH:
             slope = self.prior
         object.__setattr__(self, "slope", slope)  # once, and not at every estimate
@@ -66,7 +69,7 @@ class UsageSample:
         # In whole numbers: a product of fractions takes as long as all else that an estimate needs.
         appended = raw - self.raw
         priced = appended if most is None else min(appended, most)
-        numerator, denominator = self.slope.as_integer_ratio()
+        numerator, denominator = self.slope
         # The quotient of a negative number rounds the bill up.
         return billed + appended - priced - -priced * numerator // denominator
 
@@ -102,6 +105,7 @@ class Ledger:
         self._sums = array("q", [0])  # of the first 0, 1, 2 … messages
         self._summaries: list[int] = []  # the indexes of messages with a summary by the server
         self._prefix_sums: Sequence[int] | None = None  # what `prefix_sums` returned; never changed
+        self._unbilled = 0  # the tokens of the messages before the last summary by the server
         self._tail: object = None  # the content of the last message when it was counted
         self.known: int = 0
         """How many leading messages of the last call are unchanged: fewer after a `rewind`."""
@@ -123,7 +127,7 @@ class Ledger:
         call; without it, they are compared.
         """
         await self._read(messages, known)
-        return self._sums[-1] - self._tokens_before_summary
+        return self._sums[-1] - self._unbilled
 
     async def prefix_sums(
         self, messages: Sequence[Message], *, known: int | None = None
@@ -135,18 +139,10 @@ class Ledger:
         await self._read(messages, known)
         if self._prefix_sums is None:
             sums = self._sums[:]
-            unbilled = self._tokens_before_summary
-            if unbilled:
-                sums = array("q", (max(0, tokens - unbilled) for tokens in sums))
+            if self._unbilled:
+                sums = array("q", (max(0, tokens - self._unbilled) for tokens in sums))
             self._prefix_sums = sums
         return self._prefix_sums
-
-    @property
-    def _tokens_before_summary(self) -> int:
-        """The tokens of the messages before the last summary by the server."""
-        if not self._summaries:
-            return 0
-        return self._sums[self._summaries[-1]]
 
     async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
         """The tokens of each of *messages*, and the indexes of those with a summary by the server.
@@ -175,7 +171,7 @@ class Ledger:
             self._summaries += summaries
             self._seen += new
             self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
-            self._remember_tail()
+            self._note_change()
         self.known = len(messages)
 
     def _same_at_start(self, messages: list[Message], known: int | None) -> int:
@@ -190,11 +186,13 @@ class Ledger:
         left = len(self._seen)
         if self._summaries and self._summaries[-1] == left:
             self._summaries.pop()
-        self._remember_tail()
+        self._note_change()
         self.rewind(left)
 
-    def _remember_tail(self) -> None:
+    def _note_change(self) -> None:
+        """Derive anew what follows from the messages and their sums."""
         self._prefix_sums = None
+        self._unbilled = self._sums[self._summaries[-1]] if self._summaries else 0
         self._tail = None
         if self._seen:
             self._tail = _content(self._seen[-1])
@@ -217,7 +215,7 @@ class Ledger:
             sums.extend(tokens + difference for tokens in old_sums[-same_at_end:])
         self._seen = list(messages)
         self._sums = sums
-        self._remember_tail()
+        self._note_change()
 
     # Calibration ----------------------------------------------------------------------------------
 
