@@ -20,9 +20,7 @@ def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
     The answer itself takes no longer than that. A message may be any value: nothing is assumed
     about its form.
     """
-    if len(messages) - start > _MANY_MESSAGES:
-        return True
-    return is_heavier(messages[start:], _BULKY)
+    return len(messages) - start > _MANY_MESSAGES or is_heavier(messages[start:], _BULKY)
 
 
 def is_heavier(values: Iterable[object], limit: int) -> bool:

@@ -63,7 +63,7 @@ async def in_process(
     given = await in_thread(_pickle, job, texts)
     output = bytearray()
     status: int | None = None
-    try:
+    with suppress(OSError, NotImplementedError):  # the latter from a loop on Windows
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
                 async with await _start() as worker:
@@ -73,13 +73,11 @@ async def in_process(
                         async for chunk in worker.stdout:
                             output += chunk
                     status = await worker.wait()
-    except (OSError, NotImplementedError):  # the latter from a loop on Windows
-        pass
     first, *lines = bytes(output).split(b"\n")
     if first != READY:
         return Answers([], "unavailable")
     # What follows the last line break is an answer that was not finished.
-    return Answers(await in_thread(_decode, lines[:-1]), _end(status))
+    return Answers(await in_thread(list, map(json.loads, lines[:-1])), _end(status))
 
 
 async def _start() -> Process:
@@ -105,10 +103,6 @@ def _folders() -> list[str]:
     folders = [folder for folder in sys.path if os.path.isabs(folder)]
     folders.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     return list(dict.fromkeys(folders))
-
-
-def _decode(lines: Iterable[bytes]) -> list[Any]:
-    return [json.loads(line) for line in lines]
 
 
 def _end(status: int | None) -> End:

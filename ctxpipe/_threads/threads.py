@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     import asyncio
 
     from anyio import CapacityLimiter
-    from anyio.lowlevel import RunVar
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -46,22 +45,34 @@ async def in_thread_if(is_long: bool, work: Callable[[*Arguments], T], *argument
 
 def thread_limiter(purpose: str, at_once: int) -> CapacityLimiter:
     """The limiter of this event loop for threads of one *purpose*, of which it has *at_once*."""
-    from anyio import CapacityLimiter
-
-    limiters = _limiters(purpose)
-    limiter = limiters.get(None)
-    if limiter is None:
-        limiter = CapacityLimiter(at_once)
-        limiters.set(limiter)
-    return limiter
+    return _limiters(purpose, at_once).get()
 
 
 @functools.cache
-def _limiters(purpose: str) -> RunVar[CapacityLimiter | None]:
-    # Made late: a program that has no event loop needs no anyio.
-    from anyio.lowlevel import RunVar
+def _limiters(purpose: str, at_once: int) -> PerLoop[CapacityLimiter]:  # noqa: ARG001  the key
+    from anyio import CapacityLimiter
 
-    return RunVar(f"ctxpipe_threads_{purpose}")
+    return PerLoop(functools.partial(CapacityLimiter, at_once))
+
+
+class PerLoop(Generic[T]):
+    """A value for each event loop, which *make* returns when it is first asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        # Here: a program that has no event loop needs no anyio.
+        from anyio.lowlevel import RunVar
+
+        self._make = make
+        self._value: RunVar[T] = RunVar(f"ctxpipe_{id(self)}")
+
+    def get(self) -> T:
+        """The value of this event loop."""
+        try:
+            return self._value.get()
+        except LookupError:
+            value = self._make()
+            self._value.set(value)
+            return value
 
 
 # The event loop itself keeps no more than a weak reference.

@@ -12,9 +12,10 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
 READY = b"ready"
@@ -49,22 +50,14 @@ def main() -> None:
 def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
     """Read the texts of *job*, then write `READY`, and each answer at once as a line of JSON."""
     # All texts before the first answer, or each side waits for the other.
-    texts = ["".join(_pieces(given)) for _ in range(job.texts)]
+    read = partial(pickle.load, given)  # from the process that started this one
+    texts = ["".join(iter(read, None)) for _ in range(job.texts)]  # None ends the pieces of a text
     work = getattr(importlib.import_module(job.module), job.function)
     _write(answers, READY + b"\n")
     if given is sys.stdin.buffer:
         _limit(job)
     for answer in work(texts):
         _write(answers, json.dumps(answer).encode() + b"\n")
-
-
-def _pieces(given: IO[bytes]) -> Iterator[str]:
-    """The pieces of one text, which None ends."""
-    while True:
-        piece = pickle.load(given)  # noqa: S301 - from the process that started this one
-        if piece is None:
-            return
-        yield piece
 
 
 def _write(answers: IO[bytes], line: bytes) -> None:
@@ -80,8 +73,7 @@ def _limit(job: Job) -> None:
     with suppress(ImportError):
         import resource
 
-        user_seconds, system_seconds = resource.getrusage(resource.RUSAGE_SELF)[:2]
-        _lower(resource.RLIMIT_CPU, math.ceil(user_seconds + system_seconds + job.seconds) + 1)
+        _lower(resource.RLIMIT_CPU, math.ceil(time.process_time() + job.seconds) + 1)
         _lower(resource.RLIMIT_AS, job.memory_bytes)
         _lower(resource.RLIMIT_CORE, 0)
 
@@ -110,7 +102,7 @@ def _ask_for_end_with_parent() -> None:
 
     Elsewhere the alarm does that, some seconds later.
     """
-    if not sys.platform.startswith("linux"):
+    if sys.platform != "linux":
         return
     with suppress(ImportError, OSError, AttributeError):
         import ctypes

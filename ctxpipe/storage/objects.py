@@ -25,14 +25,14 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
-from anyio.lowlevel import RunVar
 
 from .._text import short_repr
-from .._threads.threads import in_thread, in_thread_if
+from .._threads.threads import PerLoop, in_thread, in_thread_if
 from ..errors import SessionDeleted, SettingsError, StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
 from ..placeholders.names import candidate_keys, safe_name, session_folder
@@ -100,7 +100,7 @@ class ObjectStorage:
     timeout: float = 30.0
     reference: str = "absolute"
     _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    _limiter: RunVar[CapacityLimiter] = field(init=False, repr=False)
+    _limiter: PerLoop[CapacityLimiter] = field(init=False, repr=False)
 
     __repr__ = short_repr
 
@@ -113,7 +113,7 @@ class ObjectStorage:
             self, redact=FUNCTION.optional, clock=FUNCTION, connections=COUNT, timeout=POSITIVE
         )
         check_reference(self.reference)
-        self._limiter = RunVar(f"ctxpipe_objects_{id(self)}")
+        self._limiter = PerLoop(partial(CapacityLimiter, self.connections))
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -387,10 +387,8 @@ class ObjectStorage:
         with _translate_errors():
             stream = self.store.list(prefix, chunk_size=_CHUNK)
         while True:
-            found: Sequence[Mapping[str, Any]] | None = None
             async with self._request():
-                with suppress(StopAsyncIteration):
-                    found = await anext(stream)
+                found: Sequence[Mapping[str, Any]] | None = await anext(stream, None)
             if found is None:
                 return
             yield found
@@ -398,12 +396,7 @@ class ObjectStorage:
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[None]:
         """One request at a time of a few. Raises StorageError for whatever fails."""
-        try:
-            limiter = self._limiter.get()
-        except LookupError:
-            limiter = CapacityLimiter(self.connections)
-            self._limiter.set(limiter)
-        async with limiter:
+        async with self._limiter.get():
             with _translate_errors(), fail_after(self.timeout):
                 yield
 

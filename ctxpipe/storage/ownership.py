@@ -195,10 +195,10 @@ class StorageRoot:
                     discard(graves, grave)
 
     def _tombstone(self, name: str) -> str:
-        content = None
         with ignore_absent(), self.folder(TOMBSTONES) as graves:
-            content = read_bytes(graves, tombstone_name(name), 100)
-        return (content or b"").decode("ascii", "replace")
+            content = read_bytes(graves, tombstone_name(name), 100) or b""
+            return content.decode("ascii", "replace")
+        return ""
 
     def _open_shared(self, name: str) -> int:
         """The folder for a writer: that of a session is kept from being deleted meanwhile."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, fail_after
-from anyio.lowlevel import RunVar
 
+from .._threads.threads import PerLoop
 from ..errors import SettingsError, StorageError
 from ..settings import COUNT, TEXT, check_extra, excerpt
 from .protocol import TextReader
@@ -95,8 +95,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
         super().__init__(texts, redact, patience, timeout)
         self.table = table
         self._conninfo = conninfo
-        self._size = connections
-        self._of_loop: RunVar[_Connections] = RunVar(f"ctxpipe_postgres_{id(self)}")
+        self._connections = PerLoop(lambda: _Connections(CapacityLimiter(connections)))
         self._is_migrated = False
 
     def __repr__(self) -> str:
@@ -104,7 +103,10 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
-        await self._close_idle()
+        connections = self._connections.get()
+        idle, connections.idle = connections.idle, []
+        for connection in idle:
+            await connection.close()
 
     # Transactions ---------------------------------------------------------------------------------
 
@@ -132,14 +134,6 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     # Connections ----------------------------------------------------------------------------------
 
-    def _connections(self) -> _Connections:
-        try:
-            return self._of_loop.get()
-        except LookupError:
-            connections = _Connections(CapacityLimiter(self._size))
-            self._of_loop.set(connections)
-            return connections
-
     def _is_passing(self, error: Exception) -> bool | None:
         from psycopg import Error, OperationalError
 
@@ -155,12 +149,12 @@ class PostgresJournal(SQLJournal, ServerJournal):
                     return await work(connection)
         except Exception as error:
             if self._is_passing(error):
-                await self._close_idle()  # after a restart none of them works
+                await self.aclose()  # after a restart none of them works
             raise
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
-        connections = self._connections()
+        connections = self._connections.get()
         async with connections.limiter:
             connection = connections.idle.pop() if connections.idle else await self._connect()
             try:
@@ -169,12 +163,6 @@ class PostgresJournal(SQLJournal, ServerJournal):
                 await connection.close()
                 raise
             connections.idle.append(connection)
-
-    async def _close_idle(self) -> None:
-        connections = self._connections()
-        idle, connections.idle = connections.idle, []
-        for connection in idle:
-            await connection.close()
 
     async def _connect(self) -> AsyncConnection[Any]:
         from psycopg import AsyncConnection

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import fail_after
-from anyio.lowlevel import RunVar
 
+from .._threads.threads import PerLoop
 from ..settings import POSITIVE, TEXT, check_extra
-from .generations import tombstone_seconds
+from .generations import tombstone_name, tombstone_seconds
 from .protocol import TextReader
 from .records import Redact
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, ServerJournal
@@ -109,15 +108,14 @@ class RedisJournal(ServerJournal):
         self.prefix = prefix
         self._url = url
         self._max_age = max_age
-        self._of_loop: RunVar[Redis] = RunVar(f"ctxpipe_redis_{id(self)}")
+        self._client: PerLoop[Redis] = PerLoop(self._connect)
 
     def __repr__(self) -> str:
         return f"<RedisJournal {self.prefix!r}>"  # the URL may hold a password
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
-        with suppress(LookupError):
-            await self._of_loop.get().aclose()
+        await self._client.get().aclose()
 
     # What a database does -------------------------------------------------------------------------
 
@@ -128,18 +126,18 @@ class RedisJournal(ServerJournal):
             *(new.number, new.entry, new.token, new.seen or "", milliseconds, new.name),
             "-" if new.tombstone is None else new.tombstone,
         )
-        keys = (journal, name, self._grave(new.grave))
+        keys = (journal, name, self._grave(new.session))
         answer = await self._run(lambda redis: redis.eval(_APPEND, len(keys), *keys, *values))
         return answer.decode() if answer else None
 
-    async def _entries(self, session: str, start: int, grave: str) -> Contents:
+    async def _entries(self, session: str, start: int) -> Contents:
         key = self._key(session, "journal")
 
         async def read(redis: Redis) -> Contents:
             async with redis.pipeline(transaction=True) as both:
                 both.lrange(key, 0, 0)
                 both.lrange(key, start + 1, -1)
-                both.get(self._grave(grave))
+                both.get(self._grave(session))
                 journals, items, tombstone = await both.execute()
             entries = [item.decode().partition(" ")[2] for item in items]
             journal = journals[0].decode() if journals else None
@@ -152,13 +150,13 @@ class RedisJournal(ServerJournal):
         keys = [self._key(session, part) for part in ("journal", f"aside:{seen}", "asides")]
         return bool(await self._run(lambda redis: redis.eval(_RENAME, 3, *keys, seen)))
 
-    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
+    async def _delete(self, session: str, tombstone: str) -> None:
         asides = self._key(session, "asides")
         milliseconds = int(tombstone_seconds() * 1000)
 
         async def delete(redis: Redis) -> None:
             async with redis.pipeline(transaction=True) as both:
-                both.set(self._grave(grave), tombstone, px=max(1, milliseconds))
+                both.set(self._grave(session), tombstone, px=max(1, milliseconds))
                 both.delete(self._key(session, "journal"), self._key(session, "id"))
                 await both.execute()
             others = await redis.smembers(asides)
@@ -179,8 +177,8 @@ class RedisJournal(ServerJournal):
         await self._run(read)
         return list(names)
 
-    def _grave(self, name: str) -> str:
-        return f"{self.prefix}:deleted:{name.removeprefix('/')}"
+    def _grave(self, session: str) -> str:
+        return f"{self.prefix}:deleted:{tombstone_name(session)}"
 
     def _key(self, session: str, part: str) -> str:
         return f"{self.prefix}:{{{session}}}:{part}"
@@ -195,14 +193,6 @@ class RedisJournal(ServerJournal):
         await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
 
     # The client -----------------------------------------------------------------------------------
-
-    def _client(self) -> Redis:
-        try:
-            return self._of_loop.get()
-        except LookupError:
-            client = self._connect()
-            self._of_loop.set(client)
-            return client
 
     def _connect(self) -> Redis:
         from redis.asyncio import Redis
@@ -230,7 +220,7 @@ class RedisJournal(ServerJournal):
 
     async def _attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T:
         with fail_after(self._timeout):
-            return await work(self._client())
+            return await work(self._client.get())
 
 
 def _driver_version() -> dict[str, Any]:

@@ -45,16 +45,14 @@ def visible_path(reference: str, folder: str, location: str) -> str:
     template that ends in {key}, the path below the root, or in {path}, the absolute one. A text
     that is in no file keeps its URL, unless there is a template.
     """
-    name = PurePath(location).name
-    if reference == "absolute" or (reference in _REFERENCES and is_url(location)):
+    key = f"{folder}/{PurePath(location).name}"
+    if reference not in _REFERENCES:
+        return reference.format(path=location, key=key)
+    if reference == "absolute" or is_url(location):
         return location
     if reference == "storage":
-        return f"./{folder}/{name}"
-    if reference == "relative" and os.path.isabs(location):
-        return os.path.relpath(location)
-    if reference == "relative":
-        return location
-    return reference.format(path=location, key=f"{folder}/{name}")
+        return f"./{key}"
+    return os.path.relpath(location) if os.path.isabs(location) else location
 
 
 def _leads_back(reference: object) -> bool:

@@ -19,7 +19,7 @@ from anyio import sleep
 from ..errors import StorageError
 from ..placeholders.names import session_folder
 from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, instance_of
-from .generations import ids_below, new_tombstone, remember, running_generation, tombstone_name
+from .generations import ids_below, new_tombstone, remember, running_generation
 from .protocol import TextReader
 from .records import Redact
 from .waiting import acquire_within
@@ -44,7 +44,7 @@ class NewEntry:
     """An entry to be written, if its *number* is the next one, of the journal *seen* if given.
 
     *name* is what the session is called, as JSON. *tombstone* is the one that the writer has known
-    from the first, and None where he looks at none: with a newer one at *grave* nothing is written.
+    from the first, and None where he looks at none: with a newer one nothing is written.
     """
 
     session: str
@@ -52,7 +52,6 @@ class NewEntry:
     entry: str
     token: str
     name: str
-    grave: str
     seen: str | None = None
     tombstone: str | None = None
 
@@ -89,7 +88,6 @@ class SharedJournal(ABC):
             entry,
             secrets.token_hex(8),
             json.dumps(session_id),
-            _grave(session),
             seen,
             generation.first_tombstone(self) if generation else None,
         )
@@ -101,7 +99,7 @@ class SharedJournal(ABC):
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
         session = session_folder(session_id)
-        journal, entries, tombstone = await self._entries(session, start, _grave(session))
+        journal, entries, tombstone = await self._entries(session, start)
         generation = running_generation(session)
         if generation is not None:
             generation.check(self, tombstone or "")
@@ -128,7 +126,7 @@ class SharedJournal(ABC):
         """
         SESSION_ID.check("session_id", session_id)
         session = session_folder(session_id)
-        await self._delete(session, _grave(session), new_tombstone())
+        await self._delete(session, new_tombstone())
         self._seen.pop(session, None)
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
@@ -186,16 +184,16 @@ class SharedJournal(ABC):
         """Write *new*; the journal's name, None when it was not written."""
 
     @abstractmethod
-    async def _entries(self, session: str, start: int, grave: str) -> Contents:
-        """The journal of *session*, its entries from *start* on, and the tombstone at *grave*."""
+    async def _entries(self, session: str, start: int) -> Contents:
+        """The journal of *session*, its entries from *start* on, and its tombstone."""
 
     @abstractmethod
     async def _set_aside(self, session: str, seen: str, name: str) -> bool:
         """Rename the journal if it is *seen*; whether it was."""
 
     @abstractmethod
-    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
-        """Delete all journals of the session, and put the *tombstone* at *grave*."""
+    async def _delete(self, session: str, tombstone: str) -> None:
+        """Delete all journals of the session, and leave the *tombstone*."""
 
     @abstractmethod
     async def _sessions(self) -> Sequence[str]:
@@ -259,8 +257,3 @@ class ServerJournal(SharedJournal):
     @abstractmethod
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """*work* with a connection, once, within the timeout."""
-
-
-def _grave(session: str) -> str:
-    # No session's name begins so, nor one that was set aside.
-    return f"/{tombstone_name(session)}"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias, TypeVar
 
 from ..settings import NUMBER
-from .generations import tombstone_seconds
+from .generations import tombstone_name, tombstone_seconds
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class SQLJournal(SharedJournal):
         return await self._transact(delete)
 
     async def _append(self, new: NewEntry) -> str | None:
-        row = asdict(new)
+        row = {**asdict(new), "grave": _grave(new.session)}
 
         def append() -> Work[str | None]:
             [[count, journal, tombstone, there]] = yield _STATE, row
@@ -97,8 +97,9 @@ class SQLJournal(SharedJournal):
 
         return await self._transact(append, new.session)
 
-    async def _entries(self, session: str, start: int, grave: str) -> Contents:
-        rows = await self._rows(_ENTRIES, {"session": session, "start": start, "grave": grave})
+    async def _entries(self, session: str, start: int) -> Contents:
+        values = {"session": session, "start": start, "grave": _grave(session)}
+        rows = await self._rows(_ENTRIES, values)
         tokens = {number: token for number, _, token in rows if number <= 0}
         entries = [entry for number, entry, _ in rows if number >= start]
         return tokens.get(0), entries, tokens.get(-2)
@@ -112,7 +113,9 @@ class SQLJournal(SharedJournal):
 
         return await self._transact(rename, session)
 
-    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
+    async def _delete(self, session: str, tombstone: str) -> None:
+        grave = _grave(session)
+
         def delete() -> Work[None]:
             yield _DELETE, {"session": session, "grave": grave}
             yield _INSERT, {"session": grave, "number": 0, "entry": "", "token": tombstone}
@@ -155,3 +158,8 @@ class SQLJournal(SharedJournal):
     @abstractmethod
     async def _transact(self, work: Callable[[], Work[T]], session: str = "") -> T:
         """What *work* returns, as one transaction; it writes to *session*. Raises StorageError."""
+
+
+def _grave(session: str) -> str:
+    """What the row with the tombstone of *session* has for a session's name."""
+    return f"/{tombstone_name(session)}"

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from anyio import to_thread
 
@@ -21,6 +21,7 @@ from .sql_journals import SQLJournal, Work
 from .waiting import Locked, wait_for_lock
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 FORM = 1
 _ERRNO = {
@@ -78,11 +79,11 @@ class SQLiteJournal(SQLJournal):
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
         if self._pid == os.getpid():
-            await self._in_thread(self._close)
+            await _run_in_thread(self._close)
 
-    async def _delete(self, session: str, grave: str, tombstone: str) -> None:
-        await super()._delete(session, grave, tombstone)
-        await wait_for_lock(partial(self._in_thread, self._empty_wal))
+    async def _delete(self, session: str, tombstone: str) -> None:
+        await super()._delete(session, tombstone)
+        await self._run(self._empty_wal)
 
     # The connection -------------------------------------------------------------------------------
 
@@ -95,18 +96,16 @@ class SQLiteJournal(SQLJournal):
             # SQLite's locks, and that of this object, may be held by a thread that is not here.
             reason = f"{self.path} was opened by another process: make a new one after a fork"
             raise StorageError(errno.ENOTSUP, reason)
-        return await wait_for_lock(partial(self._in_thread, partial(self._run, work)))
+        return await self._run(lambda database: self._perform(database, work()))
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await to_thread.run_sync(work, limiter=thread_limiter("sqlite", _AT_ONCE))
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What *work* returns, in a thread, again while another connection holds the lock."""
+        return await wait_for_lock(partial(_run_in_thread, self._use, work))
 
-    def _run(self, work: Callable[[], Work[T]]) -> T:
+    def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
             try:
-                database = self._open()
-                with database:
-                    database.execute("begin immediate")
-                    return self._perform(database, work())
+                return work(self._open())
             except sqlite3.Error as error:
                 if _errno(error) == errno.EAGAIN:
                     raise Locked(self.path) from error
@@ -116,22 +115,19 @@ class SQLiteJournal(SQLJournal):
 
     def _perform(self, database: sqlite3.Connection, statements: Work[T]) -> T:
         rows: Any = None
-        while True:
-            try:
-                statement, values = statements.send(rows)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            rows = database.execute(self._sql(statement), values).fetchall()
+        with database:
+            database.execute("begin immediate")
+            while True:
+                try:
+                    statement, values = statements.send(rows)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                rows = database.execute(self._sql(statement), values).fetchall()
 
-    def _empty_wal(self) -> None:
+    def _empty_wal(self, database: sqlite3.Connection) -> None:
         """Write over what was deleted in the file itself, and empty its log. Raises Locked."""
-        with self._lock:
-            try:
-                [is_busy, *_] = self._open().execute("pragma wal_checkpoint(truncate)").fetchone()
-            except sqlite3.Error as error:
-                self._drop()
-                raise StorageError(_errno(error), f"cannot empty {self.path}-wal") from error
+        [is_busy, *_] = database.execute("pragma wal_checkpoint(truncate)").fetchone()
         if is_busy:
             raise Locked(f"{self.path}-wal, which still holds what was deleted; delete it again")
 
@@ -144,7 +140,9 @@ class SQLiteJournal(SQLJournal):
             database.execute("pragma secure_delete = on")
             database.execute(f"pragma synchronous = {'full' if self._fsync else 'normal'}")
             [form] = database.execute("pragma user_version").fetchone()
-            self._check_form(form)
+            if form > FORM:
+                reason = f"{self.path} was made by a newer ctxpipe, in form {form}; update ctxpipe"
+                raise StorageError(errno.ENOTSUP, reason)  # noqa: TRY301
             if form < FORM:
                 database.execute(_TABLE)
                 database.execute(f"pragma user_version = {FORM}")
@@ -154,11 +152,6 @@ class SQLiteJournal(SQLJournal):
         self._connection = database
         return database
 
-    def _check_form(self, form: int) -> None:
-        if form > FORM:
-            reason = f"{self.path} was made by a newer ctxpipe, in form {form}; update ctxpipe"
-            raise StorageError(errno.ENOTSUP, reason)
-
     def _close(self) -> None:
         with self._lock:
             self._drop()
@@ -167,6 +160,11 @@ class SQLiteJournal(SQLJournal):
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    limiter = thread_limiter("sqlite", _AT_ONCE)
+    return await to_thread.run_sync(function, *arguments, limiter=limiter)
 
 
 def _connect(path: str) -> sqlite3.Connection:
