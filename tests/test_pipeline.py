@@ -59,7 +59,7 @@ from ctxpipe import (
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message, blocks, check, kind, tool_calls, tool_results
-from ctxpipe.placeholders.placeholders import Preview, reference, reference_with_preview
+from ctxpipe.placeholders.placeholders import Preview, any_reference, reference
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.gates import RatioGate
@@ -989,11 +989,7 @@ def pointers_in(messages: Sequence[Message]) -> list[str]:
         content[0]["text"] if isinstance(content, list) and content else content
         for content in cast("Any", found)
     ]
-    return [
-        where
-        for content in opened
-        if (where := reference(content) or reference_with_preview(content))
-    ]
+    return [where for content in opened if (where := any_reference(content))]
 
 
 def file_text(root: str, where: str) -> str:
@@ -1078,7 +1074,7 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
                 )
         held = [path.read_bytes().decode() for path in Path(root).rglob("*.md")]
 
-    assert [words for words in held if reference(words) or reference_with_preview(words)] == []
+    assert [words for words in held if any_reference(words)] == []
 
 
 @pytest.mark.parametrize("order", [1, -1])

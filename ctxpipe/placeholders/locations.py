@@ -33,10 +33,9 @@ def key_of_url(path: str) -> str | None:
         return None
     key = path.removeprefix(SCHEME)
     try:
-        is_plain = "/".join(key_parts(key)) == key
+        return key if "/".join(key_parts(key)) == key else None
     except StorageError:
         return None
-    return key if is_plain else None
 
 
 def possible_keys(location: str) -> Iterator[str]:

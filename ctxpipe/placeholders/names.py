@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import PurePosixPath
 
+from .._threads.pieces import pieces
+
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
-_PIECE_CHARS = 2**20
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _PLAIN_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
@@ -57,10 +58,8 @@ def sibling_id(session_id: str, begins: bytes) -> str:
 
 def is_folder_of(session_id: str, folder: str) -> bool:
     """Whether *folder* is that of the session, or of another conversation of that name."""
-    if folder == session_folder(session_id):
-        return True
-    found = _SIBLING.findall(folder)
-    return any(session_folder(f"{session_id}/{digits}") == folder for digits in found)
+    siblings = [f"{session_id}/{digits}" for digits in _SIBLING.findall(folder)]
+    return folder in map(session_folder, [session_id, *siblings])
 
 
 def hashed_name(name: str, most: int) -> str:
@@ -100,6 +99,6 @@ def _slug(name: str) -> str:
 def _digest(text: str) -> str:
     digest = hashlib.sha256()
     # In pieces: encoding a text of 200 MB at once blocks the interpreter, and takes as much memory.
-    for start in range(0, len(text), _PIECE_CHARS):
-        digest.update(text[start : start + _PIECE_CHARS].encode("utf-8", "surrogatepass"))
+    for piece in pieces(text):
+        digest.update(piece.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

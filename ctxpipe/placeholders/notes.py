@@ -18,16 +18,14 @@ import re
 from dataclasses import dataclass
 
 from ..messages import Message
+from .placeholders import MAX_PATH
 
 _OPENING = "[Earlier steps, shortened; whole in "
-_MAX_PATH = 4096
-_PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{_MAX_PATH}}}?"
-_HEADING = re.compile(
-    rf"{re.escape(_OPENING)}({_PATH})s\{{(\d{{1,9}})\.\.(\d{{1,9}})\}}((?:-[0-9a-f]{{8}})?)\.md\]"
-)
+_STEPS = re.compile(r"s\{(\d{1,9})\.\.(\d{1,9})\}((?:-[0-9a-f]{8})?)\.md\]")
+_PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{MAX_PATH}}}?"
+_HEADING = re.compile(rf"{re.escape(_OPENING)}({_PATH}){_STEPS.pattern}")
 _STEP_LINE = re.compile(r"\d{1,9} [\w.:-]{1,130} [^\n]{0,2000}→ \d{1,12} chars(?: failed)?")
 _MAX_SEARCHED_CHARS = 20_000  # of a reply
-_STEPS = re.compile(r"s\{(\d{1,9})\.\.(\d{1,9})\}((?:-[0-9a-f]{8})?)\.md\]")
 _MAX_STEPS = 10_000  # of one note
 
 
@@ -46,8 +44,7 @@ class Note:
     @property
     def heading(self) -> str:
         """The first line of the note."""
-        numbers = f"{{{self.first}..{self.last}}}"
-        return f"{_OPENING}{self.folder}s{numbers}{self.suffix}.md]"
+        return f"{_OPENING}{self.folder}s{{{self.first}..{self.last}}}{self.suffix}.md]"
 
     def path(self, number: int) -> str:
         """Where step *number* is whole."""
@@ -102,9 +99,5 @@ def find_imitations(reply: str) -> int:
     An assistant that writes such a line instead of calling a tool has taken the note for an example
     to follow.
     """
-    found = 0
-    for line in reply[:_MAX_SEARCHED_CHARS].splitlines():
-        text = line.strip()
-        if text.startswith(_OPENING) or _STEP_LINE.fullmatch(text):
-            found += 1
-    return found
+    lines = map(str.strip, reply[:_MAX_SEARCHED_CHARS].splitlines())
+    return sum(line.startswith(_OPENING) or bool(_STEP_LINE.fullmatch(line)) for line in lines)

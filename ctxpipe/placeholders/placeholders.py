@@ -7,12 +7,12 @@ names, and of what a broken history lacks.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 
 from .._threads.pieces import overlapping_pieces
-from ..errors import SettingsError
 from ..providers.agent_tools import NOTE, NOTE_END
-from ..settings import excerpt, is_size
+from ..settings import Wanted, is_size
 
 # Required word for word.
 DIRECT = "[Tool result offloaded to file: {}]"
@@ -28,10 +28,11 @@ A stage does not take a placeholder with a longer preview for its own.
 # One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
-_BATCH_BEGINNING = BATCH.split("{}", maxsplit=1)[0]
-_BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
+_BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]
+_, _BATCH_BEGINNING = _BEGINNINGS
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
+_CHARACTERS = Wanted(is_size, "a whole number of characters, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,8 @@ class Preview:
     tail: int = 200
 
     def __post_init__(self) -> None:
-        for name, size in (("head", self.head), ("tail", self.tail)):
-            if not is_size(size):
-                raise SettingsError(
-                    f"{name} of a Preview is {excerpt(size)}; give a whole number of characters, "
-                    "0 or more"
-                )
+        _CHARACTERS.check("head of a Preview", self.head)
+        _CHARACTERS.check("tail of a Preview", self.tail)
 
     def of(self, text: str) -> str:
         """The lines that follow the placeholder: head, how much is missing, tail.
@@ -59,13 +56,10 @@ class Preview:
         character is ever split.
         """
         shown = self.head + self.tail
-        missing = len(text) - shown
-        if missing <= 0:
+        if len(text) <= shown:
             return ""
-        head = text[: self.head]
-        tail = text[len(text) - self.tail :]
         title = f"\nPreview, {shown} of {len(text)} characters:\n"
-        return f"{title}{head}{gap(missing)}{tail}"
+        return title + _without_middle(text, self.head, self.tail)
 
 
 def quoted_file_names(text: str) -> list[str]:
@@ -100,14 +94,12 @@ def reference(text: object) -> str | None:
     Only a text that is a placeholder from its first to its last character counts. A tool
     result that merely begins like one is content, and so is one with an impossibly long path.
     """
-    if not isinstance(text, str):
-        return None
-    match = _FORMS.fullmatch(text)
+    match = _FORMS.fullmatch(text) if isinstance(text, str) else None
     return match[1] if match else None
 
 
-def reference_with_preview(text: object, most: int | None = None) -> str | None:
-    """The path in a placeholder with a preview of at most *most* characters.
+def any_reference(text: object, most: int = sys.maxsize) -> str | None:
+    """The path in a placeholder alone, or with a preview of at most *most* characters.
 
     None for any other content. Any page can look like a preview. So code that spares a text because
     of it must give *most*, and compare the path with the one that belongs to the block's own id.
@@ -115,37 +107,28 @@ def reference_with_preview(text: object, most: int | None = None) -> str | None:
     if not isinstance(text, str):
         return None
     match = _FORMS.match(text)
-    if match is None:
-        return None
-    title = _PREVIEW.match(text, match.end())
+    if match and (match.end() == len(text) or _is_preview(text, match.end(), most)):
+        return match[1]
+    return None
+
+
+def _is_preview(text: str, start: int, most: int) -> bool:
+    title = _PREVIEW.match(text, start)
     if title is None:
-        return None
+        return False
     shown = int(title[1])
     missing = int(title[2]) - shown
-    limit = len(text) if most is None else most
-    if shown > limit or missing <= 0:
-        return None
+    if missing <= 0 or shown > most:
+        return False
     # The rest must be exactly what the title announces.
     note = gap(missing)
-    start = title.end()
-    if len(text) != start + shown + len(note) or note not in text[start:]:
-        return None
-    return match[1]
-
-
-def any_reference(text: object, most: int | None = None) -> str | None:
-    """The path in a placeholder alone, or with a preview of at most *most* characters.
-
-    None for any other content.
-    """
-    return reference(text) or reference_with_preview(text, most)
+    rest = text[title.end() :]
+    return len(rest) == shown + len(note) and note in rest
 
 
 def is_batch(text: str) -> bool:
     """Whether *text* is a placeholder of batch offloading."""
-    if not text.startswith(_BATCH_BEGINNING):
-        return False
-    return any_reference(text, MAX_SHOWN) is not None
+    return text.startswith(_BATCH_BEGINNING) and any_reference(text, MAX_SHOWN) is not None
 
 
 _GAP = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
@@ -165,10 +148,12 @@ def shorten(text: str, limit: int, where: str = "") -> str:
     if len(text) <= limit:
         return text
     head_chars = limit * 2 // 3
-    tail_chars = limit - head_chars
-    head = text[:head_chars]
-    tail = text[len(text) - tail_chars :]
-    return f"{head}{gap(len(text) - limit, where)}{tail}"
+    return _without_middle(text, head_chars, limit - head_chars, where)
+
+
+def _without_middle(text: str, head_chars: int, tail_chars: int, where: str = "") -> str:
+    tail_start = len(text) - tail_chars
+    return f"{text[:head_chars]}{gap(tail_start - head_chars, where)}{text[tail_start:]}"
 
 
 def is_cut(text: str, whole: str) -> bool:
@@ -178,9 +163,7 @@ def is_cut(text: str, whole: str) -> bool:
     note = _GAP.search(text)
     if note is None:
         return False
-    head = text[: note.start()]
-    tail = text[note.end() :]
-    return whole.startswith(head) and whole.endswith(tail)
+    return whole.startswith(text[: note.start()]) and whole.endswith(text[note.end() :])
 
 
 _HEAD = f"{NOTE}\n## File Context: "
@@ -188,16 +171,9 @@ _HEAD = f"{NOTE}\n## File Context: "
 
 def fold_block(path: str, body: str) -> str:
     """The block of the file at *path* with the lines of *body*, if any."""
-    lines = [f"{_HEAD}{_one_line(path)}"]
-    if body:
-        lines.append(body)
-    lines.append(NOTE_END)
-    return "\n".join(lines)
-
-
-def _one_line(path: str) -> str:
-    """*path* so that it can end neither its line nor its block."""
-    return re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
+    # The path must end neither its line nor its block.
+    shown_path = re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
+    return "\n".join(filter(None, [_HEAD + shown_path, body, NOTE_END]))
 
 
 def is_folded(text: str) -> bool:

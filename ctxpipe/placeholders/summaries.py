@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ..messages import Message, texts
+from ..messages.vocabulary import head_length
 from ..providers.agent_tools import NOTE, NOTE_END
 from .notes import note_of
 
@@ -36,7 +37,6 @@ REMINDER, REMINDER_END = f"\n\n{NOTE}\n", f"\n{NOTE_END}"
 _WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 _MEDIA_NOTE = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\n]*\]")
-_MAX_MEDIA_NOTES = 100
 _RESTORED = re.compile(r"\[Restored after compact\] ([^\n]+):\n")
 _EXTRAS = re.compile(f"{re.escape(REMINDER)}|{re.escape(EVIDENCE)}")
 _OUR_TAGS = re.compile(r"<(?=/?(?:evidence|request|system-reminder|command)\b)", re.IGNORECASE)
@@ -70,10 +70,11 @@ def safe_summary(text: str) -> str:
 
 def summary_body(message: Message) -> str | None:
     """The summary in *message*, without what follows it; None for any other message."""
-    text = _summary(message)
-    if text is None:
+    text = text_of(message)
+    if message["role"] != "user" or not text.startswith(SUMMARY):
         return None
-    return _EXTRAS.split(text, maxsplit=1)[0]
+    # The first tag is ours, since those in a summary are escaped.
+    return _EXTRAS.split(text.removeprefix(SUMMARY), maxsplit=1)[0]
 
 
 def summary_extras(message: Message) -> str:
@@ -81,11 +82,10 @@ def summary_extras(message: Message) -> str:
 
     "" for any other message.
     """
-    text = _summary(message)
-    if text is None:
+    body = summary_body(message)
+    if body is None:
         return ""
-    first_tag = _EXTRAS.search(text)  # ours, since those in a summary are escaped
-    return text[first_tag.start() :] if first_tag else ""
+    return text_of(message).removeprefix(SUMMARY + body)
 
 
 def commands_in_force(message: Message) -> str:
@@ -100,17 +100,7 @@ def reminder(found: Sequence[str]) -> str:
     """The text after a summary that keeps the commands *found* in force; "" when there are none."""
     if not found:
         return ""
-    lines = "\n".join(found)
-    return f"{_WORKFLOWS}{lines}{REMINDER_END}"
-
-
-def _summary(message: Message) -> str | None:
-    if message["role"] != "user":
-        return None
-    text = text_of(message)
-    if not text.startswith(SUMMARY):
-        return None
-    return text[len(SUMMARY) :]
+    return _WORKFLOWS + "\n".join(found) + REMINDER_END
 
 
 def missing_text(name: str, archive: str) -> str:
@@ -125,10 +115,8 @@ def own_words(message: Message) -> str:
         return ""
     text = _without_media_notes(message)
     if text.startswith(IN_PROGRESS):
-        return text[len(IN_PROGRESS) :]
-    if text.isspace() or text in (CONTINUE, KEPT):
-        return ""
-    if text.startswith((SUMMARY, RESTORED)):
+        return text.removeprefix(IN_PROGRESS)
+    if text.isspace() or text in (CONTINUE, KEPT) or text.startswith((SUMMARY, RESTORED)):
         return ""
     return text
 
@@ -144,14 +132,13 @@ def leading_count(messages: Sequence[Message]) -> int:
     """
     if not messages or summary_body(messages[0]) is None:
         return 0
-    index = 1
-    while index < len(messages) and messages[index]["role"] == "system":
-        index += 1
+    index = 1 + head_length(messages[1:])
     if index < len(messages) and _is_reply(messages[index], ACKNOWLEDGED):
         index += 1
     while index + 1 < len(messages):
         file, reply = messages[index], messages[index + 1]
-        if not _is_file(file) or not _is_reply(reply, FILE_ACKNOWLEDGED):
+        is_file = file["role"] == "user" and text_of(file).startswith(RESTORED)
+        if not is_file or not _is_reply(reply, FILE_ACKNOWLEDGED):
             break
         index += 2
     return index
@@ -163,8 +150,9 @@ def acknowledged_count(messages: Sequence[Message]) -> int:
     No user can write that.
     """
     count = leading_count(messages)
-    is_acknowledged = any(_is_reply(message, ACKNOWLEDGED) for message in messages[1:count])
-    return count if is_acknowledged else 0
+    if any(_is_reply(message, ACKNOWLEDGED) for message in messages[1:count]):
+        return count
+    return 0
 
 
 def is_connective(message: Message) -> bool:
@@ -177,17 +165,10 @@ def is_connective(message: Message) -> bool:
 
 def _without_media_notes(message: Message) -> str:
     """The text of *message* without the notes that replace pictures and documents."""
-    text = text_of(message)
-    for _ in range(_MAX_MEDIA_NOTES):
-        before, blank_line, last = text.rpartition("\n\n")
-        if not blank_line or _MEDIA_NOTE.fullmatch(last) is None:
-            break
-        text = before
-    return text
-
-
-def _is_file(message: Message) -> bool:
-    return message["role"] == "user" and text_of(message).startswith(RESTORED)
+    paragraphs = text_of(message).split("\n\n")
+    while len(paragraphs) > 1 and _MEDIA_NOTE.fullmatch(paragraphs[-1]):
+        paragraphs.pop()
+    return "\n\n".join(paragraphs)
 
 
 def _is_reply(message: Message, text: str) -> bool:
@@ -210,8 +191,7 @@ def archive_references(text: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     _, *blocks = text.split(_BEGINNING)
     for block in blocks[:_MOST_BLOCKS]:
-        lines = block.split("\n", _ARCHIVES_NAMED)
-        for line in lines[:_ARCHIVES_NAMED]:
+        for line in block.split("\n", _ARCHIVES_NAMED)[:_ARCHIVES_NAMED]:
             match = _NAMED_ARCHIVE.fullmatch(line)
             if match:
                 found.append((match[1], match[2]))

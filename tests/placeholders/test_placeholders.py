@@ -11,6 +11,7 @@ from ctxpipe.placeholders.placeholders import (
     DIRECT,
     MAX_SHOWN,
     Preview,
+    any_reference,
     fold_block,
     gap,
     is_cut,
@@ -18,7 +19,6 @@ from ctxpipe.placeholders.placeholders import (
     placeholder,
     quoted_file_names,
     reference,
-    reference_with_preview,
     shorten,
 )
 
@@ -94,7 +94,7 @@ def test_a_placeholder_with_a_preview_gives_its_path_back(
     shown = placeholder(DIRECT, path, text, Preview(head, tail))
 
     assert reference(shown) == (None if "\n" in shown else path)
-    assert reference_with_preview(shown) == (path if "\n" in shown else None)
+    assert any_reference(shown) == path
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_placeholder_with_a_preview_gives_its_path_back(
 )
 def test_other_content_is_no_placeholder(content: object):
     assert reference(content) is None
-    assert reference_with_preview(content) is None
+    assert any_reference(content) is None
 
 
 def test_text_that_only_begins_like_a_preview_is_content():
@@ -126,14 +126,12 @@ def test_text_that_only_begins_like_a_preview_is_content():
         shown.replace("10 of 100", "10 of 101"),
         shown.replace("10 of", "90 of"),
     ):
-        assert reference_with_preview(forged) is None
+        assert any_reference(forged) is None
 
 
 def test_numbers_too_long_to_be_read_are_content():
     assert (
-        reference_with_preview(
-            f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx"
-        )
+        any_reference(f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx")
         is None
     )
 
@@ -167,7 +165,7 @@ def test_a_long_word_beside_a_placeholder_is_read_without_delay():
 def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form, size):
     assert reference(form.format("a" * 4_096)) == "a" * 4_096
     assert reference(form.format("a" * size)) is None
-    assert reference_with_preview(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
+    assert any_reference(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
 
 
 @pytest.mark.parametrize(
@@ -176,7 +174,7 @@ def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form, siz
 def test_a_path_with_a_control_character_is_content(odd):
     for path in (f"/s/a{odd}b.md", f"{odd}/s/a.md", f"/s/a.md{odd}"):
         assert reference(BATCH.format(path)) is None
-        assert reference_with_preview(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
+        assert any_reference(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
 
 
 @pytest.mark.parametrize("shown", [10_001, 1_000_000])
@@ -184,14 +182,12 @@ def test_a_longer_preview_than_a_stage_may_show_is_content(shown):
     text = "x" * (shown + 1000)
 
     assert (
-        reference_with_preview(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_SHOWN)
+        any_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_SHOWN)
         == "/s/a.md"
     )
     for preview in (Preview(shown, 0), Preview(0, shown), Preview(shown // 2 + 1, shown // 2 + 1)):
-        assert (
-            reference_with_preview(placeholder(DIRECT, "/s/a.md", text, preview), MAX_SHOWN) is None
-        )
-        assert reference_with_preview(placeholder(DIRECT, "/s/a.md", text, preview)) == "/s/a.md"
+        assert any_reference(placeholder(DIRECT, "/s/a.md", text, preview), MAX_SHOWN) is None
+        assert any_reference(placeholder(DIRECT, "/s/a.md", text, preview)) == "/s/a.md"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ def test_no_text_makes_the_search_for_placeholders_hang(front, piece):
     text = front + piece * (5_000_000 // len(piece)) + "]"
 
     assert reference(text) is None
-    assert reference_with_preview(text) is None
+    assert any_reference(text) is None
     assert isinstance(quoted_file_names(text), list)
 
 

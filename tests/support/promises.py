@@ -27,8 +27,7 @@ from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import (
     INTERRUPTED,
     SILENT_ERROR,
-    reference,
-    reference_with_preview,
+    any_reference,
 )
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.stages.protocol import Change, Turn
@@ -325,7 +324,7 @@ def _pointers(
             else:
                 continue
             for text in texts:
-                where = reference(text) or reference_with_preview(text)
+                where = any_reference(text)
                 if where is not None and not any(
                     text in mended(said) for said in _known(originals, name)
                 ):

@@ -25,7 +25,7 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders.placeholders import Preview, reference, reference_with_preview
+from ctxpipe.placeholders.placeholders import Preview, any_reference, reference
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.tools import answer
@@ -108,7 +108,7 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Agent:
 
 
 def pointer(content: Any) -> str:
-    where = reference_with_preview(content) or reference(content)
+    where = any_reference(content)
     assert where is not None
     return where
 
@@ -132,7 +132,7 @@ async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(a
 
     seen = await agent.call(*READERS[reader](where))
     assert len(seen) > 15_000
-    assert reference(seen) is reference_with_preview(seen) is None
+    assert any_reference(seen) is None
     for words in ("I see", "and again", "still"):
         await agent.say(words)
 
