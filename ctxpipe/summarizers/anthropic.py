@@ -96,7 +96,7 @@ class AnthropicSummarizer:
             mode=one_of("transcript", "inline"),
             max_words=COUNT,
             focus=TEXT,
-            system=instance_of((str, Sequence), "a text, or a list of text blocks").optional,
+            system=instance_of(Sequence, "a text, or a list of text blocks").optional,
             tools=_TOOLS,
             request_options=MAPPING,
             window=COUNT,
@@ -123,10 +123,8 @@ class AnthropicSummarizer:
         if not self.available:
             logger.warning("%s", WITHOUT_MODEL)
             return await ExtractiveSummarizer(self.max_words)(messages)
-        if self.mode == "inline":
-            reply = await self._ask_inline(messages)
-        else:
-            reply = await self._ask_transcript(messages)
+        ask = self._ask_inline if self.mode == "inline" else self._ask_transcript
+        reply = await ask(messages)
         usage = reply.usage
         cache_read = usage.cache_read_input_tokens or 0
         cache_write = usage.cache_creation_input_tokens or 0

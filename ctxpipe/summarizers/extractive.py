@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -99,22 +99,20 @@ class ExtractiveSummarizer:
         if new[STATUS]:
             old.pop(STATUS, None)  # an old status is out of date
         max_chars = self.max_words * _CHARS_PER_WORD
-        sections: list[str] = []
-        for name, new_items in new.items():
-            items = [*old.get(name, []), *new_items]
-            sections.append(_section(name, items, int(max_chars * _SHARES[name])))
-        return "\n\n".join(sections)
+        return "\n\n".join(
+            _section(name, [*old[name], *items], int(max_chars * _SHARES[name]))
+            for name, items in new.items()
+        )
 
 
 def _section(name: str, items: Iterable[str], max_chars: int) -> str:
     distinct = list(dict.fromkeys(items))
     requests = [item for item in distinct if item.startswith(_USER)]
     others = [item for item in distinct if not item.startswith(_USER)]
-    kept = _fit(requests, max_chars * 2 // 3, keep_first=True)
-    kept += _fit(others, max_chars - sum(map(len, kept)))
-    if not kept:
-        kept = [_NONE]
-    lines = [f"- {item}" for item in kept]
+    kept = requests[:1]
+    kept += _last_within(max_chars * 2 // 3 - sum(map(len, kept)), requests[1:])
+    kept += _last_within(max_chars - sum(map(len, kept)), others)
+    lines = [f"- {item}" for item in kept or [_NONE]]
     return "\n".join([f"## {name}", *lines])
 
 
@@ -122,22 +120,16 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
 
 
 def _requests(messages: Sequence[Message]) -> list[str]:
-    requests: list[str] = []
-    for message in messages:
-        words = own_words(message)
-        if words:
-            requests.append(_USER + _quote(words, 2 * _ITEM_CHARS))
-    return requests
+    requests = filter(None, map(own_words, messages))
+    return [_USER + _quote(words, 2 * _ITEM_CHARS) for words in requests]
 
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
     decisions: list[str] = []
     for text in _assistant_texts(messages):
         for line in text.splitlines():
-            words = line.strip(" -*#>")
-            words = words[: 20 * _ITEM_CHARS]
-            is_sentence = len(words) > 20
-            if is_sentence and _DECISION.search(words):
+            words = line.strip(" -*#>")[: 20 * _ITEM_CHARS]
+            if len(words) > 20 and _DECISION.search(words):
                 decisions.append(f"The agent: {_line(words)}")
     return decisions
 
@@ -167,7 +159,7 @@ def _calls(calls: Sequence[Answered]) -> list[str]:
 
 def _outcome(call: ToolCall, result: object) -> str:
     text = f"{_action(call)} → {'failed' if is_failure(result) else 'ok'}"
-    lines = _nonblank_lines(result_text(result))
+    lines = _nonblank_lines(result)
     if lines:
         text += f": {_line(lines[-1], 120)}"
     return text
@@ -180,18 +172,18 @@ def _errors(calls: Sequence[Answered]) -> list[str]:
         if is_failure(result):
             action = _action(call)
             state = "still failing" if still_fails[action] else "worked later"
-            errors.append(f"{action}: {_error_line(result_text(result))} ({state})")
+            errors.append(f"{action}: {_error_line(result)} ({state})")
     return errors
 
 
-def _error_line(output: str) -> str:
-    lines = _nonblank_lines(output)
-    candidates = [line for line in lines if _ERROR_LINE.search(line)] or lines or ["no output"]
+def _error_line(result: object) -> str:
+    lines = _nonblank_lines(result)
+    candidates = list(filter(_ERROR_LINE.search, lines)) or lines or ["no output"]
     return _line(candidates[-1], 160)
 
 
-def _nonblank_lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
+def _nonblank_lines(result: object) -> list[str]:
+    return list(filter(str.strip, result_text(result).splitlines()))
 
 
 def _status(messages: Sequence[Message], calls: Sequence[Answered]) -> list[str]:
@@ -203,13 +195,11 @@ def _status(messages: Sequence[Message], calls: Sequence[Answered]) -> list[str]
     for call, result in calls[-6:]:
         outcome = "failed" if is_failure(result) else "done"
         lines.append(f"recently done: {_action(call)}: {outcome}")
-    replies = [text for text in _assistant_texts(messages) if text.strip()]
+    replies = list(filter(str.strip, _assistant_texts(messages)))
     if replies:
         lines.append(f"the agent said last: {_quote(replies[-1], 3 * _ITEM_CHARS)}")
-    received = [result_text(result) for result in tool_results(messages[-1:])]
-    lines += [
-        f"result just received: {_quote(text, 2 * _ITEM_CHARS)}" for text in received[-2:] if text
-    ]
+    received = list(map(result_text, tool_results(messages[-1:])))[-2:]
+    lines += [f"result just received: {_quote(text, 2 * _ITEM_CHARS)}" for text in received if text]
     return lines
 
 
@@ -220,58 +210,41 @@ def _action(call: ToolCall) -> str:
 # The earlier summary ------------------------------------------------------------------------------
 
 
-def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
+def _earlier_items(messages: Sequence[Message]) -> defaultdict[str, list[str]]:
     """The items of the summary that *messages* begin with, ours or a model's, by heading."""
-    items: dict[str, list[str]] = {}
-    for message in messages[: acknowledged_count(messages)]:
-        body = summary_body(message)
-        if not body:
-            continue
-        before, *parts = _HEADING.split(body)
-        if before.strip():
-            goals = items.setdefault(GOALS, [])
-            goals += _items(before)
-        headings = parts[::2]
-        sections = parts[1::2]
-        for heading, text in zip(headings, sections, strict=True):
-            section = items.setdefault(heading.strip(), [])
-            section += _items(text)
+    items: defaultdict[str, list[str]] = defaultdict(list)
+    if acknowledged_count(messages):
+        # What is before the first heading counts as goals.
+        parts = [GOALS, *_HEADING.split(summary_body(messages[0]) or "")]
+        for heading, text in zip(parts[::2], parts[1::2], strict=True):
+            items[heading.strip()] += _items(text)
     return items
 
 
 def _items(text: str) -> Iterator[str]:
     for part in re.split(r"^(?=\S)(?:- )?", text, flags=re.MULTILINE):
-        if part.startswith(_COUNTS):
-            continue
         item = part.strip()
-        is_filler = item in (_NONE, _ELSEWHERE)
-        if item and not is_filler:
+        if item not in ("", _NONE, _ELSEWHERE) and not part.startswith(_COUNTS):
             yield item
 
 
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _fit(items: Sequence[str], max_chars: int, *, keep_first: bool = False) -> list[str]:
-    """The last of *items* that fit; with *keep_first* also the first, whatever its length."""
-    first: list[str] = []
-    if keep_first:
-        first += items[:1]
-    left = max_chars - sum(map(len, first))
-    last: list[str] = []
-    for item in reversed(items[len(first) :]):
-        left -= len(item)
-        if left < 0:
+def _last_within(max_chars: int, items: Sequence[str]) -> list[str]:
+    """As many of the last *items* as have no more than *max_chars* together."""
+    kept: list[str] = []
+    for item in reversed(items):
+        max_chars -= len(item)
+        if max_chars < 0:
             break
-        last.append(item)
-    return [*first, *reversed(last)]
+        kept.append(item)
+    return kept[::-1]
 
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
-    max_read = 20 * limit
-    line = " ".join(text[:max_read].split())
-    is_whole = len(text) <= max_read
-    if is_whole and len(line) <= limit:
+    line = " ".join(text[: 20 * limit].split())
+    if len(text) <= 20 * limit and len(line) <= limit:
         return line
     return f"{line[: limit - 2]} …"
 

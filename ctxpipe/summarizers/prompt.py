@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, isawaitable, signature
+from typing import Any
 
 from .._text import short_repr
 from .._threads.threads import in_thread
@@ -15,9 +16,8 @@ from ..errors import SettingsError
 from ..messages import (
     MEDIA,
     THINKING,
-    Block,
     Message,
-    blocks,
+    as_blocks,
     compact_json,
     field,
     kind,
@@ -88,9 +88,7 @@ def instructions(max_words: int, focus: str = "", where: str = "so far") -> str:
 
     *focus* is what a person wants the summary to attend to.
     """
-    attend = ""
-    if focus.strip():
-        attend = f"Attend above all to: {focus.strip()}. "
+    attend = f"Attend above all to: {focus.strip()}. " if focus.strip() else ""
     return _INSTRUCTIONS.format(
         where=where, most_recent=MOST_RECENT, focus=attend, max_words=max_words
     )
@@ -112,26 +110,18 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
     """
     rendered = [_render(message, max_block_chars) for message in messages]
     if acknowledged_count(messages):
-        earlier = summary_body(messages[0])
-        if earlier is not None:
-            text = _escape(earlier, 4 * max_block_chars)
-            rendered[0] = f"<earlier_summary>\n{text}\n</earlier_summary>"
+        text = _escape(summary_body(messages[0]) or "", 4 * max_block_chars)
+        rendered[0] = f"<earlier_summary>\n{text}\n</earlier_summary>"
     return without_surrogates("\n".join(rendered))
 
 
 def _render(message: Message, limit: int) -> str:
-    content = message["content"]
-    lines = [f'<message role="{message["role"]}">']
-    if isinstance(content, str):
-        lines.append(_escape(content, limit))
-    else:
-        lines += _render_blocks(blocks(message), limit)
-    lines.append("</message>")
+    lines = [f'<message role="{message["role"]}">', *_render_blocks(message, limit), "</message>"]
     return "\n".join(lines)
 
 
-def _render_blocks(content: Sequence[Block], limit: int) -> Iterator[str]:
-    for block in content:
+def _render_blocks(message: Message, limit: int) -> Iterator[str]:
+    for block in as_blocks(message):
         match kind(block):
             case "text":
                 yield _escape(field(block, "text") or "", limit)
@@ -177,8 +167,10 @@ class TranscriptPrompt:
         can_be_split = len(messages) - earlier > 1
         if not can_be_split:
             limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
+        shown = ""
         for limit in limits:
-            text = self._wrap(await in_thread(transcript, messages, limit))
+            shown = await in_thread(transcript, messages, limit)
+            text = self._wrap(shown)
             if await self._fits(text):
                 return text
         if can_be_split:
@@ -186,9 +178,8 @@ class TranscriptPrompt:
                 f"{len(messages):,} messages do not fit into the {self.window:,} tokens "
                 "of the summary model"
             )
-        whole = await in_thread(transcript, messages, MAX_BLOCK_CHARS // 16)
         # A character is at most four bytes, a token at least one.
-        return self._wrap(shorten(whole, self._max_tokens // 8))
+        return self._wrap(shorten(shown, self._max_tokens // 8))
 
     def _wrap(self, text: str) -> str:
         request = instructions(self.max_words, self.focus, "in the transcript above")
@@ -242,11 +233,11 @@ class PromptSummarizer:
         arguments = [await prompt.of(messages)]
         if _wants_model(self.ask):
             arguments.append(self.model)
-        answer: object = self.ask(*arguments)
-        if not isawaitable(answer):
-            raise SettingsError(f"ask answered with {type(answer).__name__}; {_ASK}")
-        answer = await answer
-        if not isinstance(answer, str):
+        answer: Any = self.ask(*arguments)
+        is_async = isawaitable(answer)
+        if is_async:
+            answer = await answer
+        if not is_async or not isinstance(answer, str):
             raise SettingsError(f"ask answered with {type(answer).__name__}; {_ASK}")
         return Summary(answer.strip(), writer=type(self).__name__)
 
@@ -266,10 +257,8 @@ def _wants_model(ask: Callable[..., object]) -> bool:
         parameters = signature(ask)
     except (TypeError, ValueError):  # a builtin has no signature
         return False
-    second = next(iter(list(parameters.parameters.values())[1:2]), None)
-    wants = False
-    if second is not None and second.kind in _BY_POSITION:
-        wants = second.name == "model" or second.default is Parameter.empty
+    given = [each for each in parameters.parameters.values() if each.kind in _BY_POSITION]
+    wants = len(given) > 1 and (given[1].name == "model" or given[1].default is Parameter.empty)
     try:
         parameters.bind(*["prompt", "model"][: 1 + wants])
     except TypeError:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from .._logs import logger
+from .._text import count_phrase
 from .._threads.threads import in_thread
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
-from ..messages import Message, compact_json, is_blank, tool_results, without_surrogates
+from ..messages import Message, compact_json, has_results, is_blank, without_surrogates
 from ..placeholders.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..providers.refusals import as_refusal, status_of
 from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
@@ -91,11 +92,12 @@ class FinishedParts:
     digest: bytes = b""
     summary: Summary | None = None
 
-    def find(self, asked: Summarizer, messages: Sequence[Message]) -> bool:
-        """Whether the summary is of the first `count` *messages*, not of all, and for *asked*."""
-        if self.summary is None or self.asked != asked or self.count >= len(messages):
-            return False
-        return digest_of(messages[: self.count]) == self.digest
+    def find(self, asked: Summarizer, messages: Sequence[Message]) -> Summary | None:
+        """The summary, if it is of the first `count` *messages*, not of all, and for *asked*."""
+        if self.asked != asked or self.count >= len(messages):
+            return None
+        is_known = digest_of(messages[: self.count]) == self.digest
+        return self.summary if is_known else None
 
     def keep(
         self, asked: Summarizer, writer: Summarizer, messages: Sequence[Message], summary: Summary
@@ -132,63 +134,61 @@ async def summarize_with_retry(
     """
     deadline = retry.clock() + retry.total_seconds
     asked = summarize
-    summaries: list[Summary] = []
     done = 0
-    if finished is not None and await in_thread(finished.find, asked, messages):
+    finished = finished or FinishedParts()
+    known = await in_thread(finished.find, asked, messages)
+    if known is not None:
         summarize = finished.writer or asked
         done = finished.count
-        if finished.summary is not None:
-            summaries.append(finished.summary)
+    total = known or Summary("", attempts=0)
     refused_summaries = 0
     refused_prompts = 0
     parts = [list(messages[done:])]
     while parts:
-        part = parts.pop(0)
+        part = parts[0]
         try:
-            summary = await _attempt(summarize, [*_earlier(summaries), *part], retry, deadline)
+            summary = await _attempt(summarize, [*_earlier(total), *part], retry, deadline)
         except SummaryRefused as error:
             refused_summaries += 1
             if error.instead is None or refused_summaries > 1:
                 raise SummaryFailed(f"no summary: {safe_text(error)}") from error
             summarize = error.instead
-            parts.insert(0, part)
             continue
         except PromptTooLong as error:
             refused_prompts += error.refused
-            if error.instead is not None:
-                summarize = error.instead
-                smaller = [part]
-            else:
+            smaller = [part]
+            if error.instead is None:
                 smaller = await in_thread(_halves, part)
+            summarize = error.instead or summarize
             if not smaller or refused_prompts > _MAX_REFUSALS:
                 raise SummaryFailed(
                     f"the history cannot be cut into parts that fit: {safe_text(error)}"
                 ) from error
-            parts[:0] = smaller
+            parts[:1] = smaller
             continue
-        summaries.append(summary)
+        total = _add_cost(summary, total)
+        del parts[0]
         done += len(part)
-        if finished is not None and parts:
-            await in_thread(finished.keep, asked, summarize, messages[:done], _total(summaries))
-    total = _total(summaries)
+        if parts:
+            await in_thread(finished.keep, asked, summarize, messages[:done], total)
     return replace(total, attempts=total.attempts + refused_summaries)
 
 
-def _earlier(summaries: Sequence[Summary]) -> list[Message]:
-    if not summaries:
+def _earlier(summary: Summary) -> list[Message]:
+    if not summary.text:
         return []
-    text = SUMMARY + safe_summary(summaries[-1].text)
+    text = SUMMARY + safe_summary(summary.text)
     return [{"role": "user", "content": text}, {"role": "assistant", "content": ACKNOWLEDGED}]
 
 
-def _total(summaries: Sequence[Summary]) -> Summary:
-    """The last of *summaries*, with what all of them cost."""
+def _add_cost(summary: Summary, earlier: Summary) -> Summary:
+    """*summary*, with what the *earlier* one cost."""
     return replace(
-        summaries[-1],
-        input_tokens=sum(summary.input_tokens for summary in summaries),
-        cached_tokens=sum(summary.cached_tokens for summary in summaries),
-        output_tokens=sum(summary.output_tokens for summary in summaries),
-        attempts=sum(summary.attempts for summary in summaries),
+        summary,
+        input_tokens=earlier.input_tokens + summary.input_tokens,
+        cached_tokens=earlier.cached_tokens + summary.cached_tokens,
+        output_tokens=earlier.output_tokens + summary.output_tokens,
+        attempts=earlier.attempts + summary.attempts,
     )
 
 
@@ -199,9 +199,7 @@ def _halves(part: Sequence[Message]) -> list[list[Message]]:
     """
     sizes = list(accumulate(len(transcript([message], MAX_BLOCK_CHARS)) for message in part))
     all_cuts = range(1, len(part))
-    cuts = [index for index in all_cuts if not any(tool_results([part[index]]))]
-    if not cuts:
-        cuts = list(all_cuts)
+    cuts = [index for index in all_cuts if not has_results(part[index])] or all_cuts
     if not cuts:
         return []
     half = sizes[-1] / 2
@@ -221,10 +219,7 @@ async def _attempt(
             return await _ask(summarize, messages)
 
     def wait(state: RetryCallState) -> float:
-        seconds = _retry_after(_failure(state))
-        if seconds is None:
-            return backoff(state)
-        return seconds
+        return _retry_after(_failure(state)) or backoff(state)
 
     def is_over(state: RetryCallState) -> bool:
         if retry.clock() + state.upcoming_sleep >= deadline:
@@ -244,8 +239,7 @@ async def _attempt(
         description = _description(cause)
         if as_refusal(cause) is not None:
             raise PromptTooLong(description, refused=True) from cause
-        number = error.last_attempt.attempt_number
-        attempts = "1 attempt" if number == 1 else f"{number} attempts"
+        attempts = count_phrase(error.last_attempt.attempt_number, "attempt")
         raise SummaryFailed(f"no summary after {attempts}: {description}") from cause
     return replace(summary, attempts=retrying.statistics["attempt_number"])
 
@@ -253,14 +247,15 @@ async def _attempt(
 async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
     answer: object = summarize(messages)  # whatever its type says
     if not isawaitable(answer):
-        name = type(answer).__name__
         raise SettingsError(
-            f"the summarizer's answer, {name}, cannot be awaited; write it as `async def`"
+            f"the summarizer's answer, {type(answer).__name__}, cannot be awaited; "
+            "write it as `async def`"
         )
     summary: object = await answer
     if not isinstance(summary, Summary):
-        name = type(summary).__name__
-        raise SettingsError(f"the summarizer answered with {name}; return a Summary")
+        raise SettingsError(
+            f"the summarizer answered with {type(summary).__name__}; return a Summary"
+        )
     if is_blank(summary.text):
         raise SummaryFailed("the summary is blank")
     # With half an emoji, as programs that count UTF-16 cut texts, it would be paid and refused.
@@ -277,18 +272,14 @@ def _description(error: BaseException | None) -> str:
 
 
 def _failure(state: RetryCallState) -> BaseException | None:
-    if state.outcome is None:
-        return None
-    return state.outcome.exception()
+    return None if state.outcome is None else state.outcome.exception()
 
 
 def _is_final(error: BaseException | None) -> bool:
     """Whether asking the same again cannot help."""
-    if isinstance(error, PromptTooLong | SummaryRefused):
-        return True
-    if isinstance(error, CtxpipeError):
-        return not isinstance(error, SummaryFailed)
-    if isinstance(error, _PROGRAM_ERRORS) or as_refusal(error) is not None:
+    if isinstance(error, SummaryFailed):
+        return isinstance(error, PromptTooLong | SummaryRefused)
+    if isinstance(error, (CtxpipeError, *_PROGRAM_ERRORS)) or as_refusal(error) is not None:
         return True
     return status_of(error) in _FINAL
 
@@ -316,16 +307,11 @@ def _number(text: object) -> float | None:
 
 
 def _seconds_until(date: object) -> float | None:
-    from email.utils import mktime_tz, parsedate_tz
+    from email.utils import parsedate_to_datetime
 
-    if not isinstance(date, str):
-        return None
     try:
-        parsed = parsedate_tz(date)
-        if parsed is None:
-            return None
-        return mktime_tz(parsed) - time.time()
-    except (ValueError, OverflowError):  # a date that does not exist
+        return parsedate_to_datetime(str(date)).timestamp() - time.time()
+    except (ValueError, OverflowError):  # no date, or one that does not exist
         return None
 
 
