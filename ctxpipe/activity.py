@@ -153,7 +153,7 @@ def paths_to_deny(call: ToolCall, result: object) -> list[str]:
     prints files. Of one that searches or runs them, which may fail for other reasons, the words
     count if a permission was missing, or a short result says nothing of how the program ended.
     """
-    command = _without_middle(command_line(call))
+    command = _without_middle(command_line(call), _MAX_COMMAND_CHARS)
     if not command:
         return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
     if _PRINTING.search(command) or (_OPENING.search(command) and _was_denied(result)):
@@ -162,8 +162,7 @@ def paths_to_deny(call: ToolCall, result: object) -> list[str]:
 
 
 def _was_denied(result: object) -> bool:
-    text = result_text(result)
-    text = text if len(text) <= 4000 else text[:2000] + text[-2000:]
+    text = _without_middle(result_text(result), 4000)
     if _NO_PERMISSION.search(text):
         return True
     has_run = _FAILURE.search(text) or _PROGRAM_SPEAKS.search(text)
@@ -216,21 +215,20 @@ def _strings(value: object) -> Iterator[tuple[str, str]]:
             stack.pop()
 
 
-def _without_middle(command: str) -> str:
-    """*command*, or only the head and the tail of a very long one.
+def _without_middle(text: str, most: int) -> str:
+    """*text*, or only the head and the tail of one with more than *most* characters.
 
-    What is that long carries a document, and names files before and after it.
+    A command that is too long carries a document, and names files before and after it.
     """
-    if len(command) <= _MAX_COMMAND_CHARS:
-        return command
-    half = _MAX_COMMAND_CHARS // 2
-    return f"{command[:half]} {command[-half:]}"
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} {text[-half:]}"
 
 
 def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
     """The files that a shell command names, and whether it redirects into them."""
-    line = _without_middle(command)
-    line = _HEREDOC.sub(" ", line)
+    line = _HEREDOC.sub(" ", _without_middle(command, _MAX_COMMAND_CHARS))
     line = _URL.sub(" ", line)
     for arrow, word in _WORD.findall(line):
         path = word.rstrip(".,:;")
@@ -287,7 +285,7 @@ def is_failure(result: object) -> bool:
         return True
     text = result_text(result)
     head = view(text).head  # some agents say there how a command ended
-    return _FAILURE.search(head) is not None or _FAILURE.search(text[-2000:]) is not None
+    return any(map(_FAILURE.search, (head, text[-2000:])))
 
 
 _REFUSAL = re.compile(
@@ -355,8 +353,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
         return True
     if not whole:
         return False
-    end = text[-2000:]
-    return bool(_SHELL_REFUSAL.search(begin) or _SHELL_REFUSAL.search(end))
+    return any(map(_SHELL_REFUSAL.search, (begin, text[-2000:])))
 
 
 def _is_short(text: str) -> bool:

@@ -107,23 +107,14 @@ def check_client(client: object) -> None:
         raise SettingsError(f"client is {excerpt(client)}; {_CLIENT}")
     create = getattr(getattr(client, "messages", None), "create", None)
     if callable(create):
-        if _would_block(create):
+        # Of a function from elsewhere than Anthropic's SDK it cannot be known.
+        is_known = str(getattr(create, "__module__", "")).startswith("anthropic.")
+        if is_known and not is_async(create):
             raise SettingsError(f"client is {name}, which would block the event loop; {_CLIENT}")
         return
     if callable(getattr(client, "create", None)) and callable(getattr(client, "stream", None)):
         raise SettingsError(f"client is {name}, the messages of a client; give the client itself")
     raise SettingsError(f"client is {name}, which has no messages.create; {_CLIENT}")
-
-
-def _would_block(function: object) -> bool:
-    """Whether *function* belongs to Anthropic's SDK and is not async.
-
-    Of a function from elsewhere it cannot be known.
-    """
-    module = getattr(function, "__module__", None)
-    if not isinstance(module, str) or not module.startswith("anthropic."):
-        return False
-    return not is_async(function)
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -186,7 +177,7 @@ def _is_names(value: object) -> bool:
 
 
 def _is_set_of_names(value: object) -> bool:
-    return _is_names(value) or (isinstance(value, Mapping) and _is_names(list(value)))
+    return _is_names(value.keys() if isinstance(value, Mapping) else value)
 
 
 def _is_path(value: object) -> bool:
@@ -194,19 +185,13 @@ def _is_path(value: object) -> bool:
 
 
 def _is_tools(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    if not all(isinstance(name, str) for name in value):
+    if not isinstance(value, Mapping) or not _is_names(value.keys()):
         return False
     return all(isinstance(keys, str) or _is_names(keys) for keys in value.values())
 
 
-def _is_callable_object(value: object) -> bool:
-    return callable(value) and not isinstance(value, type)
-
-
 def _is_summarizer(value: object) -> bool:
-    return _is_callable_object(value) and not answers_at_once(value, "Summary")
+    return CALLABLE.accepts(value) and not answers_at_once(value, "Summary")
 
 
 SIZE = Wanted(is_size, "a whole number, 0 or more")
@@ -223,7 +208,10 @@ TOOLS = Wanted(
     _is_tools, "a mapping from the name of a tool to its input, such as {'read_file': 'path'}"
 )
 TOOL_NAMES = Wanted(_is_set_of_names, "a set of names of tools")
-CALLABLE = Wanted(_is_callable_object, "a function, or an object that is one")
+CALLABLE = Wanted(
+    lambda value: callable(value) and not isinstance(value, type),
+    "a function, or an object that is one",
+)
 SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
 SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one")
 

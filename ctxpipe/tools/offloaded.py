@@ -10,7 +10,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .._text import count_phrase
 from .._threads.processes import in_process
@@ -21,7 +21,7 @@ from ..placeholders.locations import is_url, key_of_url
 from ..placeholders.names import is_folder_of, session_folder
 from ..placeholders.placeholders import MAX_PATH
 from ..session.session import Session, conversation_of
-from ..settings import COUNT, excerpt
+from ..settings import COUNT, SESSION_ID, instance_of
 from ..storage import TextReader
 from .tool import Tool, ToolInputError
 
@@ -36,6 +36,7 @@ _SEARCH_SECONDS = 2.0
 _SEARCH_MEMORY_BYTES = 384 * 2**20
 _SEARCH_MEMORY_BYTES_PER_CHAR = 16
 _MOST_MATCHES = 1000
+_READER = instance_of(TextReader, "a TextReader such as LocalStorage('.ctxpipe')")
 # The name of a text: never hidden, never "..".
 _NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
@@ -68,11 +69,7 @@ def offload_tools(
             raise SettingsError("session_id is given beside a session, which has its own")
         session_id = session.session_id
     source = _source(storage)
-    if session_id is not None and not (isinstance(session_id, str) and session_id):
-        raise SettingsError(
-            f"session_id is {excerpt(session_id)};"
-            " give the session's name, or None for all sessions"
-        )
+    SESSION_ID.optional.check("session_id", session_id)
     COUNT.check("max_chars", max_chars)
     texts = _Reader(source, session_id, max_chars)
     tools = [
@@ -80,7 +77,10 @@ def offload_tools(
         Tool(_DEFINITIONS["search_offloaded"], texts.search),
     ]
     if session is not None:
-        tools += compaction_tools(conversation_of(session))
+        conversation = conversation_of(session)
+        if conversation.can_compact:
+            ask = _Compaction(conversation).ask
+            tools.append(Tool(_DEFINITIONS["compact_context"], ask))
     return tools
 
 
@@ -93,12 +93,8 @@ def _source(storage: object) -> TextReader:
             raise SettingsError(
                 "the session has no storage to read from; give a TextReader and session_id= instead"
             )
-    if not isinstance(source, TextReader) or isinstance(source, type):
-        name = type(source).__name__
-        raise SettingsError(
-            f"storage is a {name}; give a TextReader such as LocalStorage('.ctxpipe')"
-        )
-    return source
+    _READER.check("storage", source)
+    return cast("TextReader", source)
 
 
 _DEFINITIONS: Mapping[str, ToolParam] = json.loads(
@@ -155,7 +151,10 @@ class _Reader:
             )
         if not lines:
             return f"[No line matches {pattern!r}.]{remarks}"
-        return _cut("\n".join(lines[:limit]), self.max_chars) + remarks
+        shown = "\n".join(lines[:limit])
+        if len(shown) > self.max_chars:
+            shown = f"{shown[: self.max_chars]}\n[Cut at {self.max_chars} characters.]"
+        return shown + remarks
 
     async def _location(self, arguments: Mapping[str, object]) -> str:
         path = _text(arguments, "path")
@@ -195,9 +194,9 @@ class _Reader:
     def _may_read(self, key: str) -> bool:
         """Whether *key* is a text of the session, or of another conversation of its name."""
         folder, separator, _ = key.partition("/")
-        return self.session_id is None or (
-            bool(separator) and is_folder_of(self.session_id, folder)
-        )
+        if self.session_id is None:
+            return True
+        return separator != "" and is_folder_of(self.session_id, folder)
 
 
 async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
@@ -254,24 +253,11 @@ def _quote(value: object) -> str:
     return repr(value)
 
 
-def _cut(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]}\n[Cut at {limit} characters.]"
-
-
 LEAST_TURNS = 10
 """Between two summaries that the model asks for: each loses detail, and is paid for."""
 LEAST_FILL = 0.2
 """Of the budget's trigger: a summary of less saves little."""
 FOCUS_CHARS = 2_000
-
-
-def compaction_tools(conversation: Conversation) -> list[Tool]:
-    """The tool `compact_context` of *conversation*; none where its pipeline cannot compact."""
-    if not conversation.can_compact:
-        return []
-    return [Tool(_DEFINITIONS["compact_context"], _Compaction(conversation).ask)]
 
 
 @dataclass(slots=True)
