@@ -35,14 +35,16 @@ $(VENV)/demo/.installed: requirements/demo.txt pyproject.toml
 demo: $(DEMO)/.installed  ## a real agent loop with real tools, run through ctxpipe
 	$(DEMO)/bin/python -m examples.agent_loop --demo
 
+LOCK := $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --no-header --no-emit-index-url --no-emit-find-links
+
 # For every Python and system that the project supports. Neither file names an index.
 lock:  ## renew the exact versions in requirements/, which `make demo` and `make test` install
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check uv
-	@for name in demo test; do \
-		$(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-			--no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-			--extra $$name --output-file requirements/$$name.txt pyproject.toml requirements/build.in || exit 1; done
+	$(LOCK) --extra testing --output-file requirements/demo.txt pyproject.toml requirements/build.in
+	$(LOCK) --group test $(shell $(PYTHON) -c 'from scripts.install import EXTRAS; print(*(f"--extra {name}" for name in EXTRAS))') \
+		--output-file requirements/test.txt pyproject.toml requirements/build.in
 
 lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -70,15 +72,13 @@ test-services: $(STAMP)  ## storages against PostgreSQL, Redis and an S3; INSTAL
 
 test-langgraph:  ## the recipe for LangGraph, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/langgraph
-	$(VENV)/langgraph/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' \
-		langgraph langgraph-checkpoint-sqlite
+	$(VENV)/langgraph/bin/python scripts/install.py langgraph langgraph-checkpoint-sqlite
 	$(VENV)/langgraph/bin/python -m pytest tests/project/test_examples_langgraph.py
 
 # The tests of the LangChain mount want three packages beside its extra.
 coverage:  ## pytest with branch coverage, beside every framework; fails below fail_under of pyproject.toml
 	$(PYTHON) -m venv $(VENV)/coverage
-	$(VENV)/coverage/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[test,langchain,litellm,pydantic-ai]' \
+	$(VENV)/coverage/bin/python scripts/install.py --extras langchain,litellm,pydantic-ai \
 		langchain-openai langchain-anthropic deepagents
 	$(VENV)/coverage/bin/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term
 
@@ -87,14 +87,13 @@ test-wheel: $(STAMP)  ## pytest against the built wheel, on every Python that th
 
 test-newest:  ## pytest beside the newest version of each dependency, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/newest
-	$(VENV)/newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[test]'
+	$(VENV)/newest/bin/python scripts/install.py --upgrade
 	$(VENV)/newest/bin/python -m pytest --numprocesses auto --dist worksteal
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/oldest
 	$(PYTHON) scripts/oldest.py > $(VENV)/oldest/oldest.txt
-	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint $(VENV)/oldest/oldest.txt --editable '.[test]'
+	$(VENV)/oldest/bin/python scripts/install.py --constraint $(VENV)/oldest/oldest.txt
 	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist worksteal
 
 # `npm ci` wants every platform's package in the lock file, also those that a registry does not have.
@@ -127,7 +126,7 @@ first-hour:  ## what README and Start tell a new user to do, on the built wheel 
 	PYTHON=$(PYTHON) scripts/first_hour.sh $(if $(WITHOUT),--without '$(WITHOUT)')
 
 fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each of five
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python scripts/install.py --group fuzz
 	@set -e; for target in transcripts placeholders archives journals folding; do \
 		echo "== $$target"; $(BIN)/python tests/fuzz/search.py $$target $(FUZZ_SECONDS); done
 

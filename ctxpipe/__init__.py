@@ -146,7 +146,6 @@ _ELSEWHERE = {
     ".providers.prices": "Prices prices_of",
     ".stages.compact": "Breaker Evidence Restore",
     ".stages.gates": "RatioGate RentOrBuyGate",
-    ".stages.reports": "StageReport",
     ".summarizers": "AnthropicSummarizer ExtractiveSummarizer PromptSummarizer",
     ".tokens": "TokenCounter",
     ".tools": "as_beta_tools",

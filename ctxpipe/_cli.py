@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
-
-try:
-    import rich  # noqa: F401
-    import typer
-except ImportError as missing:  # pragma: no cover  tests run with the extra installed
-    raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
+import typer
 
 from . import __version__
 from ._text import count_phrase
@@ -28,7 +23,8 @@ from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import is_owner, open_journal
 from .lab import commands as lab_commands
-from .lab.terminal import LEGEND, discard_output, escape_unencodable_output, print_error, print_line
+from .lab.demo import demo
+from .lab.terminal import discard_output, escape_unencodable_output, print_error, print_line
 from .placeholders.names import session_folder
 from .settings import excerpt
 from .storage.atomic import STALE_SECONDS
@@ -53,8 +49,7 @@ if TYPE_CHECKING:
 app: typer.Typer = typer.Typer(
     help="See what an agent's context costs and what it forgets, "
     "on recorded conversations of your own.\n\n"
-    "A first look: ctxpipe demo. For other programs: ctxpipe mcp, ctxpipe claude-code. Each has a "
-    "--help.\n\n"
+    "A first look: ctxpipe demo. Each command has a --help.\n\n"
     "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
@@ -90,20 +85,16 @@ def _exit_on_error() -> Iterator[None]:
     """Report a user's error in one sentence, and exit with its code; decorates a command."""
     try:
         yield
-    except SettingsError as error:
-        print_error(str(error))
-        raise typer.Exit(MISUSED) from error
     except CtxpipeError as error:
         print_error(str(error))
-        raise typer.Exit(FAILED) from error
+        raise typer.Exit(MISUSED if isinstance(error, SettingsError) else FAILED) from error
     except KeyboardInterrupt as interrupt:
         print_error("interrupted")
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-app.command(epilog=LEGEND.replace("\n", "\n\n"))(_exit_on_error()(lab_commands.replay))
-app.command()(_exit_on_error()(lab_commands.inspect))
-app.command()(_exit_on_error()(gateway_commands.gateway))
+for _command in (demo, lab_commands.replay, lab_commands.inspect, gateway_commands.gateway):
+    app.command()(_exit_on_error()(_command))
 app.command(context_settings={"ignore_unknown_options": True})(
     _exit_on_error()(gateway_commands.wrap)
 )
@@ -261,8 +252,14 @@ def _limit(option: str, given: float | None, unit: int) -> float | None:
     return None if given is None else given * unit
 
 
-def main() -> None:
-    """The command ``ctxpipe``."""
+def _run_elsewhere() -> None:
+    """Do nothing: a command that is only listed here."""
+
+
+def main(others: Mapping[str, tuple[str, str]]) -> None:
+    """The command ``ctxpipe``; *others*, run by their modules, are listed with what each is for."""
+    for name, (_, says) in others.items():
+        app.command(name, help=says)(_run_elsewhere)
     escape_unencodable_output()
     try:
         app(prog_name="ctxpipe")

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT = "ctxpipe"
-TOOLS = frozenset({"demo", "docs", "fuzz", "services", "test", "testing"})
-"""Extras for work on the project itself."""
+TOOLS = frozenset({"testing"})
+"""Extras that bring nothing into a program at work."""
 PERMISSIVE = (
     "0BSD",
     "Apache",

@@ -25,7 +25,7 @@ for one in distributions():
     size = sum(file.stat().st_size for file in files if file.is_file())
     lines = [line for line in one.requires or () if "extra ==" not in line]
     needs = [re.match(r"[\\w.-]+", line)[0] for line in lines]
-    found[one.name] = {"bytes": size, "needs": needs}
+    found[one.name.lower()] = {"bytes": size, "needs": needs}
 print(json.dumps(found))
 """
 
@@ -43,7 +43,7 @@ def needed_by(name: str, found: dict[str, dict[str, Any]]) -> list[str]:
     """The packages among *found* that need *name*."""
     needing = []
     for other, one in found.items():
-        if name in (need.replace("_", "-") for need in one["needs"]):
+        if name in (need.lower().replace("_", "-") for need in one["needs"]):
             needing.append(other)
     return sorted(needing)
 

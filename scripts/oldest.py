@@ -1,6 +1,6 @@
 """Print the oldest version that pyproject.toml allows of each dependency, as constraints for pip.
 
-python scripts/oldest.py > oldest.txt && pip install --constraint oldest.txt '.[test]'
+python scripts/oldest.py > oldest.txt && python scripts/install.py --constraint oldest.txt
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[.*?\])?(?:>=(?P<oldest>[\w.]+))
 
 
 def oldest(project: Path = PROJECT) -> list[str]:
-    """``name==version`` for every dependency, those of the extras included.
+    """``name==version`` for every dependency, those of the extras and the groups included.
 
     Our own extras need none.
 
     Raises ValueError for a dependency without a lower bound.
     """
-    declared = tomllib.loads(project.read_text("utf-8"))["project"]
-    extras = declared["optional-dependencies"].values()
+    whole = tomllib.loads(project.read_text("utf-8"))
+    declared = whole["project"]
+    groups = [*declared["optional-dependencies"].values(), *whole["dependency-groups"].values()]
     found: set[str] = set()
-    for line in [*declared["dependencies"], *(line for extra in extras for line in extra)]:
+    lines = [line for group in groups for line in group if isinstance(line, str)]
+    for line in [*declared["dependencies"], *lines]:
         parts = REQUIREMENT.fullmatch(line)
         if parts is None or (parts["oldest"] is None and parts["name"] != declared["name"]):
             raise ValueError(f"{line!r} has no lower bound")

@@ -2,10 +2,10 @@
 
 python scripts/test_wheel.py [--python 3.12]... [-- arguments of pytest]
 
-For each Python it makes an environment in build/wheel/, installs the wheel with its test extra, and
-runs the tests from a copy of the repository that has no ctxpipe/ folder: what is imported is what
-users install. A Python that is not on this machine fails the run. It is looked for as python3.12 on
-the PATH, and where pyenv keeps its versions.
+For each Python it makes an environment in build/wheel/, installs the wheel and what its tests want,
+and runs the tests from a copy of the repository that has no ctxpipe/ folder: what is imported is
+what users install. A Python that is not on this machine fails the run. It is looked for as
+python3.12 on the PATH, and where pyenv keeps its versions.
 
 The tests that build the wheel themselves are left out. Exits with 1 and the names of the
 Pythons that failed.
@@ -89,8 +89,8 @@ def run_tests(interpreter: str, version: str, wheel: Path, arguments: list[str])
     environment = WORK / version
     subprocess.run([interpreter, "-m", "venv", "--clear", str(environment)], check=True)
     python = str(environment / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, f"{wheel}[test]"], check=True)
+    install = [python, str(ROOT / "scripts" / "install.py"), "--wheel", str(wheel)]
+    subprocess.run(install, check=True)
     tree = copy_tests()
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = [python, "-c", "import ctxpipe; print(ctxpipe.__file__)"]

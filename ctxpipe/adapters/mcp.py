@@ -6,17 +6,10 @@ mcp .ctxpipe``. `offload_app` is the same over HTTP, and part of ``ctxpipe gatew
 
 from __future__ import annotations
 
-import argparse
-import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import anyio
-
 from .._values import JsonDict
-from ..errors import CtxpipeError
 from ..messages import without_surrogates
-from ..storage.local import LocalStorage
 from ..tools import Tool, offload_tools
 from ..tools.tool import unknown_tool
 from ..wire.versions import Versions, load
@@ -34,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..storage import TextReader
 
-__all__ = ["main", "offload_app", "offload_server"]
+__all__ = ["offload_app", "offload_server", "serve"]
 
 READS = types.ToolAnnotations(
     read_only_hint=True, idempotent_hint=True, destructive_hint=False, open_world_hint=False
@@ -98,20 +91,7 @@ def _result(text: str, *, is_error: bool) -> types.CallToolResult:
     return types.CallToolResult(content=[content], is_error=is_error)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The command ``ctxpipe mcp``: serve until the client closes standard input."""
-    parser = argparse.ArgumentParser(prog="ctxpipe mcp", description=main.__doc__)
-    parser.add_argument("root", nargs="?", default=".ctxpipe", help="the folder of LocalStorage")
-    parser.add_argument("--session", help="the one session that may be read; default: all")
-    given = parser.parse_args(arguments)
-    try:
-        server = offload_server(LocalStorage(os.path.abspath(given.root)), session_id=given.session)
-    except CtxpipeError as error:
-        parser.error(str(error))
-    anyio.run(_serve, server)
-    return 0
-
-
-async def _serve(server: Server[Any]) -> None:
+async def serve(server: Server[Any]) -> None:
+    """Serve over standard input and output, until the client closes them."""
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())

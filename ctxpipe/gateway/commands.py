@@ -102,6 +102,7 @@ def gateway(
     """Shape the requests of any client that takes a base URL, on their way to the upstream.
 
     The address is the first line on standard output; a line for each turn goes to standard error.
+    Needs the extra gateway.
     """
     host, port = _address(listen)
     tokens: Sequence[str] = ()
@@ -144,7 +145,8 @@ def wrap(
     The agent finds the gateway by ANTHROPIC_BASE_URL and OPENAI_BASE_URL; what these say now is
     where its requests go. Claude Code gets the tools that read back, too; codex, opencode, pi and
     gemini are told in the ways that they know. Terminal, signals and the exit status pass through.
-    While it runs, lines go to a log file in the root; the sum follows on standard error.
+    While it runs, lines go to a log file in the root; the sum follows on standard error. Needs the
+    extra gateway.
     """
     name = Path(command[0]).stem
     client = find_client(name, os.environ)

@@ -28,9 +28,9 @@ from .narration import narrate
 from .page import write_page
 from .policies import NONE, POLICIES, policies
 from .replay import LAPSES_EVERY, PipelineMaker, Settings
-from .report import Figures, Report, figures
+from .report import FIGURES, Figures, Report, figures
 from .terminal import (
-    LEGEND,
+    SHOWN,
     print_error,
     print_figures,
     print_json,
@@ -106,6 +106,9 @@ def replay(
             "All files are on the one page."
         ),
     ] = None,
+    all_columns: Annotated[
+        bool, typer.Option("--all-columns", help="Print every figure, with a column for a policy.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Replay conversations turn by turn: what they cost, and what the agent still sees.
@@ -141,7 +144,7 @@ def replay(
     if as_json:
         _print_json(replays, by_file, totals, unit, found)
     else:
-        _print_replays(replays, by_file, totals, unit, model)
+        _print_replays(replays, by_file, totals, unit, model, all_columns=all_columns)
     for file in replays:
         if file.error:
             print_error(file.error)
@@ -216,6 +219,8 @@ def _print_replays(
     totals: Sequence[Figures],
     unit: str,
     model: str,
+    *,
+    all_columns: bool,
 ) -> None:
     read = [file for file in replays if not file.error]
     dollars = bool(model)
@@ -223,17 +228,19 @@ def _print_replays(
     for file in read:
         faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
         title = f"{_display_name(file.path)} ({costs}{faults})"
-        print_figures(title, by_file[file.path], dollars=dollars)
+        print_figures(title, by_file[file.path], dollars=dollars, all_columns=all_columns)
         if file.calibration:
             print_line(str(file.calibration))
             print_line("")
     if len(read) > 1:
-        print_figures(f"all {len(read)} conversations ({costs})", totals, dollars=dollars)
+        title = f"all {len(read)} conversations ({costs})"
+        print_figures(title, totals, dollars=dollars, all_columns=all_columns)
         billed = [file.calibration for file in read if file.calibration]
         if billed:
             print_line(str(sum(billed[1:], billed[0])))
-    for line in LEGEND.splitlines() if read else ():
-        print_line(line)
+    for name, meaning in FIGURES.items() if read else ():
+        if name in SHOWN or all_columns:
+            print_line(f"{name:7}  {meaning}")
 
 
 def _display_name(path: str) -> str:

@@ -5,17 +5,19 @@ No model is asked and nothing is sent: in each turn the agent reads one file.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
+import typer
 
 from .. import presets
+from ..errors import SettingsError
 from ..messages import Message, check, tool_results
 from ..pipeline import ContextPipeline
 from ..session import Session
@@ -25,7 +27,7 @@ from ..summarizers import ExtractiveSummarizer
 from ..tools import answer, offload_tools
 from ..wire.values import result_block, use_block
 
-PACKAGE = os.path.abspath(os.path.join(__file__, "../.."))
+PACKAGE = Path(__file__).parents[1]
 ENDINGS = (".c", ".go", ".java", ".js", ".md", ".php", ".py", ".rb", ".rs", ".sh", ".ts", ".txt")
 MAX_FILES = 120
 MAX_FILE_BYTES = 200_000
@@ -33,19 +35,19 @@ ROWS = 8
 LINES = 3
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """An agent reads the files of a folder, one in each turn; see what its context becomes."""
-    parser = argparse.ArgumentParser(prog="ctxpipe demo", description=main.__doc__)
-    parser.add_argument("folder", nargs="?", default=PACKAGE, help="default: ctxpipe's own source")
-    options = parser.parse_args(arguments)
-    files = list(islice(text_files(options.folder), MAX_FILES))
+def demo(
+    folder: Annotated[
+        Path, typer.Argument(help="Default: ctxpipe's own source.", show_default=False)
+    ] = PACKAGE,
+) -> None:
+    """A first look, without a key: an agent reads files; see what becomes of its context."""
+    files = list(islice(text_files(folder), MAX_FILES))
     if not files:
-        parser.error(f"there are no text files in {options.folder}")
+        raise SettingsError(f"there are no text files in {folder}")
     anyio.run(show, files)
-    return 0
 
 
-def text_files(folder: str) -> Iterator[str]:
+def text_files(folder: Path) -> Iterator[str]:
     """The files of source and text below *folder*, in order."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
@@ -87,7 +89,7 @@ async def show(files: Sequence[str]) -> None:
     if file:
         await show_read_back(session, file, visible)
     print(f"\nThe files are in {storage.root}. What would it do for conversations of yours?")
-    print("pip install 'ctxpipe[cli]', then: ctxpipe replay FILE")
+    print("ctxpipe replay FILE")
 
 
 async def messages_of(turn: int, path: str) -> list[Message]:

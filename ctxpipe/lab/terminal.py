@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .._text import escape_unprintable
-from .report import FIGURES, HEADINGS, Figures, cells
+from .report import HEADINGS, Figures, cells
 
-LEGEND = "\n".join(f"{name:7}  {meaning}" for name, meaning in FIGURES.items())
+SHOWN = ("policy", "cost", "ratio", "peak", "seen", "found")
+"""The columns of a narrow table."""
 ENDLESS = 10_000
-GAP = 2
 
 
 # Text in rows -------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def _console() -> Console:
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.pad_edge = False
-    table.padding = (0, GAP - 1, 0, 0)  # the box has a blank of its own between columns
+    table.padding = (0, 1, 0, 0)  # the box has a blank of its own between columns
     for column, name in enumerate(headings):
         if all(_is_number(row[column]) for row in rows):
             table.add_column(name, justify="right", no_wrap=True, overflow="fold")
@@ -58,13 +58,14 @@ def _is_number(cell: str) -> bool:
     return not cell or cell.strip("$%").replace(",", "").replace(".", "").isdigit()
 
 
-def print_figures(title: str, rows: Sequence[Figures], *, dollars: bool) -> None:
-    """Print a row for each policy, or a column where the terminal is too narrow for that."""
-    table = [HEADINGS, *(cells(row, dollars=dollars) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    if sum(widths) + GAP * len(widths) > _console().width:
-        table = list(zip(*table, strict=True))
-    headings, *body = table
+def print_figures(
+    title: str, rows: Sequence[Figures], *, dollars: bool, all_columns: bool = False
+) -> None:
+    """Print a row of the `SHOWN` figures for each policy; or, of all figures, a column."""
+    lines = list(zip(HEADINGS, *(cells(row, dollars=dollars) for row in rows), strict=True))
+    if not all_columns:
+        lines = list(zip(*(line for line in lines if line[0] in SHOWN), strict=True))
+    headings, *body = lines
     print_table(title, headings, body)
 
 

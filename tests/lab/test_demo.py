@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxpipe import SettingsError
 from ctxpipe.lab import demo
 
 
@@ -23,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder, capsys):
-    assert demo.main([str(folder)]) == 0
+    demo.demo(folder)
 
     said = capsys.readouterr().out
     rows = re.findall(r"^ +(\d+|in all) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
@@ -35,7 +36,7 @@ def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder, capsys):
 
 
 def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
-    demo.main([str(folder)])
+    demo.demo(folder)
 
     said = capsys.readouterr().out
     assert "refuse: 0\n" in said
@@ -43,7 +44,7 @@ def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
 
 
 def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys):
-    demo.main([str(folder)])
+    demo.demo(folder)
 
     said = capsys.readouterr().out
     [path] = re.findall(r"^\[Tool result offloaded to file: (.+)\]$", said, re.MULTILINE)
@@ -54,13 +55,10 @@ def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys
 def test_a_few_short_files_stay_as_they_are(tmp_path, capsys):
     (tmp_path / "a.md").write_text("short")
 
-    assert demo.main([str(tmp_path)]) == 0
+    demo.demo(tmp_path)
     assert "search_offloaded" not in capsys.readouterr().out
 
 
-def test_a_folder_without_text_is_a_misuse(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        demo.main([str(tmp_path)])
-
-    assert ended.value.code == 2
-    assert "there are no text files" in capsys.readouterr().err
+def test_a_folder_without_text_is_a_misuse(tmp_path):
+    with pytest.raises(SettingsError, match="there are no text files"):
+        demo.demo(tmp_path)

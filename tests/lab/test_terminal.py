@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ctxpipe.lab.report import FIGURES, Figures
-from ctxpipe.lab.terminal import LEGEND, print_figures
+from ctxpipe.lab.terminal import SHOWN, print_figures
 
 
 def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
@@ -16,12 +16,12 @@ def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def printed(*policies: str, width: int = 0, dollars: bool = False) -> list[str]:
+    def printed(*policies: str, width: int = 0, **how: bool) -> list[str]:
         if width:
             monkeypatch.setenv("FORCE_COLOR", "1")
             monkeypatch.setenv("COLUMNS", str(width))
             monkeypatch.setenv("NO_COLOR", "1")
-        print_figures("t.jsonl", [figure(name) for name in policies], dollars=dollars)
+        print_figures("t.jsonl", [figure(name) for name in policies], **{"dollars": False, **how})
         return re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
 
     return printed
@@ -29,23 +29,25 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_figure_is_cut_however_narrow_the_terminal(printed, width):
-    lines = printed("none", "coding", "lean", width=width)
+    for every in (False, True):
+        lines = printed("none", "coding", "lean", width=width, all_columns=every)
 
-    assert max(map(len, lines)) <= width
-    words = [word for line in lines for word in line.split()]
-    assert {"14,328,916", "474,572", "99.6%", "1.000", "469"} <= set(words)
-    assert words.count("14,328,916") == 3
+        assert max(map(len, lines)) <= width
+        words = [word for line in lines for word in line.split()]
+        assert {"14,328,916", "474,572", "1.000"} <= set(words)
+        assert words.count("14,328,916") == 3
 
 
-def test_a_policy_has_a_row_in_a_pipe_and_a_column_where_the_terminal_is_narrow(printed):
-    wide, narrow = printed("none", "coding"), printed("none", "coding", width=40)
+def test_a_policy_has_a_row_of_six_figures_or_a_column_of_all(printed):
+    narrow, all_of_them = printed("none", "coding"), printed("none", "coding", all_columns=True)
 
-    headings = "policy calls cost ratio marked hits peak fetched seen strict found"
-    assert wide[1].split() == headings.split() == ["policy", "calls", "cost", *FIGURES]
-    [row] = [line.split() for line in wide if line.startswith("coding")]
-    assert (row[4], row[-3:]) == ("0.955", ["100.0%", "87.5%", "100.0%"])
-    assert narrow[1].split()[-2:] == ["none", "coding"]
-    assert [line.split()[0] for line in LEGEND.splitlines()] == list(FIGURES)
+    assert narrow[1].split() == list(SHOWN)
+    assert len(SHOWN) <= 6
+    [row] = [line.split() for line in narrow if line.startswith("coding")]
+    assert row[2:] == ["1.000", "474,572", "100.0%", "100.0%"]
+    names = [line.split()[0] for line in all_of_them[1:] if line[:1].isalpha()]
+    assert names == ["policy", "calls", "cost", *FIGURES]
+    assert all_of_them[1].split() == ["policy", "none", "coding"]
 
 
 def test_dollars_are_shown_as_dollars(printed):

@@ -37,7 +37,7 @@ def test_every_extra_that_is_installed_brings_only_what_is_allowed():
 
     assert (done.returncode, done.stderr) == (0, "")
     listed = {line.split()[0] for line in done.stdout.splitlines()}
-    assert {"(none)", "cli", "gateway", "mcp", "openai", "postgres"} <= listed
+    assert {"(none)", "dask", "gateway", "mcp", "openai", "postgres"} <= listed
 
 
 @pytest.mark.parametrize(

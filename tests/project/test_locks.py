@@ -11,7 +11,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from places import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+from scripts.install import EXTRAS
+
+WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
+DOCS = {"include-group": "docs"}
 MINORS = [
     line.rpartition(" ")[2]
     for line in PROJECT["classifiers"]
@@ -28,19 +32,14 @@ def locked(name: str) -> list[Requirement]:
     return [Requirement(found["pin"]) for found in ENTRY.finditer(text)]
 
 
-def asked_for(extra: str) -> list[Requirement]:
-    """What the project and its *extra* ask for, extras of ours resolved."""
-    found: list[Requirement] = []
-    waiting = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
-    while waiting:
-        wanted = Requirement(waiting.pop())
-        if wanted.name == PROJECT["name"]:
-            waiting += [
-                line for name in wanted.extras for line in PROJECT["optional-dependencies"][name]
-            ]
-        else:
-            found.append(wanted)
-    return found
+def asked_for(name: str) -> list[Requirement]:
+    """What the project asks for, and the lock file *name* beside it."""
+    extras = EXTRAS if name == "test" else ["testing"]
+    lines = [*PROJECT["dependencies"]]
+    lines += [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    if name == "test":
+        lines += [line for group in ("docs", "test") for line in GROUPS[group] if line != DOCS]
+    return [Requirement(line) for line in lines]
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -254,7 +254,7 @@ class S3(Server):
 
     def __init__(self) -> None:
         if find_spec("moto") is None or find_spec("boto3") is None:
-            absent("there is no moto: pip install 'ctxpipe[services]'")
+            absent("there is no moto: make test-services INSTALL=1")
         super().__init__()
 
     @property
