@@ -31,6 +31,7 @@ from .._text import short_repr
 from .._values import JsonDict
 from ..edits.atoms import AtomIndex
 from ..errors import CtxpipeError, SettingsError
+from ..settings import check_extra
 from .cache import Calibration, calibration
 from .policies import NONE
 from .replay import Moment, PipelineMaker, Replay, Settings, replay
@@ -223,12 +224,8 @@ def cluster(address: str) -> Iterator[Workers]:
     They are sent the files' contents and need ctxpipe, not the caller's disk. Raises SettingsError
     when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or there are no workers.
     """
-    try:
-        distributed: Any = import_module("distributed")
-    except ImportError as error:
-        raise SettingsError(
-            "--scheduler needs the package distributed: pip install 'ctxpipe[dask]'"
-        ) from error
+    check_extra("--scheduler", "distributed", "dask")
+    distributed: Any = import_module("distributed")
     try:
         # First the address: a client with a wrong one waits long, and reports it only then.
         distributed.comm.get_address_host_port(address)

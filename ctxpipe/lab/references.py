@@ -170,12 +170,9 @@ class Context:
         if note is not None:  # a stage has chosen its lines
             for number in range(note.first, note.last + 1):
                 keys.add(f"{self._folder}/{PurePosixPath(note.path(number)).name}")
-            for atom in atoms:
-                self._doubted[atom] += sign
-        for atom in atoms:
-            self._counts[atom] += sign
-        for key in keys:
-            self._keys[key] += sign
+            self._doubted.update(dict.fromkeys(atoms, sign))
+        self._counts.update(dict.fromkeys(atoms, sign))
+        self._keys.update(dict.fromkeys(keys, sign))
 
 
 class Store:

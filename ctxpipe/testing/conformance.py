@@ -8,9 +8,9 @@ from functools import partial
 from ..errors import SettingsError
 from ..settings import CALLABLE
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
-from .contract_deletion import DELETE_CHECKS, LIST_CHECKS
-from .contract_failures import FAILURE_CHECKS, MISSING_CHECKS, REDACTION_CHECKS, SESSION_CHECKS
+from .contract_failures import FAILURE_CHECKS, MISSING_CHECKS, REDACTION_CHECKS
 from .contract_journals import JOURNAL_CHECKS, LEASE_CHECKS
+from .contract_sessions import DELETE_CHECKS, LIST_CHECKS, SESSION_CHECKS
 from .contract_texts import RECORD_CHECKS, TEXT_CHECKS
 from .storage import Check, Factory, Failing, Redacting, StorageCheck, StoragePlace, expect
 

@@ -1,4 +1,4 @@
-"""The contract for backends that fail, for secrets, and for sessions."""
+"""The contract for backends that fail, for secrets, and for texts that are gone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 from ..errors import StorageError
 from ..pipeline import ContextPipeline
-from ..session import Session
-from ..stages.offload import DirectOffload
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from .storage import (
     Check,
@@ -171,25 +169,7 @@ async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> 
         expect(list(await healthy.records("s")) == [], "no record is written")
 
 
-# Deleting -----------------------------------------------------------------------------------------
-
-
-async def fill(storage: Any, session: str) -> list[str]:
-    """Write whatever *storage* takes for *session*; the locations."""
-    locations: list[str] = []
-    if isinstance(storage, TextWriter):
-        texts = [(f"{session}/{number}.md", f"text {number}") for number in range(5)]
-        texts.append((f"{session}/5.md", "text 0"))
-        locations += await storage.write(texts)
-    if isinstance(storage, Archive):
-        locations.append(await storage.save(session, "compact", ["x"]))
-    if isinstance(storage, JournalStorage):
-        for number in range(2):
-            expect(await storage.append(session, number, f"entry {number}"), "it is empty")
-        await storage.entries(session)
-        await storage.set_aside(session)
-        expect(await storage.append(session, 0, "entry"), "a new journal begins")
-    return locations
+# Missing texts ------------------------------------------------------------------------------------
 
 
 async def what_is_missing_is_told(place: StoragePlace) -> None:
@@ -198,34 +178,6 @@ async def what_is_missing_is_told(place: StoragePlace) -> None:
     gone = [storage.location("s/b.md"), storage.location("v/a.md")]
     expect(sorted(await storage.missing([*there, *gone])) == sorted(gone), "what is gone is told")
     expect(list(await storage.missing([])) == [], "nothing is missing of nothing")
-
-
-# Sessions -----------------------------------------------------------------------------------------
-
-
-async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
-    def session(storage: Any) -> Session:
-        stages: list[Any] = []
-        if isinstance(storage, TextWriter):
-            stages.append(DirectOffload(storage, min_chars=1000))
-        return ContextPipeline(stages).session("a b", journal=storage)
-
-    call = {"type": "tool_use", "id": "t1", "name": "bash", "input": {}}
-    answer = {"type": "tool_result", "tool_use_id": "t1", "content": TEXT}
-    history: list[Any] = [
-        {"role": "user", "content": "go"},
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [answer]},
-    ]
-    first, second = await place.storages(2)
-    result = await session(first).run(history)
-    resumed = await session(second).run(history)
-    expect(resumed.messages == result.messages, "another process sends the same context")
-    if isinstance(first, TextReader):
-        entries = await entries_of(first, "a b")
-        expect(sum(map(len, entries)) < len(TEXT), "no entry repeats what is in a text")
-    expect(await session(second).history() == history, "the journal gives the history back")
-    expect(not (result.notices or resumed.notices), "nothing is to be said about it")
 
 
 FAILURE_CHECKS: Mapping[type, Sequence[Check]] = {
@@ -239,4 +191,3 @@ REDACTION_CHECKS = (
     nothing_is_written_that_the_rule_has_not_seen,
 )
 MISSING_CHECKS = (what_is_missing_is_told,)
-SESSION_CHECKS = (a_session_goes_on_in_another_process,)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .._values import JsonDict, JsonObject
 from .billing import Usage
-from .replies import Answer, Failure, chunks
+from .replies import Answer, Failure, chunks, event, sse
 
 CREATED = 1_767_225_600
 FINISH = {
@@ -25,12 +25,6 @@ CODES = (
 )
 
 
-def sse(data: JsonObject | str, name: str = "") -> bytes:
-    """One server-sent event, called *name*."""
-    text = data if isinstance(data, str) else json.dumps(data)
-    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
-
-
 def openai_error_json(failure: Failure) -> JsonDict:
     """The body of an error."""
     code = next((code for words, code in CODES if words in failure.message), None)
@@ -41,7 +35,7 @@ def openai_error_json(failure: Failure) -> JsonDict:
 def error_event(failure: Failure) -> bytes:
     """The event that ends a stream of a response."""
     error = openai_error_json(failure)["error"]
-    return sse({**error, "type": "error", "sequence_number": 99}, "error")
+    return event({**error, "type": "error", "sequence_number": 99})
 
 
 def _text_of(blocks: Iterable[JsonObject], kind: str) -> str:
@@ -217,9 +211,8 @@ def response_json(
 
 def response_events(body: JsonObject) -> Iterator[bytes]:
     """The events by which the plain answer *body* is streamed."""
-    for number, event in enumerate(_events(body)):
-        event["sequence_number"] = number
-        yield sse(event, event["type"])
+    for number, data in enumerate(_events(body)):
+        yield event({**data, "sequence_number": number})
 
 
 def _events(body: JsonObject) -> Iterator[JsonDict]:

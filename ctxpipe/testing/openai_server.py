@@ -18,9 +18,8 @@ from .openai_replies import (
     response_events,
     response_items,
     response_json,
-    sse,
 )
-from .replies import Answer, Failure
+from .replies import Answer, Failure, sse
 from .responses_rules import item_type, responses_problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream, stream_response
 

@@ -172,18 +172,24 @@ def message_json(
     }
 
 
-def error_json(error_type: str, message: str, request_id: str) -> JsonDict:
+def error_json(failure: Failure, request_id: str) -> JsonDict:
     """The body of an error."""
     return {
         "type": "error",
-        "error": {"type": error_type, "message": message},
+        "error": {"type": failure.type, "message": failure.message},
         "request_id": request_id,
     }
 
 
+def sse(data: JsonObject | str) -> bytes:
+    """One server-sent event without a name."""
+    text = data if isinstance(data, str) else json.dumps(data)
+    return f"data: {text}\n\n".encode()
+
+
 def event(data: JsonObject) -> bytes:
-    """One server-sent event."""
-    return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+    """One server-sent event, called by its type."""
+    return f"event: {data['type']}\n".encode() + sse(data)
 
 
 def stream_events(message: JsonObject) -> Iterator[JsonDict]:

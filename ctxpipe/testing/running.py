@@ -69,10 +69,9 @@ class Running:
 
 def application(endpoints: Mapping[str, Endpoint]) -> Starlette:
     """The ASGI application with *endpoints* (POST)."""
-    routes: list[Route] = []
-    for path, endpoint in endpoints.items():
-        routes.append(Route(path, _ignore_disconnect(endpoint), methods=["POST"]))
-    return Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+    handlers = {404: _unknown, 405: _unknown, ClientDisconnect: _disconnected}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 async def start(endpoints: Mapping[str, Endpoint]) -> Running:
@@ -97,21 +96,11 @@ async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     return Running(server, listener)
 
 
-def _ignore_disconnect(endpoint: Endpoint) -> Endpoint:
-    """*endpoint*, without an error when a client disconnects before its request is complete."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except ClientDisconnect:
-            return Response()
-
-    return respond
+async def _disconnected(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """No error when a client disconnects before its request is complete."""
+    return Response()
 
 
-async def _unknown(
-    request: Request,  # noqa: ARG001 -- starlette's signature
-    error: Exception,  # noqa: ARG001
-) -> Response:
+async def _unknown(request: Request, error: Exception) -> Response:  # noqa: ARG001
     body = {"type": "error", "error": {"type": "not_found_error", "message": "Not found"}}
     return JSONResponse(body, status_code=404)

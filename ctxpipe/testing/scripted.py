@@ -189,19 +189,18 @@ class ScriptedServer(ABC):
         return await _while_connected(request, partial(self._respond, request, received))
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
-        raw = await request.body()
         received = Received(
             path=request.url.path,
             headers=dict(request.headers),
             body={},
-            raw=raw,
+            raw=await request.body(),
             id=f"req_{next(self._numbers):024d}",
         )
         self.requests.append(received)
         try:
             # In a worker thread, one request at a time: the loop is the caller's.
             refusal = await anyio.to_thread.run_sync(
-                self._check, received, raw, limiter=self._one_at_a_time
+                self._check, received, limiter=self._one_at_a_time
             )
         except Exception as error:  # noqa: BLE001 -- raised again when the server stops
             refusal = self._record_error(error)
@@ -214,13 +213,13 @@ class ScriptedServer(ABC):
         message = f"the script failed: {type(error).__name__}: {error}"
         return Failure(500, "api_error", message, {"x-should-retry": "false"})
 
-    def _check(self, received: Received, raw: bytes) -> Failure | None:
+    def _check(self, received: Received) -> Failure | None:
         """Check and count a request; return the API's error, or None when it is valid."""
         failure = self._early_failure(received)
         if failure is not None:
             return failure
         try:
-            received.body = parse_body(raw)
+            received.body = parse_body(received.raw)
         except BadBody as error:
             received.problems = (str(error),)
         else:

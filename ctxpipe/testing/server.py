@@ -123,4 +123,4 @@ class MessagesServer(ScriptedServer):
         return event(self._error_body(failure, received))
 
     def _error_body(self, failure: Failure, received: Received) -> JsonDict:
-        return error_json(failure.type, failure.message, received.id)
+        return error_json(failure, received.id)

@@ -1,4 +1,4 @@
-"""The contract for sessions that are deleted, also while other processes hold them."""
+"""The contract for sessions: others go on with them, list them, and delete them meanwhile."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from ..placeholders.names import session_folder
 from ..session import Session
 from ..stages.compact import Compact
 from ..stages.offload import DirectOffload
-from ..storage import Archive, JournalStorage, TextWriter
+from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from ..storage.generations import delete_sessions
 from ..summarizers import Summary
-from .contract_failures import fill
 from .storage import StoragePlace, entries_of, expect, text_or_none
 
 SESSION = "cust1/a b"
@@ -70,6 +69,39 @@ async def expect_nothing_kept(place: StoragePlace, session: Session) -> None:
         text = await text_or_none(storage, storage.location(f"{session_folder(SESSION)}/t1.md"))
         expect(text is None, "no text of it is written again")
     expect(WORDS not in str(await session.history()), "whoever held it has dropped it")
+
+
+async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    history = talk(WORDS)
+    result = await session_on(first).run(history)
+    resumed = await session_on(second).run(history)
+    expect(resumed.messages == result.messages, "another process sends the same context")
+    if isinstance(first, TextReader):
+        entries = await entries_of(first, SESSION)
+        [result_block] = history[-1]["content"]
+        is_short = sum(map(len, entries)) < len(result_block["content"])
+        expect(is_short, "no entry repeats what is in a text")
+    expect(await session_on(second).history() == history, "the journal gives the history back")
+    expect(not (result.notices or resumed.notices), "nothing is to be said about it")
+
+
+async def fill(storage: Any, session: str) -> list[str]:
+    """Write whatever *storage* takes for *session*; the locations."""
+    locations: list[str] = []
+    if isinstance(storage, TextWriter):
+        texts = [(f"{session}/{number}.md", f"text {number}") for number in range(5)]
+        texts.append((f"{session}/5.md", "text 0"))
+        locations += await storage.write(texts)
+    if isinstance(storage, Archive):
+        locations.append(await storage.save(session, "compact", ["x"]))
+    if isinstance(storage, JournalStorage):
+        for number in range(2):
+            expect(await storage.append(session, number, f"entry {number}"), "it is empty")
+        await storage.entries(session)
+        await storage.set_aside(session)
+        expect(await storage.append(session, 0, "entry"), "a new journal begins")
+    return locations
 
 
 async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
@@ -224,4 +256,5 @@ DELETE_CHECKS = (
     a_summary_of_a_deleted_session_is_not_kept,
     an_answer_in_a_deleted_session_is_not_kept,
 )
+SESSION_CHECKS = (a_session_goes_on_in_another_process,)
 LIST_CHECKS = (sessions_are_listed_and_deleted_in_whole_components,)
