@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -109,9 +109,8 @@ def _around(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] |
     # No request has held what comes after the end of the previous one yet.
     if start > min(_last_requests(messages), default=-1):
         return []
-    found = dict.fromkeys((start - 1, stop - 1))
-    free = [index for index in found if 0 <= index < last and index not in marks.messages]
-    return [index for index in free if _markable(messages[index])]
+    around = [index for index in (start - 1, stop - 1) if index < last]
+    return _markable_of(messages, [index for index in around if index not in marks.messages])
 
 
 def _mark_messages(body: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
@@ -156,7 +155,12 @@ def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[in
         start, stop = rewritten
         if start <= last[-1]:
             last = [last[0], start - 1, stop - 1]
-    existing = [index for index in dict.fromkeys(last) if index >= 0]
+    return _markable_of(messages, last)
+
+
+def _markable_of(messages: Sequence[Any], indices: Iterable[int]) -> list[int]:
+    """Those of *indices*, each once, that are a message whose end may be marked."""
+    existing = [index for index in dict.fromkeys(indices) if index >= 0]
     return [index for index in existing if _markable(messages[index])]
 
 
@@ -186,6 +190,4 @@ def _as_blocks(content: str | Sequence[Any]) -> Sequence[Any]:
 
 def _mark_last(content: Sequence[Any], mark: dict[str, Any]) -> list[Any]:
     *others, last = content
-    marked = as_dict(last)
-    marked["cache_control"] = mark
-    return [*others, marked]
+    return [*others, {**as_dict(last), "cache_control": mark}]

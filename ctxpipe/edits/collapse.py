@@ -133,11 +133,15 @@ def _lines(
     words = _beginning(" ".join(texts(message)), shape.text_chars)
     if words:
         yield words
+    yield from _steps_at(messages, index, number)
+
+
+def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[Step]:
+    """The calls of message *index* with their results, numbered from *number* on."""
     after = index + 1
     results = results_by_id(messages[after : after + 1])
-    calls = tool_calls(messages, index, after)
-    for own_number, call in enumerate(calls, number):
-        yield Step(own_number, index, call, results[call.id])
+    for own_number, call in enumerate(tool_calls(messages, index, after), number):
+        yield Step(own_number, index, call, results.get(call.id))
 
 
 def _beginning(text: str, chars: int) -> str:
@@ -164,8 +168,7 @@ def find_offloaded_files(layout: Layout) -> dict[str, str]:
     for step in layout.steps:
         if step.call is None or step.result is None:
             continue
-        result_text = text_of(step.result.content)
-        for text in (result_text, *strings(step.call.input)):
+        for text in (text_of(step.result.content), *strings(step.call.input)):
             name = placeholder_file(step.call.id, text)
             if name is not None:
                 files[text] = name
@@ -240,17 +243,12 @@ def _numbers_of_answers(notes: Iterable[Message]) -> set[int]:
 
 
 def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
-    """Every call of *raw* with its result, and every answer, as steps without a number."""
+    """Every call of *raw* with its result, and every answer, as steps; no number counts."""
     for index, message in enumerate(raw):
-        if message["role"] != "assistant":
-            continue
-        if not has_calls(message):
+        if has_calls(message):
+            yield from _steps_at(raw, index, 0)
+        elif message["role"] == "assistant":
             yield Step(0, index, answer=answer_of(message))
-            continue
-        after = index + 1
-        results = results_by_id(raw[after : after + 1])
-        for call in tool_calls(raw, index, after):
-            yield Step(0, index, call, results.get(call.id))
 
 
 # The notes ----------------------------------------------------------------------------------------

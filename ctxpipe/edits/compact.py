@@ -21,7 +21,6 @@ from ..messages import (
     is_blank,
     kind,
     pending_calls,
-    split_system,
     tool_results,
 )
 from ..messages import field as read
@@ -57,11 +56,6 @@ from .offload import newest
 T = TypeVar("T")
 
 # Parts --------------------------------------------------------------------------------------------
-
-
-def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages), which stays, and the rest, which is summarized."""
-    return split_system(messages)
 
 
 def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
@@ -381,9 +375,7 @@ def _folder_lines(paths: Iterable[str]) -> Iterator[str]:
     folders: dict[str, list[str]] = {}
     for path in paths:
         cut = path.rstrip("/").rfind("/") + 1
-        folder = path[:cut] or "./"
-        name = _quote(path[cut:])
-        folders.setdefault(folder, []).append(name)
+        folders.setdefault(path[:cut] or "./", []).append(_quote(path[cut:]))
     for folder, names in folders.items():
         yield f"{_quote(folder)}: {', '.join(names)}"
 

@@ -62,11 +62,11 @@ def _edits(
     can_pair = paired and len(old) == len(new)
     if not can_pair or not all(map(_has_same_shape, removed, added)):
         return [Edit(old.start, old.stop, list(added))]
-    edits: list[Edit] = []
-    for index, one, other in zip(old, removed, added, strict=True):
-        if not is_equal(one, other):
-            edits.append(Edit(index, index + 1, [other]))
-    return edits
+    return [
+        Edit(index, index + 1, [other])
+        for index, one, other in zip(old, removed, added, strict=True)
+        if not is_equal(one, other)
+    ]
 
 
 def _has_same_shape(one: Message, other: Message) -> bool:

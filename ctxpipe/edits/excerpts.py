@@ -124,9 +124,7 @@ def _chances(
         factor = TOUCHED_AGAIN if passage.is_touched else 1.0
         of_class = CHANCES[passage.kind]
         for atom in found:
-            chance = of_class[atom[0]] * factor
-            if chance > chances.get(atom, 0.0):
-                chances[atom] = chance
+            chances[atom] = max(chances.get(atom, 0.0), of_class[atom[0]] * factor)
     for atom, times in uses.items():
         if times >= 2 and atom in chances:
             chances[atom] *= USED_TWICE

@@ -79,9 +79,7 @@ def exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> in
 
 def _is_answered(messages: Sequence[Message], index: int) -> bool:
     """Whether the next message holds a plain result of each call of message *index*, once."""
-    if index + 1 == len(messages):
-        return False
-    results = list(tool_results(messages, index + 1, index + 2))
+    results = list(tool_results(messages[index + 1 : index + 2]))
     answered = sorted(result.tool_use_id for result in results)
     called = sorted(call.id for call in tool_calls(messages, index, index + 1))
     if called != answered or len(set(called)) < len(called):
@@ -198,11 +196,7 @@ def _tokens_that_stay(
     message = messages[index]
     if not has_calls(message):
         return shape.step_tokens + (shape.answer_chars or 0) // CHARS_PER_TOKEN
-    words = 0
-    steps = 0
-    for block in blocks(message):
-        if kind(block) == "text":
-            words += counter.block(block)
-        steps += kind(block) == "tool_use"
+    words = sum(counter.block(block) for block in blocks(message) if kind(block) == "text")
+    steps = len(list(tool_calls([message])))
     kept = sum(map(counter.block, blocks_to_keep(messages[index + 1])))
     return steps * shape.step_tokens + min(words, shape.text_chars // CHARS_PER_TOKEN) + kept

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from .._threads.pieces import overlapping_pieces
@@ -99,12 +99,8 @@ def result_characters(content: _Content) -> int:
     """
     if isinstance(content, str):
         return len(content)
-    if not content:
-        return 0
-    counted = [block for block in content if kind(block) not in MEDIA]
-    if not counted:
-        return 0
-    return len(compact_json(counted))
+    counted = [block for block in content or () if kind(block) not in MEDIA]
+    return len(compact_json(counted)) if counted else 0
 
 
 def is_placeholder(content: _Content) -> bool:
@@ -149,18 +145,13 @@ def with_placeholder(content: _Content, text: str) -> str | list[Any]:
     """
     if isinstance(content, str) or content is None:
         return text
-    others: list[Block] = []
-    last_mark = None
-    for block in content:
-        if kind(block) != "text":
-            others.append(block)
-            continue
-        last_mark = read(block, "cache_control") or last_mark
-    if not others and last_mark is None:
+    others = [block for block in content if kind(block) != "text"]
+    marks = list(filter(None, (read(block, "cache_control") for block in _text_blocks(content))))
+    if not others and not marks:
         return text
     first = {"type": "text", "text": text}
-    if last_mark is not None:
-        first["cache_control"] = last_mark
+    if marks:
+        first["cache_control"] = marks[-1]
     return [first, *others]
 
 
@@ -438,16 +429,11 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
     The model saw the original when it wrote what follows. Direct offloading leaves no such trace:
     it acts before the model has seen anything.
     """
-    places: list[tuple[int, int]] = []
-    for result in tool_results(messages):
-        if is_batch(_only_text(result.content)):
-            places.append(result.place)
-            break
-    for call in tool_calls(messages):
-        if any(map(is_batch, strings(call.input))):
-            places.append(call.place)
-            break
-    return min(places, default=None)
+    results = (each.place for each in tool_results(messages) if is_batch(_only_text(each.content)))
+    inputs = (
+        each.place for each in tool_calls(messages) if any(map(is_batch, strings(each.input)))
+    )
+    return min([*islice(results, 1), *islice(inputs, 1)], default=None)
 
 
 class CandidateIndex:

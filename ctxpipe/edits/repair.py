@@ -35,6 +35,7 @@ from ..messages import (
     rebuilt,
     split_system,
     tool_calls,
+    tool_results,
     without_surrogates,
 )
 from ..messages.facts import (
@@ -56,7 +57,6 @@ from ..messages.rules import (
     NO_MARKS,
     MarksBeside,
     closes_turn,
-    ends_in_server_result,
     is_replacement,
     late_hours,
     marks_left,
@@ -65,6 +65,7 @@ from ..messages.rules import (
     pair_problems,
     server_call,
     server_result,
+    system_problems,
 )
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 
@@ -479,8 +480,6 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
 
 def _is_valid(exchange: list[Message]) -> bool:
     """Whether *exchange*, whose blocks are valid one by one, breaks no rule of its own."""
-    if not _has_valid_system(exchange):
-        return False
     facts = list(map(read_facts, exchange))
     for index, own in enumerate(facts):
         if not all(fault.is_value for fault in own.faults):
@@ -489,26 +488,9 @@ def _is_valid(exchange: list[Message]) -> bool:
         after = facts[index + 1] if index + 1 < len(facts) else None
         if pair_problems(exchange, index, before, own, after):
             return False
+        if system_problems(exchange, index, 0):
+            return False
     return True
-
-
-def _has_valid_system(exchange: list[Message]) -> bool:
-    """Whether no system message of *exchange*, directives aside, is where the API refuses it."""
-    replies = _replies(exchange)
-    places = [
-        place
-        for place, message in enumerate(replies)
-        if message["role"] == "system" and not is_directive(message)
-    ]
-    if not places:
-        return True
-    first = places[0]
-    if _of_role(replies[first:], "user"):
-        return False
-    if first > 0:
-        return True
-    spoken = len(exchange) - len(replies)
-    return spoken > 0 and ends_in_server_result(exchange[spoken - 1])
 
 
 def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
@@ -529,14 +511,12 @@ def _can_join(first: Message, second: Message) -> bool:
     return not has_thinking(first) and not has_thinking(second)
 
 
-def _results(messages: Iterable[Message]) -> dict[str, list[Block]]:
+def _results(messages: Sequence[Message]) -> dict[str, list[Block]]:
     """The results in *messages*, by the id of their call, in order."""
     found: dict[str, list[Block]] = {}
-    for message in messages:
-        for block in blocks(message):
-            if kind(block) == "tool_result":
-                call = str(field(block, "tool_use_id", ""))
-                found.setdefault(call, []).append(block)
+    for result in tool_results(messages):
+        block = blocks(messages[result.message])[result.block]
+        found.setdefault(result.tool_use_id, []).append(block)
     return found
 
 
@@ -544,11 +524,10 @@ def _answers(
     calls: Sequence[str], names: Sequence[str], results: Mapping[str, list[Block]]
 ) -> list[Any]:
     """A result for each of *calls*, which are now called *names*; it is taken out of *results*."""
-    answers: list[Any] = []
-    for place, call in enumerate(calls):
-        is_last = call not in calls[place + 1 :]
-        answers.append(_answer(names[place], results.get(call, []), is_last=is_last))
-    return answers
+    return [
+        _answer(names[place], results.get(call, []), is_last=call not in calls[place + 1 :])
+        for place, call in enumerate(calls)
+    ]
 
 
 def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:

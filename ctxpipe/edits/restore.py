@@ -165,10 +165,8 @@ def _calls_with_results(
 
 def _pair(
     calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]
-) -> Iterator[tuple[ToolCall, object]]:
-    for call_id, call in calls.items():
-        if call_id in results:
-            yield call, results[call_id]
+) -> list[tuple[ToolCall, object]]:
+    return [(call, results[call.id]) for call in calls.values() if call.id in results]
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:

@@ -339,11 +339,8 @@ def _removable_calls(
     for place in (index, index + 1):
         if place not in ground.middle or place in ground.pinned:
             return frozenset()
-    going: set[str] = set()
-    for call in tool_calls(messages, index, index + 1):
-        if call.program is None and (index, call.id) not in viewing:
-            going.add(call.id)
-    return going
+    own_calls = [call for call in tool_calls(messages, index, index + 1) if call.program is None]
+    return {call.id for call in own_calls if (index, call.id) not in viewing}
 
 
 def _without_calls(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
@@ -364,12 +361,8 @@ def _without_calls(messages: Sequence[Message], index: int, going: Collection[st
 
 def _other_blocks(message: Message, name: str, key: str, going: Collection[str]) -> list[Block]:
     """The blocks of *message*, except those of the kind *name* whose *key* is in *going*."""
-    kept: list[Block] = []
-    for block in blocks(message):
-        goes = kind(block) == name and str(read(block, key)) in going
-        if not goes:
-            kept.append(block)
-    return kept
+    content = blocks(message)
+    return [block for block in content if kind(block) != name or str(read(block, key)) not in going]
 
 
 def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:

@@ -222,7 +222,7 @@ def _problems_of_place(
     elif own.has_server_tools and own.role != "user":
         problems += _server_tool_problems(messages, index, head)
     if "system" in (own.role, before.role):
-        problems += _system_problems(messages, index, head)
+        problems += system_problems(messages, index, head)
     if "compaction" in own.kinds:
         problems += _compaction_problems(messages, index, head)
     return problems
@@ -419,7 +419,7 @@ def _waiting_program_calls(messages: Sequence[Message], index: int) -> Iterator[
 # Places -------------------------------------------------------------------------------------------
 
 
-def _system_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+def system_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
     """The system message in the wrong place that message *index* is, or shows to be one."""
     if _is_system(messages[index]):
         if not _follows_user(messages, index):

@@ -16,9 +16,9 @@ from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
 from ..edits import compact
-from ..edits.compact import Facts, Source, after_summary, partition
+from ..edits.compact import Facts, Source, after_summary
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
-from ..messages import Message, ensure_messages, has_thinking
+from ..messages import Message, ensure_messages, has_thinking, split_system
 from ..placeholders.names import session_folder
 from ..placeholders.summaries import (
     acknowledged_count,
@@ -96,10 +96,10 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
     digest: the messages in them take its place, and before those the facts that they have kept.
     What cannot be verified contributes nothing.
     """
-    _, rest = partition(turn.messages)
+    _, rest = split_system(turn.messages)
     redact = redactor_of(archive)
     if turn.history is not None:
-        _, history = partition(turn.history)
+        _, history = split_system(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not acknowledged_count(history):
             expanded = await _expand(rest, turn.session_id, archive)
@@ -328,7 +328,7 @@ class _Original:
 
     @classmethod
     def of(cls, messages: list[Message]) -> _Original:
-        head, rest = compact.partition(messages)
+        head, rest = split_system(messages)
         return cls(messages, head, rest)
 
     def text_of(self, summary: Summary, folded: Mapping[str, str]) -> str:
@@ -483,7 +483,7 @@ class Compact:
 
     async def _intend(self, turn: Turn) -> Intent:
         writer = summarizer_name(self._writer(turn))
-        _, rest = compact.partition(turn.messages)
+        _, rest = split_system(turn.messages)
         tokens = await turn.tokens()
         return Intent(
             f"{writer} would summarize {len(rest)} messages: "
@@ -497,7 +497,7 @@ class Compact:
         is_over = turn.budget.reached(tokens)
         if not turn.force and not is_over:
             return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
-        head, rest = compact.partition(turn.messages)
+        head, rest = split_system(turn.messages)
         obstacle = compact.obstacle(rest)
         if obstacle:
             return Skip(obstacle)
@@ -543,7 +543,7 @@ class Compact:
     # What -----------------------------------------------------------------------------------------
 
     async def _compact(self, turn: Turn) -> Change | Skip:
-        _, rest = compact.partition(turn.messages)
+        _, rest = split_system(turn.messages)
         shown = partial(visible_path, reference_of(self.archive), session_folder(turn.session_id))
         source = await source_of(turn, self.archive, shown)
         facts = await in_thread(compact.gather_facts, source)
@@ -616,7 +616,7 @@ class Compact:
         archive: str | None,
     ) -> list[compact.Replacement]:
         """What may replace the history, which is kept in the file *archive*."""
-        head, rest = compact.partition(turn.messages)
+        head, rest = split_system(turn.messages)
         path = ""
         if self.archive is not None and archive:
             path = visible_path(

@@ -24,12 +24,13 @@ from ctxpipe import (
     Stage,
     StorageError,
 )
-from ctxpipe.edits.compact import assemble, extract_commands, partition
+from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.edits.offload import prescan
 from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.folding.definitions import Definition
 from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
 from ctxpipe.functions import offload_tool_result, offload_tool_results
+from ctxpipe.messages import split_system
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
 from ctxpipe.stages.compact import Breaker, Compact, Restore, compact_messages, restore_files
 from ctxpipe.stages.gates import RatioGate
@@ -187,7 +188,7 @@ async def _truncate_conversation(args: dict[str, Any], _hooks: Any) -> dict[str,
 
 
 async def _partition(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
-    head, rest = partition(args["messages"])
+    head, rest = split_system(args["messages"])
     return {"head": head, "rest": rest}
 
 

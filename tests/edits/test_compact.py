@@ -39,12 +39,11 @@ from ctxpipe.edits.compact import (
     gather_facts,
     obstacle,
     open_tail,
-    partition,
     pinned_messages,
     replacements,
     user_commands,
 )
-from ctxpipe.messages import Message, check, pending_calls
+from ctxpipe.messages import Message, check, pending_calls, split_system
 from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
@@ -700,7 +699,7 @@ def test_what_a_compaction_made_is_never_pinned():
 def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
     history: list[Message], pins: set[int]
 ):
-    _, rest = partition(history)
+    _, rest = split_system(history)
     assume(not pending_calls(rest))  # the stage puts compaction off
     chosen = [message for index, message in enumerate(rest) if index in pins]
 
@@ -780,7 +779,7 @@ def test_folded_files_stand_behind_the_evidence():
 def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_did(
     history: list[Message], pinning: bool, whole: bool
 ):
-    head, rest = partition(history)
+    head, rest = split_system(history)
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
     replacement = replacement_of(head, rest, archive="/a.json", pin=pin, whole=whole)
@@ -803,7 +802,7 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
 
 @given(histories())
 def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[Message]):
-    _, rest = partition(history)
+    _, rest = split_system(history)
     evidence = replacement_of([], rest).evidence
 
     assert set(evidence.paths) == set(gather_facts(Source(rest)).paths)
