@@ -232,7 +232,7 @@ def view(number: int, source: Path) -> list[Message]:
 def texts_of(messages: list[Message]) -> Iterator[str]:
     """What a counter looks at."""
     for message in messages:
-        for part in parts.message_parts(message, compact_json):
+        for part in parts.content_parts(message["content"], compact_json):
             if isinstance(part, str):
                 yield part
 

@@ -58,9 +58,8 @@ NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten ma
 class Conversation:
     """What must be remembered about one conversation; a `Session` says what for.
 
-    *turns* is how many contexts `run` has returned, *fill* the estimated tokens of the last one, as
-    a share of the budget's trigger. *on_change* is called with the id and the conversation, in any
-    thread, when it has grown.
+    *turns* is how many contexts `run` has returned. *on_change* is called with the id and the
+    conversation, in any thread, when it has grown.
     """
 
     def __init__(
@@ -113,7 +112,9 @@ class Conversation:
         self._next_focus: str | None = None  # of the compaction that is due
         self._is_owner = False  # of the history
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
-        self.fill: float = 0.0
+        # Of the newest turn: the raw tokens of its context, and the options of its request.
+        self._tokens = 0
+        self._options: Mapping[str, object] = {}
 
     def _begin_anew(self) -> None:
         """Drop what is known of a conversation that was deleted."""
@@ -164,6 +165,13 @@ class Conversation:
     def text_reader(self) -> TextReader | None:
         """Where the stages and the journal keep their texts, if these can be read from there."""
         return next((one for one in self.storages[1:] if isinstance(one, TextReader)), None)
+
+    @property
+    def fill(self) -> float:
+        """The estimated tokens of the last context, as a share of the budget's trigger."""
+        model = model_of(self._state, self._options)
+        tokens = self._state.ledger.estimate(self._tokens, self._memory.timeline.sent)
+        return tokens / self._settings.budget_for(self._state, model).trigger
 
     @property
     def known(self) -> Sequence[Message]:
@@ -275,9 +283,8 @@ class Conversation:
                 asked = Request(system, tools, request or {}, force, expired, self._client)
                 result = await self._shape(history, asked)
                 self.turns += 1
-                tokens = self._state.ledger.estimate(result.tokens_after, result.messages)
-                model = model_of(self._state, asked.options)
-                self.fill = tokens / self._settings.budget_for(self._state, model).trigger
+                self._tokens = result.tokens_after
+                self._options = asked.options
                 return result
             finally:
                 self._memory.taken = 0

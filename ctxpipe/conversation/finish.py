@@ -18,28 +18,17 @@ def finish(
     context: list[Message], step: Step, state: State, request: Request, was_broken: bool
 ) -> tuple[Mapping[str, object], list[Message]]:
     """The options that the request needs, and the context to send, once the stages are done."""
-    options, context = _handle_stale_thinking(context, step, state, request)
+    if step.changed is not None:
+        mark_stale(step.stale, context, step.changed)
+    _forget_missing(step.stale, context)
+    if step.stale and state.settings.thinking == "strip":
+        context = _strip_stale_thinking(context, step, state)
+    options = drop_block(request.options) if step.stale else {}
     if was_broken:
         repaired = repair(context, beside=marks_beside(request))
         state.edit(step, context, repaired)
         context = repaired
     return options, context
-
-
-def _handle_stale_thinking(
-    context: list[Message], step: Step, state: State, request: Request
-) -> tuple[Mapping[str, object], list[Message]]:
-    """What the request needs because signatures of thinking are stale, and what to send."""
-    if step.changed is not None:
-        mark_stale(step.stale, context, step.changed)
-    _forget_missing(step.stale, context)
-    if not step.stale:
-        return {}, context
-    if state.settings.thinking == "strip":
-        context = _strip_stale_thinking(context, step, state)
-        if not step.stale:
-            return {}, context
-    return drop_block(request.options), context
 
 
 def _strip_stale_thinking(context: list[Message], step: Step, state: State) -> list[Message]:

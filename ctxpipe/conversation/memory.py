@@ -84,6 +84,8 @@ class Memory:
         self.generation: Generation = Generation(session_id, has_journal=journal is not None)
         self._session_id = session_id
         self._state = state
+        self.storage: JournalStorage | None = journal
+        """The storage of the journal, if there is one."""
         self._journal = Journal(journal, session_id, keys) if journal else None
         self._packing = Packing(journal, session_id, texts=texts)
         self._is_read = journal is None
@@ -100,11 +102,6 @@ class Memory:
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
         self._saved = self._calibration()
         self._saved_attempts: dict[str, Any] = {}
-
-    @property
-    def storage(self) -> JournalStorage | None:
-        """The storage of the journal, if there is one."""
-        return None if self._journal is None else self._journal.storage
 
     @property
     def has_unwritten(self) -> bool:
@@ -146,7 +143,7 @@ class Memory:
         except StorageError as error:
             problem = "the journal cannot be read"
             if not self._is_read:
-                self._journal = None
+                self._journal = self.storage = None
                 problem += "; the session begins anew, and without a journal"
             self.notify(f"{problem}: {safe_text(error)}")
         self._is_read = True

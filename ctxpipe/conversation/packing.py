@@ -69,28 +69,18 @@ class Replay:
     def _extend_raw(self, step: Step, files: Mapping[str, list[Any]]) -> None:
         cut = self._spans[step.known]
         if cut < len(self.raw):
-            before = self.files
-            self.files = {}
-            for index, texts in before.items():
-                if index < cut:
-                    self.files[index] = texts
+            self.files = {index: texts for index, texts in self.files.items() if index < cut}
         self.raw[cut:] = step.messages
-        stop = len(self.raw)
-        new = range(cut, stop)
+        new = range(cut, len(self.raw))
         for number, texts in files.items():
-            index = new[int(number)]
-            self.files[index] = texts
-        self._spans[step.known + 1 :] = range(cut + 1, stop + 1)
+            self.files[new[int(number)]] = texts
+        self._spans[step.known + 1 :] = range(cut + 1, len(self.raw) + 1)
 
     def _compare(self, step: Step, history: Sequence[Message]) -> None:
         ours = self.timeline.history
-        agreed = 0
-        if not step.adopted:
-            agreed = min(self.agreed, step.known)
+        agreed = 0 if step.adopted else min(self.agreed, step.known)
         most = min(len(ours), len(history))
-        while agreed < most:
-            if not says_the_same(ours[agreed], history[agreed]):
-                break
+        while agreed < most and says_the_same(ours[agreed], history[agreed]):
             agreed += 1
         self.agreed = agreed
 
@@ -150,8 +140,7 @@ class Packing:
         files: dict[int, list[Any]] = {}
         if locations:
             for index, message in enumerate(raw):
-                texts = strings(message)
-                if locations.keys().isdisjoint(texts):
+                if locations.keys().isdisjoint(strings(message)):
                     continue
                 packed = copy_containers(messages[index])  # shares the texts, however long
                 messages[index] = packed
@@ -232,8 +221,7 @@ class Packing:
                 files = turn.get("files", {})
                 step = _unpack_step(_fill_texts(turn, files, texts), known, replay.hidden)
                 replay.apply(step, files, history)
-            has_agreed = replay.agreed == len(replay.timeline.history)
-            if has_agreed:
+            if replay.agreed == len(replay.timeline.history):
                 replay.fitting = number
                 replay.fitted = replay.agreed
         return replay
@@ -253,16 +241,12 @@ class Packing:
             missing = [file for file in files if value_at(message, file[0]) == ""]
             if missing:
                 raw[index] = copy_containers(message)
-            for place, where, digest in missing:
-                reference = (index, place, where, digest)
-                references.append(reference)
+            references += [(index, *file) for file in missing]
         for start in range(0, len(references), _AT_ONCE):
-            stop = start + _AT_ONCE
-            batch = references[start:stop]
+            batch = references[start : start + _AT_ONCE]
             reads = [self._read(where, digest) for _, _, where, digest in batch]
             texts = await asyncio.gather(*reads, return_exceptions=True)
-            for reference, text in zip(batch, texts, strict=True):
-                index, place, _, _ = reference
+            for (index, place, *_), text in zip(batch, texts, strict=True):
                 if isinstance(text, StorageError):
                     reason = f"message {index} of the history cannot be restored: {text}"
                     if text.errno != errno.ENOENT:
@@ -320,18 +304,14 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
     digests = turn.get("digests", [])
     packed = turn.get("messages")
     if packed is None:
-        packed = []
-        for digest in digests:
-            message = {"role": "user", "content": digest}
-            packed.append(message)
+        packed = [{"role": "user", "content": digest} for digest in digests]
     step = Step(
         known=turn["known"],
         adopted=turn.get("adopted", False),
         messages=_unpack(packed, digests, known),
+        stale=dict(turn.get("stale", ())),
     )
-    step.stale = dict(turn.get("stale", ()))
-    edits = turn.get("edits", ())
-    for start, stop, messages, names in edits:
+    for start, stop, messages, names in turn.get("edits", ()):
         step.edits.append(Edit(start, stop, _unpack(messages, names, known)))
         for message, digest in zip(messages, names, strict=True):
             if digest and digest not in known:
@@ -346,7 +326,5 @@ def _unpack(
     ensure_messages(packed)
     if not digests:
         return packed
-    messages = []
-    for message, digest in zip(packed, digests, strict=True):
-        messages.append(known.get(digest, message))
-    return messages
+    pairs = zip(packed, digests, strict=True)
+    return [known.get(digest, message) for message, digest in pairs]

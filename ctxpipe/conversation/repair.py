@@ -65,5 +65,5 @@ def marks_beside(request: Request) -> MarksBeside:
     for part in (request.tools, request.system):
         if isinstance(part, list | tuple):
             marks += [mark for item in part if (mark := read(item, "cache_control"))]
-    number = len(marks) + bool(read(request.options, "cache_control"))
+    number = len(marks) + bool(request.options.get("cache_control"))
     return MarksBeside(number, not all(map(is_for_hour, marks)))

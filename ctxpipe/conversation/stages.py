@@ -50,6 +50,7 @@ async def ask_stages(
     they are asked what they would do; only reports of what was done are emitted.
     """
     settings = state.settings
+    is_debugging = logger.isEnabledFor(logging.DEBUG)
     reports: list[StageReport] = []
     for place, stage in stages.items():
         turn = turn_of(messages, memory=state.memories.setdefault(place, {}))
@@ -60,7 +61,9 @@ async def ask_stages(
                 change, report = await _ask_stage(settings, stage, turn, tokens, is_plan)
                 describe(span, report)
         if not is_plan:
-            _log(report)
+            # Who does not debug is told of no stage that had nothing to do.
+            if is_debugging or report.detail is not None or report.outcome is not Outcome.SKIPPED:
+                _log(report)
             if settings.on_report is not None:
                 _hand_over(report, settings.on_report)
         reports.append(report)
@@ -138,10 +141,11 @@ async def _judge(
     first = common_prefix(turn.messages, proposal.messages)
     if first == len(turn.messages) == len(proposal.messages):
         return None, {**facts, "reason": "the proposal changes nothing"}
-    is_long = is_bulky(proposal.messages, first)
+    is_long = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
     await in_thread_if(is_long, ensure_messages, proposal.messages, first)
     saved = await _tokens_saved(turn, proposal, first)
-    refusal = await _refusal(settings, turn, proposal, first, saved)
+    problem = await in_thread_if(is_long, _new_problem, turn, proposal, first)
+    refusal = _refusal(settings, turn, proposal, first, saved, problem)
     if refusal:
         return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
     facts |= {"tokens_after": tokens - saved, "first_changed_index": first}
@@ -150,12 +154,15 @@ async def _judge(
     return proposal, facts
 
 
-async def _refusal(
-    settings: PipelineSettings, turn: Turn, change: Change, first: int, saved: int
+def _refusal(
+    settings: PipelineSettings,
+    turn: Turn,
+    change: Change,
+    first: int,
+    saved: int,
+    problem: Problem | None,
 ) -> str:
     """Why *change*, which saves *saved* tokens, must not count; "" when it may."""
-    is_long = is_bulky(change.messages, first) or is_bulky(turn.messages, first)
-    problem = await in_thread_if(is_long, _new_problem, turn, change, first)
     if problem is not None:
         return f"it would break a rule of the Messages API: {problem}"
     if first < turn.protected and index_after_thinking(change.messages) > first:
@@ -231,8 +238,6 @@ def _log(report: StageReport) -> None:
     level = _LEVELS.get(report.outcome, logging.INFO)
     if writing is not None and writing.failed:
         level = logging.WARNING
-    if not logger.isEnabledFor(level):
-        return
     logger.log(level, "%s", report)
     if not logger.isEnabledFor(logging.DEBUG):
         return

@@ -20,8 +20,6 @@ from .timeline import Step
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
-_MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
-
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 """Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
 

@@ -217,16 +217,13 @@ class Timeline:
         agreement = Agreement(now, moved=moved[: bisect_left(moved, known)], cursor=cursor)
         step = Step(known, adopted, now[known:], agreement=agreement)
         self._prepare(step)
-        ours = self.history
-        if adopted:
-            ours = self.sent
+        ours = self.sent if adopted else self.history
         whole = len(ours)
         agreement.is_cut = known < whole
         agreement.has_diverged = agreed < whole or not self._grows(step, whole)
         if self.stale:
-            for place, block in self.stale.items():
-                if place < step.kept:
-                    step.stale[place] = block
+            kept = step.kept
+            step.stale = {place: block for place, block in self.stale.items() if place < kept}
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
         if agreement.has_diverged or has_left:
@@ -246,24 +243,17 @@ class Timeline:
 
     def _grows(self, step: Step, whole: int) -> bool:
         """Whether no more than the last message was changed in place, of *whole*."""
-        if step.known < whole - 1:
-            return False
-        if step.kept < len(self.context) - 1:
-            return False
-        return step.agreement.fresh >= step.known
+        is_kept = step.known >= whole - 1 and step.kept >= len(self.context) - 1
+        return is_kept and step.agreement.fresh >= step.known
 
-    def _part_to_keep(self, step: Step) -> tuple[int, int]:
+    def _part_to_keep(self, step: Step, is_untouched: bool) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
-        if step.adopted or self.is_untouched:
+        if step.adopted or is_untouched:
             return known, known
         kept = bisect_right(self._ends, known)
-        fresh = 0
-        if kept:
-            fresh = self._ends[kept - 1]
-        gap_end = len(self.history)
-        if kept < len(self._starts):
-            gap_end = self._starts[kept]
+        fresh = self._ends[kept - 1] if kept else 0
+        gap_end = self._starts[kept] if kept < len(self._starts) else len(self.history)
         has_gap = fresh < gap_end <= known
         if not has_gap:
             return kept, fresh
@@ -277,7 +267,7 @@ class Timeline:
         """Derive the context of *step* before any stage."""
         agreement = step.agreement
         is_untouched = self.is_untouched
-        step.kept, agreement.fresh = self._part_to_keep(step)
+        step.kept, agreement.fresh = self._part_to_keep(step, is_untouched)
         if agreement.moved or not is_untouched:
             agreement.marked = dict(self._new_marks(step))
         step.same = min(agreement.marked, default=step.kept)
@@ -312,9 +302,7 @@ class Timeline:
         """Make *step*, which has its edits by now."""
         agreement = step.agreement
         if not agreement.history:  # a journal holds only what cannot be derived
-            ours = self.history
-            if step.adopted:
-                ours = self.sent
+            ours = self.sent if step.adopted else self.history
             agreement.history = [*ours[: step.known], *step.messages]
             self._prepare(step)
         if self.verify and agreement.digests is None:
@@ -366,24 +354,16 @@ class Timeline:
         Its first message replaces all that it removes, the others replace nothing.
         """
         start, stop, messages = edit
-        first = 0
-        last = 0
-        if start < stop:
-            first = self._starts[start]
-            last = self._ends[stop - 1]
-        elif start:
-            first = self._ends[start - 1]
-            last = first
+        last = self._ends[stop - 1] if stop else 0
+        first = self._starts[start] if start < stop else last
         note_placeholders(self.placeholders, self.history[first:last], messages)
         count = len(messages)
-        starts = [first, *[last] * (count - 1)]
-        ends = [last] * count
-        self._starts[start:stop] = array("q", starts[:count])
-        self._ends[start:stop] = array("q", ends)
+        self._starts[start:stop] = array("q", [first, *[last] * (count - 1)][:count])
+        self._ends[start:stop] = array("q", [last] * count)
         if stop - start == 1 == count:
             return edit
-        unmarked = list(map(without_marks, messages))  # no message has their marks now
-        return Edit(start, stop, unmarked)
+        # No message has their marks now.
+        return Edit(start, stop, list(map(without_marks, messages)))
 
     # Edits in place -------------------------------------------------------------------------------
 
@@ -478,9 +458,7 @@ class Timeline:
         recent = range(max(0, known - RECENT), known)
         for index in {*agreement.moved, *recent}:
             place = self._position(index)
-            if place is None:
-                continue
-            if place >= step.kept:
+            if place is None or place >= step.kept:
                 continue
             now = agreement.history[index]
             if self.sent[place] is self.history[index]:
@@ -499,11 +477,8 @@ class Timeline:
         place = bisect_left(self._ends, index + 1)
         if place == len(self._ends):
             return None
-        if self._starts[place] != index:
-            return None
-        if self._ends[place] != index + 1:
-            return None
-        return place
+        is_alone = (self._starts[place], self._ends[place]) == (index, index + 1)
+        return place if is_alone else None
 
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:

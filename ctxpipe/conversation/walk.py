@@ -77,7 +77,7 @@ async def _shape(
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
     tracked = Tracked(start, is_bulk, state.columns)
     turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)
-    before = await _count_tokens(state, turn_of(messages))
+    before = await _count_tokens(state, session_id, messages)
     if not stages:
         stages = dict(enumerate(state.settings.stages))
     messages, reports, after = await ask_stages(
@@ -89,8 +89,8 @@ async def _shape(
         is_bulk, finish, messages, step, state, request, bool(problems)
     )
     if context is not messages:
-        after = await _count_tokens(state, turn_of(context))
-    changed = [place for place in (repaired, step.changed) if place is not None]
+        after = await _count_tokens(state, session_id, context)
+    changed = list(filter(None, (repaired, step.changed)))
     return Result(
         messages_to_send(step, context),
         tuple(reports),
@@ -104,18 +104,19 @@ async def _shape(
     )
 
 
-async def _count_tokens(state: State, turn: Turn) -> int:
-    """The raw tokens of the context; 0 when the counter cannot count it.
+async def _count_tokens(state: State, session_id: str, messages: list[Message]) -> int:
+    """The raw tokens of the context *messages*; 0 when the counter cannot count it.
 
     The ledger counts only what is new.
     """
     try:
-        return await turn.raw_tokens()
+        tokens = await state.ledger.total(messages, known=state.ledger.known)
+        return tokens + state.overhead.tokens
     except Exception as error:
         if state.settings.on_error == "raise":
             raise
-        session, reason = turn.session_id[:40], safe_text(error)
-        logger.warning("the context of session %r cannot be counted: %s", session, reason)
+        reason = safe_text(error)
+        logger.warning("the context of session %r cannot be counted: %s", session_id[:40], reason)
         logger.debug("the counter failed with", exc_info=error)
         return 0
 

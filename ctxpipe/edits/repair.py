@@ -200,7 +200,7 @@ def _valid_block(block: Block, role: str) -> Block | None:
 def _valid_other(block: Block, name: str) -> Block | None:
     if name == "compaction" and field(block, "content") == "":
         return None
-    for key in surplus_keys(block):
+    for key in surplus_keys(block, name):
         block = _without(block, key)
     changes = _changes(block, name)
     if not changes:

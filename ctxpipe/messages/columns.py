@@ -17,11 +17,12 @@ class Columns:
     says what replaces them.
     """
 
-    __slots__ = ("_marks", "_replies")
+    __slots__ = ("_marks", "_replies", "_result_chars")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._marks = array("q", [0])  # cache marks in the first n messages
         self._replies = array("q", [0])  # replies among the first n messages
+        self._result_chars = array("q", [0])  # characters of tool results in them
         self.extend(messages)
 
     def __len__(self) -> int:
@@ -42,11 +43,12 @@ class Columns:
         for own in facts:
             self._marks.append(self._marks[-1] + own.marks)
             self._replies.append(self._replies[-1] + (own.role == "assistant"))
+            self._result_chars.append(self._result_chars[-1] + own.result_chars)
 
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
-        del self._marks[length + 1 :]
-        del self._replies[length + 1 :]
+        for sums in (self._marks, self._replies, self._result_chars):
+            del sums[length + 1 :]
 
     def replace(self, edits: Iterable[tuple[int, int, Sequence[Message]]]) -> None:
         """Take over *edits*, the last one first: in each the messages from the one index up to the
@@ -61,7 +63,7 @@ class Columns:
                 parts.append((start, stop, messages))
         end = len(self)
         parts = [*reversed(parts), (end, end, ())]
-        columns = ((self._marks, self._marks[:]), (self._replies, self._replies[:]))
+        columns = [(sums, sums[:]) for sums in (self._marks, self._replies, self._result_chars)]
         known = parts[0][0]
         self.cut(known)
         for start, stop, messages in parts:
@@ -85,6 +87,12 @@ class Columns:
             index = bisect_right(self._marks, marks) - 1
             yield index
             marks = self._marks[index + 1]
+
+    # Tool results ---------------------------------------------------------------------------------
+
+    def result_chars(self, start: int) -> int:
+        """The characters of the tool results from message *start* on; no one of them has more."""
+        return self._result_chars[-1] - self._result_chars[start]
 
     # Replies --------------------------------------------------------------------------------------
 
@@ -113,7 +121,7 @@ class Columns:
         A reply that nothing follows is always recent: tools have yet to read the inputs of its
         calls.
         """
-        if len(self) and self._replies[-1] > self._replies[-2]:
+        if self._replies[-1] > self._replies[-2:][0]:
             keep_recent = max(1, keep_recent)
         wanted = self._replies[-1] - keep_recent + 1
         return self._first_after(wanted) - 1 if wanted > 0 else 0

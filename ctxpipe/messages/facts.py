@@ -14,10 +14,19 @@ from typing import Any, NamedTuple
 
 from .._threads.bulk import MAPPINGS
 from .._values import SURROGATE, encoding_fault
-from .vocabulary import CALLS, ROLES, SERVER_CALLS, THINKING, Block, Message, field, kind
+from .vocabulary import (
+    CALLS,
+    MESSAGE_KEYS,
+    ROLES,
+    SERVER_CALLS,
+    THINKING,
+    Block,
+    Message,
+    field,
+    kind,
+)
 
-_MESSAGE_KEYS = frozenset({"role", "content"})
-_SYSTEM_KEYS = _MESSAGE_KEYS | {"clear_at", "output_config"}
+_SYSTEM_KEYS = MESSAGE_KEYS | {"clear_at", "output_config"}
 _NOT_IN_SYSTEM = frozenset({"image", "document", "search_result", "container_upload", "compaction"})
 SERVER_RESULTS = frozenset(
     f"{tool}_tool_result"
@@ -66,7 +75,8 @@ class Facts(NamedTuple):
 
     *kinds* are those of its blocks; bare text counts as a text block. *calls* are the ids of its
     tool_use blocks, *results* the ids that its tool_result blocks answer, both in order. *marks* is
-    its number of cache marks. With *has_server_tools* a block is about a tool that the server runs.
+    its number of cache marks, *result_chars* are the characters of its tool results, one of blocks
+    counted as `UNMEASURED`. With *has_server_tools* a block is about a tool that the server runs.
     *faults* are the rules that it breaks by itself, values that cannot be encoded included.
     """
 
@@ -75,16 +85,14 @@ class Facts(NamedTuple):
     calls: Sequence[str] = ()
     results: Sequence[str] = ()
     marks: int = 0
+    result_chars: int = 0
     has_server_tools: bool = False
     faults: Sequence[Fault] = ()
 
-    @property
-    def closes_turn(self) -> bool:
-        """Whether the user says more than results of calls, which ends the assistant's turn."""
-        return self.role == "user" and len(self.results) < len(self.kinds)
-
 
 NO_FACTS = Facts("")
+UNMEASURED = 10**12
+"""More characters than any text has: those of blocks depend on how they are written down."""
 
 
 def read_facts(message: Message) -> Facts:
@@ -92,7 +100,7 @@ def read_facts(message: Message) -> Facts:
     role = message["role"]
     content = message["content"]
     faults: list[Fault] = []
-    if len(message) != len(_MESSAGE_KEYS):
+    if len(message) != len(MESSAGE_KEYS):
         faults += _key_faults(message)
     if not content or isinstance(content, str):
         faults += _text_faults(message)
@@ -101,12 +109,14 @@ def read_facts(message: Message) -> Facts:
     calls: list[str] = []
     results: list[str] = []
     marks = 0
+    result_chars = 0
     has_server_tools = False
     number_of_results = kinds.count("tool_result")
     for place, block in enumerate(content):
         name = kinds[place]
         # A dict's own method: `field` for each key would take most of the time.
         read = block.get if isinstance(block, dict) else partial(field, block)
+        inner = read("content")
         for rule, text in _block_faults(role, name, block, read):
             faults.append(Fault(rule, text, place))
         if name == "tool_use":
@@ -114,6 +124,7 @@ def read_facts(message: Message) -> Facts:
             has_server_tools = has_server_tools or read("caller") is not None
         elif name == "tool_result":
             results.append(str(read("tool_use_id", "")))
+            result_chars += len(inner) if isinstance(inner, str) else UNMEASURED
             if place >= number_of_results:
                 faults.append(Fault("results-first", "a tool_result after another block", place))
         elif name in SERVER_CALLS or is_server_result(name):
@@ -121,12 +132,11 @@ def read_facts(message: Message) -> Facts:
         if name not in THINKING and (fault := encoding_fault(block)):
             faults.append(_value_fault(fault, place))
         marks += bool(read("cache_control"))
-        inner = read("content")
         if isinstance(inner, list | tuple):
             marks += _mark_count(inner)
     if role == "assistant" and kinds[-1] in THINKING:
         faults.append(Fault("thinking", "it ends in a thinking block", len(kinds) - 1))
-    return Facts(role, kinds, calls, results, marks, has_server_tools, tuple(faults))
+    return Facts(role, kinds, calls, results, marks, result_chars, has_server_tools, tuple(faults))
 
 
 def _mark_count(inner: Iterable[Block]) -> int:
@@ -184,9 +194,7 @@ def _block_faults(
 
 def is_message_key(role: str, key: object) -> bool:
     """Whether a message of *role* may have *key*."""
-    if role == "system":
-        return key in _SYSTEM_KEYS
-    return key in _MESSAGE_KEYS
+    return key in (_SYSTEM_KEYS if role == "system" else MESSAGE_KEYS)
 
 
 def is_directive(message: Message) -> bool:
@@ -194,9 +202,8 @@ def is_directive(message: Message) -> bool:
 
     Such a message may be empty, and be anywhere in the conversation.
     """
-    if message["role"] != "system" or message["content"]:
-        return False
-    return bool(field(message, "output_config"))
+    is_empty = message["role"] == "system" and not message["content"]
+    return is_empty and bool(field(message, "output_config"))
 
 
 def is_blank(text: object) -> bool:
@@ -214,7 +221,7 @@ def _thinking_faults(block: Block) -> Iterator[tuple[str, str]]:
 def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
     if field(block, "content") == "":
         yield "compaction", "an empty compaction block"
-    if surplus_keys(block):
+    if surplus_keys(block, "compaction"):
         yield "block-key", "a compaction block with a key that is not its own"
 
 
@@ -244,7 +251,7 @@ def _call_faults(name: str, block: Block, read: Callable[..., Any]) -> Iterator[
     arguments = read("input")
     if not is_object(arguments):
         yield "tool-input", f"a {name} whose input is {type(arguments).__name__}, not an object"
-    if surplus_keys(block):
+    if surplus_keys(block, name):
         caller = type(read("caller")).__name__
         yield "block-key", f"a {name} whose caller is {caller}, not an object"
 
@@ -259,13 +266,13 @@ def is_server_result(name: str) -> bool:
     return name.endswith("_tool_result")
 
 
-def surplus_keys(block: Block) -> list[str]:
-    """The keys of a call or a compaction block that the API refuses to see there."""
+def surplus_keys(block: Block, name: str) -> list[str]:
+    """The keys of a call or a compaction block, of the kind *name*, that the API refuses there."""
     if isinstance(block, MAPPINGS):
         keys: Iterable[str] = block
     else:
         keys = getattr(block, "model_fields_set", ())
-    if kind(block) == "compaction":
+    if name == "compaction":
         extra = getattr(block, "model_extra", None) or {}
         return [key for key in (*keys, *extra) if key in _DUMPED_KEYS]
     if "caller" in keys and not is_object(field(block, "caller")):

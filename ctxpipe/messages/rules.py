@@ -216,7 +216,7 @@ def _problems_of_place(
     problems: list[Problem] = []
     if own.calls or own.results:
         problems += pair_problems(messages, index, before, own, after)
-    if own.closes_turn:
+    if own.role == "user" and len(own.results) < len(own.kinds):  # it says more than results
         problems += _calls_without_result(messages, index, head)
         problems += _waiting_program_calls(messages, index)
     elif own.has_server_tools and own.role != "user":
@@ -301,16 +301,12 @@ def closes_turn(message: Message) -> bool:
 
 def server_call(block: Block) -> str | None:
     """The id of *block* if it is a server tool's call."""
-    if kind(block) not in SERVER_CALLS:
-        return None
-    return str(field(block, "id", ""))
+    return str(field(block, "id", "")) if kind(block) in SERVER_CALLS else None
 
 
 def server_result(block: Block) -> str | None:
     """The id of the call that *block* answers if it is a server tool's result."""
-    if not is_server_result(kind(block)):
-        return None
-    return str(field(block, "tool_use_id", ""))
+    return str(field(block, "tool_use_id", "")) if is_server_result(kind(block)) else None
 
 
 def needs_call(block: Block) -> bool:
@@ -318,9 +314,8 @@ def needs_call(block: Block) -> bool:
 
     It is when its kind is known, or its id is that of a server tool's call.
     """
-    if kind(block) in SERVER_RESULTS:
-        return True
-    return is_id(field(block, "tool_use_id"), "server_tool_use")
+    is_known = kind(block) in SERVER_RESULTS
+    return is_known or is_id(field(block, "tool_use_id"), "server_tool_use")
 
 
 def _server_tool_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
@@ -449,9 +444,8 @@ def _compaction_problems(messages: Sequence[Message], index: int, head: int) -> 
 
 def is_replacement(block: Block) -> bool:
     """Whether *block* is a compaction block that must come first and replace what it summarizes."""
-    if kind(block) != "compaction":
-        return False
-    return bool(field(block, "content")) and bool(field(block, "signature"))
+    is_summary = kind(block) == "compaction" and bool(field(block, "content"))
+    return is_summary and bool(field(block, "signature"))
 
 
 def opens_with_replacement(message: Message) -> bool:

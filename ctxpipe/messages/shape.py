@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from .._text import one_line
 from .._threads.bulk import MAPPINGS
 from ..errors import InvalidHistory
-from .vocabulary import ROLES, SPOKEN, Block, field, kind
+from .vocabulary import MESSAGE_KEYS, ROLES, SPOKEN, Block, field, kind
 
-_KEYS = frozenset({"role", "content"})
 _SPEAKERS = ("user", "assistant")
 _TEXT_KEYS = {"text": "text", "tool_result": "content"}  # what is a text in most such blocks
 
@@ -62,7 +61,7 @@ def _history_hint(history: object) -> str:
 
 def _is_common(message: object) -> bool:
     """Whether *message* has the most common form, which needs no further check."""
-    if type(message) is not dict or message.keys() != _KEYS:
+    if type(message) is not dict or message.keys() != MESSAGE_KEYS:
         return False
     if message["role"] not in _SPEAKERS:
         return False

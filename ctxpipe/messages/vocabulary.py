@@ -26,6 +26,7 @@ __all__ = ["Message"]  # for mypy; pyright would know no type of an alias of its
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
 
+MESSAGE_KEYS = frozenset({"role", "content"})
 ROLES = frozenset({"user", "assistant", "system"})
 SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 THINKING = frozenset({"thinking", "redacted_thinking"})
@@ -108,17 +109,17 @@ def as_blocks(message: Message) -> Sequence[Block]:
 
 def has_thinking(message: Message) -> bool:
     """Whether *message* carries a thinking block."""
-    return any(kind(block) in THINKING for block in blocks(message))
+    return not THINKING.isdisjoint(map(kind, blocks(message)))
 
 
 def has_calls(message: Message) -> bool:
     """Whether *message* calls a tool."""
-    return any(kind(block) == "tool_use" for block in blocks(message))
+    return "tool_use" in map(kind, blocks(message))
 
 
 def has_results(message: Message) -> bool:
     """Whether *message* holds the result of a tool call."""
-    return any(kind(block) == "tool_result" for block in blocks(message))
+    return "tool_result" in map(kind, blocks(message))
 
 
 def texts(message: Message) -> Iterator[str]:
@@ -235,7 +236,7 @@ def common_prefix(before: Sequence[object], after: Sequence[object], known: int 
     high = min(len(before), len(after))
     low = min(known, high)
     # Whole slices compare in C, in about 10 ns a message for the same objects.
-    if is_equal(before[low:high], after[low:high]):
+    if low == high or is_equal(before[low:high], after[low:high]):
         return high
     while low < high - 1:  # the first `low` are equal, the first `high` are not
         middle = (low + high) // 2

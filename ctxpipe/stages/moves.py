@@ -148,6 +148,8 @@ async def worthwhile_moves(
     pointers: Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection
 ) -> list[Move]:
     """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
+    if not chosen:
+        return []
     is_long = _are_long(chosen)
     moves = await in_thread_if(is_long, _all_moves, pointers, turn, chosen, selection)
     sizes = await turn.counter.texts([move.predicted for move in moves])

@@ -221,10 +221,12 @@ class DirectOffload:
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         selection = recall_selection(turn, self.storage, self._selection)
         start = offload.newest(turn.messages)
-        is_long = turn.is_bulky(max(0, start - 1))
-        chosen = await in_thread_if(is_long, offload.candidates, turn.messages, start, selection)
         moves: list[Move] = []
-        if chosen:
+        if (await turn.columns()).result_chars(start) >= selection.least_chars:
+            is_long = turn.is_bulky(max(0, start - 1))
+            chosen = await in_thread_if(
+                is_long, offload.candidates, turn.messages, start, selection
+            )
             moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")

@@ -96,8 +96,10 @@ class TrimReadBacks:
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], dict[Place, str]]:
         """What goes into files, and what replaces results that are in a file already."""
-        selection = recall_selection(turn, self.storage, self._selection)
         start = offload.newest(turn.messages)
+        if (await turn.columns()).result_chars(start) <= self.max_chars:
+            return [], {}
+        selection = recall_selection(turn, self.storage, self._selection)
         is_long = turn.is_bulky(max(0, start - 1))
         too_long = await in_thread_if(
             is_long, offload.long_read_backs, turn.messages, start, selection

@@ -17,7 +17,7 @@ from .._threads.bulk import MAPPINGS
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..errors import SettingsError
-from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
+from ..messages import Block, Message, compact_json, deep_copy, field, is_bulky, is_equal
 from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Wanted, excerpt
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -135,7 +135,7 @@ class TokenCounter:
 
     def message(self, message: Message, /) -> int:
         """The raw tokens of a message's content; nothing is added for its frame."""
-        return self._sum(parts.message_parts(message, self._as_json))
+        return self._sum(parts.content_parts(field(message, "content"), self._as_json))
 
     def total(
         self,
@@ -175,7 +175,7 @@ class TokenCounter:
         content: list[Part] = []
         bounds = [0]
         for message in messages:
-            content += parts.message_parts(message, self._as_json)
+            content += parts.content_parts(field(message, "content"), self._as_json)
             bounds.append(len(content))
         tokens = await self._tokens(content)
         return [sum(tokens[start:end]) for start, end in itertools.pairwise(bounds)]
@@ -230,7 +230,7 @@ class TokenCounter:
         self, messages: Iterable[Message], system: object, tools: Iterable[object] | None
     ) -> Iterator[Part]:
         for message in messages:
-            yield from parts.message_parts(message, self._as_json)
+            yield from parts.content_parts(field(message, "content"), self._as_json)
         if system is not None:
             yield from parts.content_parts(system, self._as_json)
         for tool in tools or ():
@@ -248,9 +248,6 @@ class TokenCounter:
         key = text if len(text) <= _KEPT_CHARS else text_digest(text)
         self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
         return tokens
-
-    def _learn_all(self, texts: Iterable[str]) -> list[int]:
-        return list(map(self._learn, texts))
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""
@@ -277,17 +274,18 @@ class TokenCounter:
             elif isinstance(part, str):
                 new[part] = None
         if new:
-            learned = await self._learn_in_time(new)
+            learned = await self._learn_all(new)
             counts.update(zip(new, learned, strict=True))
         return list(map(counts.__getitem__, content))
 
-    async def _learn_in_time(self, texts: Iterable[str]) -> list[int]:
+    async def _learn_all(self, texts: Iterable[str]) -> list[int]:
+        learn: Callable[[], list[int]] = partial(list, map(self._learn, texts))
         size = sum(map(sys.getsizeof, texts))
         if self._encoder.ready and size <= HOP_BYTES:
-            return self._learn_all(texts)
+            return learn()
         # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
         # for the count: the thread goes on and only fills the memo.
-        return await in_thread(self._learn_all, texts, abandon_on_cancel=True)
+        return await in_thread(learn, abandon_on_cancel=True)
 
     def _as_json(self, value: object) -> str:
         """*value* as compact JSON; that of a long object is remembered until the object changes."""

@@ -66,13 +66,12 @@ class Tiktoken:
         return sum(len(piece.encode(errors="surrogatepass")) for piece in pieces(text))
 
     def count(self, text: str) -> int:
-        if not self._shipped:  # its pattern is unknown, and so are its exact cuts
+        # The pattern of another encoding is unknown, and so are its exact cuts.
+        if not self._shipped or len(text) < _RUN_CHARS:
             return len(self._ids(text))
         return sum(map(self._count, segments(text)))
 
     def _count(self, text: str) -> int:
-        if len(text) < _RUN_CHARS:
-            return len(self._ids(text))
         is_slow = vocabulary.is_slow_at_runs() and _LONG_RUN.search(text)
         if len(text) < _ENGINE_LIMIT and not is_slow:
             return len(self._ids(text))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from ..messages import MEDIA, Block, Message, compact_json, field, kind, rebuilt
+from ..messages import MEDIA, Block, compact_json, field, kind, rebuilt
 from . import media
 
 Part: TypeAlias = str | int
@@ -23,10 +23,6 @@ Reader: TypeAlias = Callable[[Block, AsJson], Iterable[Part]]
 
 # Encrypted or encoded content, at any depth of an unknown block: never counted by its length.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
-
-
-def message_parts(message: Message, as_json: AsJson) -> list[Part]:
-    return content_parts(field(message, "content"), as_json)
 
 
 def content_parts(content: object, as_json: AsJson) -> list[Part]:

@@ -9,33 +9,18 @@ from types import FrameType
 import pytest
 from histories import conversation, step, user
 
-from ctxpipe import (
-    BatchOffload,
-    Budget,
-    Compact,
-    ContextPipeline,
-    DirectOffload,
-    LocalStorage,
-    SmartTruncate,
-)
-from ctxpipe.stages.compact import Restore
+from ctxpipe import Budget, ContextPipeline, LocalStorage
+from ctxpipe.presets import coding_agent
 from ctxpipe.summarizers import ExtractiveSummarizer
 
-MOST_CALLS = 500
-"""Python calls of a turn with two new messages, through the four stages of the README."""
+MOST_CALLS = 350
+"""Python calls of a turn with two new messages, through the five stages of a coding agent."""
 
 
 async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
     """The Python calls of a turn after so many *exchanges*, of two messages each."""
-    storage = LocalStorage(folder)
-    pipeline = (
-        ContextPipeline(budget=Budget(window=10_000_000))
-        .use(DirectOffload(storage))
-        .use(BatchOffload(storage))
-        .use(Compact(ExtractiveSummarizer(), archive=storage, restore=Restore(work_dir=folder)))
-        .use(SmartTruncate(archive=storage))
-    )
-    session = pipeline.new_session("s")
+    stages = coding_agent(LocalStorage(folder), work_dir=folder, summarize=ExtractiveSummarizer())
+    session = ContextPipeline(stages, budget=Budget(window=10_000_000)).new_session("s")
     history = conversation(user("go"), *(step(f"t{number}") for number in range(exchanges)))
     await session.run(history)
     calls = 0
