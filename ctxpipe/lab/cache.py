@@ -6,16 +6,15 @@ Why the cache missed, and how far a replay is from the usage.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
-from ..errors import SettingsError, TranscriptError
+from ..errors import TranscriptError
 from ..prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
 from ..prompt_cache.misses import most_tokens_first
-from ..providers.prices import Prices, prices_of
+from ..providers.prices import Prices, find_prices
 from ..tokens import TokenCounter
 from .records import Sums
 from .replay import Replay
@@ -138,19 +137,13 @@ def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
 
 def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
     """The *misses* by cause, at *prices*, or those listed for the model of each."""
-    listed = cache(_prices_of)
+    listed = cache(find_prices)
     tallies: dict[Cause, Tally] = {}
     for miss in misses:
         own = prices or listed(miss.model)
         cost = None if own is None else miss.cost(own)
         tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, cost)
     return most_tokens_first(tallies.values())
-
-
-def _prices_of(model: str | None) -> Prices | None:
-    with suppress(SettingsError):
-        return prices_of(model) if model else None
-    return None
 
 
 def _seconds(transcript: Transcript, index: int, otherwise: float) -> float:

@@ -9,8 +9,8 @@ from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
 from ..messages import Message, blocks, common_prefix
-from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
-from ..providers.prices import Prices
+from ..prompt_cache.cache import Mark, PrefixCache
+from ..providers.prices import FIVE_MINUTES, Prices
 from .records import Sums
 
 __all__ = [

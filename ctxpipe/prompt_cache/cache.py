@@ -12,10 +12,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from ..providers.prices import FIVE_MINUTES, HOUR
+
 LOOKBACK_BLOCKS = 20
 """How many blocks, its own included, a mark looks back for a prefix that was written before."""
 
-FIVE_MINUTES, HOUR = 300.0, 3600.0
 _DEFAULT_MINIMUM = 1024
 # By the beginning of a model's name; the longest that fits counts. Sources disagree about some.
 _MINIMUMS: Mapping[str, int] = {

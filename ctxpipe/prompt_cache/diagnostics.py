@@ -10,8 +10,9 @@ from math import inf
 from typing import cast
 
 from ..messages import Message
+from ..providers.prices import FIVE_MINUTES, HOUR
 from ..tokens import TokenCounter
-from .cache import FIVE_MINUTES, HOUR, LOOKBACK_BLOCKS, MOST_MINIMUM, Entry, Mark, min_cached_tokens
+from .cache import LOOKBACK_BLOCKS, MOST_MINIMUM, Entry, Mark, min_cached_tokens
 from .differences import Difference, differences, index_blocks
 from .misses import Bill, CacheMiss, Cause
 from .prompts import Prompt, Sent, as_prompt

@@ -9,9 +9,8 @@ from dataclasses import replace
 from .._logs import logger
 from .._threads.threads import in_thread
 from ..conversation.state import PipelineSettings
-from ..errors import SettingsError
 from ..messages import Message
-from ..providers.prices import Prices, prices_of
+from ..providers.prices import Prices, find_prices
 from ..stages.observers import Observer, Shaped
 from .diagnostics import CacheDiagnostics
 from .misses import CacheMiss, Cause, Tally, as_bill, most_tokens_first
@@ -83,10 +82,7 @@ class CacheWatch(Observer):
             return []
         for model in {miss.model for miss in self._unreported}:
             if self.settings.prices is None and model not in self._listed:
-                self._listed[model] = await in_thread(_find_prices, model)
-        return self._report()
-
-    def _report(self) -> list[str]:
+                self._listed[model] = await in_thread(find_prices, model)
         sentences = []
         misses, self._unreported = self._unreported, []
         for miss in misses:
@@ -100,13 +96,10 @@ class CacheWatch(Observer):
 
     def _count(self, miss: CacheMiss, tallies: dict[Cause, Tally]) -> Prices | None:
         """Add *miss* to *tallies*; the prices that it is counted by."""
-        prices = self._prices_for(miss)
+        prices = self.settings.prices or self._listed.get(miss.model)
         tally = tallies.setdefault(miss.cause, Tally(miss.cause))
         tally.add(miss, None if prices is None else miss.cost(prices))
         return prices
-
-    def _prices_for(self, miss: CacheMiss) -> Prices | None:
-        return self.settings.prices or self._listed.get(miss.model)
 
     def findings(self) -> Mapping[str, object]:
         return {"cache_misses": tuple(self.misses), "cache_tally": self._all_tallies()}
@@ -116,12 +109,3 @@ class CacheWatch(Observer):
         for miss in self._unreported:
             self._count(miss, tallies)
         return most_tokens_first(tallies.values())
-
-
-def _find_prices(model: str | None) -> Prices | None:
-    if model is None:
-        return None
-    try:
-        return prices_of(model)
-    except SettingsError:
-        return None

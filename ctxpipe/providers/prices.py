@@ -129,7 +129,7 @@ def prices_of(model: str, *, at: datetime | None = None, **given: Unpack[Given])
 
     Raises SettingsError when the model is not listed, unless *input* and *output* are given.
     """
-    listed = _find_prices(model, at)
+    listed = find_prices(model, at)
     if listed is None:
         if "input" not in given or "output" not in given:
             raise SettingsError(
@@ -137,7 +137,8 @@ def prices_of(model: str, *, at: datetime | None = None, **given: Unpack[Given])
                 f"prices_of({model!r}, input=…, output=…), and read=… and write=… if it caches "
                 "prompts"
             )
-        listed = _with_defaults(given["input"], given["output"])
+        cost = given["input"]
+        listed = Prices(cost, cost, cost, cost, given["output"])
     return replace(listed, **given)
 
 
@@ -163,7 +164,10 @@ def context_window(model: str) -> int | None:
     return listed.context_window
 
 
-def _find_prices(model: str, at: datetime | None) -> Prices | None:
+def find_prices(model: str | None, at: datetime | None = None) -> Prices | None:
+    """The prices of *model* as they are listed, at the time *at*; None where it is not."""
+    if model is None:
+        return None
     from genai_prices import Usage, calc_price
 
     try:
@@ -172,39 +176,23 @@ def _find_prices(model: str, at: datetime | None) -> Prices | None:
         return None
     price = found.model_price
     cost = _per_token(price.input_mtok)
-    output = _per_token(price.output_mtok)
-    if not cost or output is None:
+    if not cost or price.output_mtok is None:
         return None  # free, or not billed by tokens
-    prices = _with_defaults(
+    write = _per_token(price.cache_write_mtok, cost)
+    return Prices(
         cost,
-        output,
-        read=_per_token(price.cache_read_mtok),
-        write=_per_token(price.cache_write_mtok),
-        write_1h=_per_token(price.cache_write_1h_mtok),
+        write,
+        write_1h=_per_token(price.cache_write_1h_mtok, write),
+        read=_per_token(price.cache_read_mtok, cost),
+        output=_per_token(price.output_mtok),
+        ttl_seconds=TTL_SECONDS.get(found.provider.id, FIVE_MINUTES),
+        cliffs=_cliffs(price),
     )
-    ttl_seconds = TTL_SECONDS.get(found.provider.id, FIVE_MINUTES)
-    return replace(prices, ttl_seconds=ttl_seconds, cliffs=_cliffs(price))
 
 
-def _with_defaults(
-    cost: float,
-    output: float,
-    read: float | None = None,
-    write: float | None = None,
-    write_1h: float | None = None,
-) -> Prices:
-    if read is None:
-        read = cost
-    if write is None:
-        write = cost
-    if write_1h is None:
-        write_1h = write
-    return Prices(cost, write, write_1h, read, output)
-
-
-def _per_token(listed: Decimal | TieredPrices | None) -> float | None:
+def _per_token(listed: Decimal | TieredPrices | None, otherwise: float = 0.0) -> float:
     if listed is None:
-        return None
+        return otherwise
     base = listed if isinstance(listed, Decimal) else listed.base
     return float(base / MILLION)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .._values import JsonObject
-from ..prompt_cache.cache import FIVE_MINUTES, Mark, PrefixCache
+from ..prompt_cache.cache import Mark, PrefixCache
 from ..prompt_cache.prompts import BETA_HEADER, Sent, as_prompt
+from ..providers.prices import FIVE_MINUTES
 from ..tokens import TokenCounter
 from .rules import Model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from .._logs import logger
 from ..errors import CtxpipeError, SettingsError, StorageError
@@ -45,16 +45,14 @@ class Tool:
         A failure becomes a result with ``is_error``, for the model to read; no error is raised.
         Details of an error that the model did not cause are logged, and hidden from it.
         """
-        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": field(block, "id")}
         arguments = field(block, "input")
         if not isinstance(arguments, Mapping):
             arguments = {}
         try:
-            result["content"] = _sendable(await self(arguments))
+            content = _sendable(await self(arguments))
         except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
-            result["content"] = _sendable(_error_text(self.name, error))
-            result["is_error"] = True
-        return result  # type: ignore[return-value]  # a dict with exactly its keys
+            return _error_result(block, _error_text(self.name, error))
+        return {"type": "tool_result", "tool_use_id": field(block, "id"), "content": content}
 
 
 def _sendable(text: object) -> str:
@@ -65,6 +63,15 @@ def _sendable(text: object) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a tool's handler answers with a text, not with {type(text).__name__}")
     return without_surrogates(text)
+
+
+def _error_result(block: Block, text: str) -> ToolResultBlockParam:
+    return {
+        "type": "tool_result",
+        "tool_use_id": field(block, "id"),
+        "content": without_surrogates(text),
+        "is_error": True,
+    }
 
 
 def _error_text(name: str, error: Exception) -> str:
@@ -109,19 +116,13 @@ async def answer(
     by_name = {tool.name: tool for tool in tools}
     if isinstance(name, str) and name in by_name:
         return await by_name[name].result(block)
-    result = {
-        "type": "tool_result",
-        "tool_use_id": field(block, "id"),
-        "content": unknown_tool(name, [*by_name, *names]),
-        "is_error": True,
-    }
-    return cast("ToolResultBlockParam", result)
+    return _error_result(block, unknown_tool(name, [*by_name, *names]))
 
 
 def unknown_tool(name: object, names: Iterable[str]) -> str:
     """What the model reads that has called the tool *name*, where there are only *names*."""
     known = ", ".join(names) or "none"
-    return without_surrogates(f"there is no tool {excerpt(name)}; there are: {known}")
+    return f"there is no tool {excerpt(name)}; there are: {known}"
 
 
 def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
