@@ -28,7 +28,7 @@ from .reports import Collapsed
 
 PROTECTED = "thinking is protected, and a note would stand before kept thinking"
 
-ALPHA = 2.0  # 3 and 4 cost and show about the same; see the page on economics
+ALPHA = 2.0  # 3 and 4 cost and show about the same; docs/benchmarks.md says why they cost
 
 _SAMPLE = "s0.md"
 

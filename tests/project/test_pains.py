@@ -1,7 +1,7 @@
 """What users of context management suffer from, from end to end.
 
-docs/pains.md is the index of the problems for users, and held_by.toml names the tests of each: most
-are those of the part that answers it.
+docs/troubleshooting.md has the index of the problems for users, and held_by.toml names the tests of
+each: most are those of the part that answers it.
 """
 
 from __future__ import annotations
