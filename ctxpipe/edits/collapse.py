@@ -7,6 +7,7 @@ messages that stay.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 
-_ANSWERED = re.compile(r"(\d{1,9}) answered: ")
+_ANSWERED = re.compile(r"^(\d{1,9}) answered: ", re.MULTILINE)
 _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
@@ -202,44 +203,32 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
 
     Which answers are steps is told by the notes. Empty where the numbers do not fit.
     """
-    paths = _paths_by_number(notes)
-    answers = _numbers_of_answers(notes)
+    waiting = deque(_steps_of_notes(notes))
     found: dict[str, str] = {}
-    numbers = iter(sorted(paths))
-    number = next(numbers, None)
     for step in _raw_steps(raw):
-        if number is None:
+        if not waiting:
             return {}
-        is_answer = step.call is None
-        if is_answer != (number in answers):
-            if is_answer:
-                continue  # a short answer, which stayed
-            return {}
-        found[paths[number]] = _step_text(step, {})
-        number = next(numbers, None)
-    if number is not None:
-        return {}
-    return found
+        path, is_answer = waiting[0]
+        if is_answer == (step.call is None):
+            found[path] = _step_text(step, {})
+            waiting.popleft()
+        elif step.call is not None:
+            return {}  # only answers may be missing in the notes: short ones stayed
+    return {} if waiting else found
 
 
-def _paths_by_number(notes: Iterable[Message]) -> dict[int, str]:
-    """The path of the file of each step of *notes*."""
-    paths: dict[int, str] = {}
-    for note in filter(None, map(note_of, notes)):
+def _steps_of_notes(notes: Iterable[Message]) -> Iterator[tuple[str, bool]]:
+    """The path of the file of each step of *notes*, by number, and whether it is an answer."""
+    steps: dict[int, tuple[str, bool]] = {}
+    for message in notes:
+        note = note_of(message)
+        if note is None:
+            continue
+        answers = set(map(int, _ANSWERED.findall(str(message["content"]))))
         for number in range(note.first, note.last + 1):
-            paths[number] = note.path(number)
-    return paths
-
-
-def _numbers_of_answers(notes: Iterable[Message]) -> set[int]:
-    """The numbers of the steps of *notes* that are answers."""
-    answers: set[int] = set()
-    for note in notes:
-        for line in str(note["content"]).split("\n"):
-            answered = _ANSWERED.match(line)
-            if answered:
-                answers.add(int(answered[1]))
-    return answers
+            steps[number] = note.path(number), number in answers
+    for number in sorted(steps):
+        yield steps[number]
 
 
 def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:

@@ -6,7 +6,6 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -451,21 +450,13 @@ def open_tail(messages: Sequence[Message]) -> int:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
         called, wanted = _server_ids(messages[start:])
-        place = _last_call(messages[:start], wanted - called)
-        if place < 0:
+        missing = wanted - called
+        if not missing:
             return start
-        start = place
-
-
-def _last_call(messages: Sequence[Message], wanted: AbstractSet[str]) -> int:
-    """The index of the last message with one of the *wanted* server calls, or -1."""
-    if not wanted:
-        return -1
-    for index in reversed(range(len(messages))):
-        called, _ = _server_ids([messages[index]])
-        if called & wanted:
-            return index
-    return -1
+        calling = [index for index in range(start) if missing & _server_ids([messages[index]])[0]]
+        if not calling:
+            return start
+        start = calling[-1]
 
 
 def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:

@@ -349,8 +349,11 @@ class Selection:
 
     def long_texts(self, call: ToolCall) -> list[str]:
         """The texts in the call's input that are long enough to leave, except placeholders."""
-        long = [text for text in strings(call.input) if len(text) >= self.min_input_chars]
-        return [text for text in long if any_reference(text, MAX_SHOWN) is None]
+        return [
+            text
+            for text in strings(call.input)
+            if len(text) >= self.min_input_chars and any_reference(text, MAX_SHOWN) is None
+        ]
 
     def read_back(self, call: ToolCall | None) -> str | None:
         """The path of an offloaded file that the call's input names, such as in a shell command."""

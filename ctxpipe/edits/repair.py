@@ -473,7 +473,10 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
         names = _unique_ids(calls)
         repaired.append(_rename_calls(turn, names))
         if calls and turn is not waiting:
-            answers: list[Any] = _answers(calls, names, results)
+            answers: list[Any] = [
+                _answer(names[place], results.get(call, []), is_last=call not in calls[place + 1 :])
+                for place, call in enumerate(calls)
+            ]
             repaired.append({"role": "user", "content": answers})
     return repaired
 
@@ -518,16 +521,6 @@ def _results(messages: Sequence[Message]) -> dict[str, list[Block]]:
         block = blocks(messages[result.message])[result.block]
         found.setdefault(result.tool_use_id, []).append(block)
     return found
-
-
-def _answers(
-    calls: Sequence[str], names: Sequence[str], results: Mapping[str, list[Block]]
-) -> list[Any]:
-    """A result for each of *calls*, which are now called *names*; it is taken out of *results*."""
-    return [
-        _answer(names[place], results.get(call, []), is_last=call not in calls[place + 1 :])
-        for place, call in enumerate(calls)
-    ]
 
 
 def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:

@@ -281,22 +281,14 @@ def _with_content(message: Message, content: Sequence[Block]) -> Message:
 # Filtering ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FilterResult:
-    """What is left of a history when *calls* tool calls are gone."""
-
-    parts: list[Part]
-    calls: int
-
-
 def filter_calls(
     messages: Sequence[Message], ground: EditableRegion, views: Collection[tuple[int, int]] = ()
-) -> FilterResult:
+) -> tuple[list[Part], int]:
     """Delete each tool call that lies in the middle with its result, except the file views *views*.
 
     All text stays. Thinking goes with its call when nothing else is left, and where a merge would
     move it. A call is spared where its removal would touch a message that must stay, or move
-    thinking that may not move.
+    thinking that may not move. Returns what is left, and how many calls went.
     """
     viewing: set[tuple[int, str]] = set()
     for index, place in views:
@@ -323,7 +315,7 @@ def filter_calls(
     parts.reverse()
     if calls:
         parts = _without_moving_thinking(parts)
-    return FilterResult(parts, calls)
+    return parts, calls
 
 
 def _removable_calls(

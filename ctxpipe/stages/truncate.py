@@ -235,22 +235,22 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     messages, sizes = given.messages, given.sizes
     ground, views, foldable = await in_thread(_survey, settings, given)
     folds = await _fold_views(foldable, given.folder, sizes.counter)
-    folded, filtered = await in_thread(_drop_calls, messages, folds, ground, views)
-    tokens = await sizes.of(filtered.parts)
+    folded, left, calls = await in_thread(_drop_calls, messages, folds, ground, views)
+    tokens = await sizes.of(left)
     excess = given.overhead + sum(tokens) - given.limit
     delete = partial(truncate.delete_centre, window=given.window, marker=given.marker)
-    parts = await in_thread(delete, filtered.parts, tokens, ground, excess)
-    deleted = len(filtered.parts) - len(parts)
+    parts = await in_thread(delete, left, tokens, ground, excess)
+    deleted = len(left) - len(parts)
     tokens = await sizes.of(parts)
     before = given.overhead + sizes.sums[len(messages)]
     after = given.overhead + sum(tokens)
-    detail = Truncated(before, after, filtered.calls, len(folds), deleted)
+    detail = Truncated(before, after, calls, len(folds), deleted)
     if after > given.limit:
         holds = await in_thread(
             truncate.breakdown_by_source, messages, parts, tokens, ground, given.overhead
         )
         detail = replace(detail, still_over=True, holds=holds)
-    if filtered.calls or deleted:
+    if calls or deleted:
         return Truncation(await in_thread(truncate.join_parts, parts), detail)
     return Truncation(folded, detail)
 
@@ -286,10 +286,10 @@ def _drop_calls(
     folds: Mapping[tuple[int, int], str],
     ground: truncate.EditableRegion,
     views: Iterable[FileView],
-) -> tuple[list[Message], truncate.FilterResult]:
+) -> tuple[list[Message], list[Part], int]:
     """*messages* with the views in *folds* folded, and the same without the calls of the middle."""
     folded = rewrite(messages, folds) if folds else messages
-    return folded, truncate.filter_calls(folded, ground, {view.place for view in views})
+    return folded, *truncate.filter_calls(folded, ground, {view.place for view in views})
 
 
 async def _fold_views(

@@ -57,11 +57,9 @@ def sizes(messages: Sequence[Message]) -> list[int]:
 
 def filtered(history: list[Message], middle: range, *, strict: bool = False) -> list[Message]:
     views = {view.place for view in truncate.file_views(history)}
-    return truncate.join_parts(
-        truncate.filter_calls(
-            history, truncate.editable_region(history, middle, strict=strict), views
-        ).parts
-    )
+    ground = truncate.editable_region(history, middle, strict=strict)
+    parts, _ = truncate.filter_calls(history, ground, views)
+    return truncate.join_parts(parts)
 
 
 def deleted(
@@ -262,10 +260,10 @@ def test_without_a_call_in_the_middle_nothing_changes():
     history = conversation(user("go"), step("t1"), chat(5), step("t2"))
     ground = truncate.editable_region(history, range(3, 8))
 
-    result = truncate.filter_calls(history, ground)
+    parts, calls = truncate.filter_calls(history, ground)
 
-    assert result.calls == 0
-    assert [part.message for part in result.parts] == history
+    assert calls == 0
+    assert [part.message for part in parts] == history
 
 
 def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch():
@@ -505,7 +503,7 @@ def cut(
     middle = range(start, stop) if stop <= last else range(0)
     ground = truncate.editable_region(history, middle, strict=strict)
     views = {view.place for view in truncate.file_views(history, COMMON_READING_TOOLS, True)}
-    parts = truncate.filter_calls(history, ground, views).parts
+    parts, _ = truncate.filter_calls(history, ground, views)
     excess = data.draw(st.integers(0, 4000), label="excess")
     window: Window = data.draw(st.sampled_from(["average", "covering"]), label="window")
     parts = truncate.delete_centre(
