@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from .._logs import logger
 from .._text import short_repr
 from .._values import JsonDict
 from ..edits.atoms import AtomIndex
@@ -198,7 +199,7 @@ def workers(processes: int) -> Iterator[Workers]:
 def _start_worker() -> None:
     """Leave interruptions to the parent, and report in results only, not on the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
+    logger.addHandler(logging.NullHandler())
 
 
 @contextmanager

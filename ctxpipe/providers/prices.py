@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -10,15 +9,13 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from .._logs import logger
 from .._text import one_line, short_repr
 from ..errors import SettingsError
 from ..settings import EXAMPLE_MODEL, NUMBER, Wanted, excerpt, instance_of
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
-
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MILLION = 1_000_000
 FIVE_MINUTES, HOUR = 300.0, 3600.0
