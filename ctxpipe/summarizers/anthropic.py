@@ -30,7 +30,7 @@ from ..settings import (
 from ..tokens import Counting
 from ..tokens.counter import COUNTING
 from .extractive import ExtractiveSummarizer
-from .prompt import TranscriptPrompt, answer_tokens, instructions
+from .prompt import answer_tokens, instructions, transcript_prompt
 from .protocol import PromptTooLong, Summary, SummaryRefused
 
 if TYPE_CHECKING:
@@ -137,9 +137,10 @@ class AnthropicSummarizer:
         )
 
     async def _ask_transcript(self, messages: Sequence[Message]) -> Reply:
-        prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.counter)
-        request = {"role": "user", "content": await prompt.of(messages)}
-        return await self._send({"messages": [request]})
+        prompt = await transcript_prompt(
+            messages, self.max_words, self.focus, self.window, self.counter
+        )
+        return await self._send({"messages": [{"role": "user", "content": prompt}]})
 
     async def _ask_inline(self, messages: Sequence[Message]) -> Reply:
         # All before the last message is what the agent sent: another system prompt, other tools or
@@ -206,8 +207,8 @@ class AnthropicSummarizer:
 
     def _shorter(self) -> AnthropicSummarizer:
         """Asks for half the words, with twice the tokens as far as any model may answer so many."""
-        most = min(_COMMON_OUTPUT_LIMIT, self.window // 2)
-        max_tokens = max(self._answer_tokens, min(2 * self._answer_tokens, most))
+        doubled = min(2 * self._answer_tokens, _COMMON_OUTPUT_LIMIT, self.window // 2)
+        max_tokens = max(self._answer_tokens, doubled)
         return replace(self, max_words=max(1, self.max_words // 2), max_tokens=max_tokens)
 
 

@@ -144,57 +144,47 @@ def _escape(text: str, limit: int) -> str:
     return _TAGS.sub("&lt;", shorten(text, limit))
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptPrompt:
+async def transcript_prompt(
+    messages: Sequence[Message], max_words: int, focus: str, window: int, counter: Counting | None
+) -> str:
     """The whole request as one text: the transcript, marked as data, then the instructions.
 
-    *window* is the summary model's, in tokens; the request and the answer must fit into it.
+    *window* is the summary model's, in tokens; the request and the answer must fit into it. The
+    messages are whole where they fit, otherwise long blocks are cut.
+
+    Raises PromptTooLong when they do not fit and can be given in parts. A single message that is
+    too long is cut further and further instead.
     """
+    request = instructions(max_words, focus, "in the transcript above")
+    max_tokens = window - answer_tokens(max_words, window)
+    limits = [sys.maxsize, MAX_BLOCK_CHARS]
+    earlier = 2 if acknowledged_count(messages) else 0
+    can_be_split = len(messages) - earlier > 1
+    if not can_be_split:
+        limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
+    shown = ""
+    for limit in limits:
+        shown = await in_thread(transcript, messages, limit)
+        prompt = _mark_as_data(shown, request)
+        if await _fits(prompt, max_tokens, counter):
+            return prompt
+    if can_be_split:
+        raise PromptTooLong(
+            f"{len(messages):,} messages do not fit into the {window:,} tokens of the summary model"
+        )
+    # A character is at most four bytes, a token at least one.
+    return _mark_as_data(shorten(shown, max_tokens // 8), request)
 
-    max_words: int
-    focus: str
-    window: int
-    counter: Counting | None
 
-    async def of(self, messages: Sequence[Message]) -> str:
-        """The request for *messages*: whole where they fit, otherwise with long blocks cut.
+def _mark_as_data(text: str, request: str) -> str:
+    return f"<transcript>\n{text}\n</transcript>\n\n{_DATA}\n\n{request}"
 
-        Raises PromptTooLong when they do not fit and can be given in parts. A single message that
-        is too long is cut further and further instead.
-        """
-        limits = [sys.maxsize, MAX_BLOCK_CHARS]
-        earlier = 2 if acknowledged_count(messages) else 0
-        can_be_split = len(messages) - earlier > 1
-        if not can_be_split:
-            limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
-        shown = ""
-        for limit in limits:
-            shown = await in_thread(transcript, messages, limit)
-            text = self._wrap(shown)
-            if await self._fits(text):
-                return text
-        if can_be_split:
-            raise PromptTooLong(
-                f"{len(messages):,} messages do not fit into the {self.window:,} tokens "
-                "of the summary model"
-            )
-        # A character is at most four bytes, a token at least one.
-        return self._wrap(shorten(shown, self._max_tokens // 8))
 
-    def _wrap(self, text: str) -> str:
-        request = instructions(self.max_words, self.focus, "in the transcript above")
-        return f"<transcript>\n{text}\n</transcript>\n\n{_DATA}\n\n{request}"
-
-    @property
-    def _max_tokens(self) -> int:
-        """What the answer leaves of the window."""
-        return self.window - answer_tokens(self.max_words, self.window)
-
-    async def _fits(self, text: str) -> bool:
-        if 4 * len(text) <= self._max_tokens:
-            return True
-        [tokens] = await as_counter(self.counter).texts([text])
-        return conservative(tokens) <= self._max_tokens
+async def _fits(text: str, max_tokens: int, counter: Counting | None) -> bool:
+    if 4 * len(text) <= max_tokens:
+        return True
+    [tokens] = await as_counter(counter).texts([text])
+    return conservative(tokens) <= max_tokens
 
 
 # Any provider -------------------------------------------------------------------------------------
@@ -229,8 +219,10 @@ class PromptSummarizer:
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.counter)
-        arguments = [await prompt.of(messages)]
+        prompt = await transcript_prompt(
+            messages, self.max_words, self.focus, self.window, self.counter
+        )
+        arguments = [prompt]
         if _wants_model(self.ask):
             arguments.append(self.model)
         answer: Any = self.ask(*arguments)

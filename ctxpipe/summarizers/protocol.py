@@ -66,4 +66,4 @@ class SummaryRefused(SummaryFailed):
 
 def summarizer_name(summarize: Summarizer) -> str:
     """What a report calls *summarize*."""
-    return getattr(summarize, "__name__", None) or type(summarize).__name__
+    return getattr(summarize, "__name__", type(summarize).__name__)

@@ -99,16 +99,6 @@ class FinishedParts:
         is_known = digest_of(messages[: self.count]) == self.digest
         return self.summary if is_known else None
 
-    def keep(
-        self, asked: Summarizer, writer: Summarizer, messages: Sequence[Message], summary: Summary
-    ) -> None:
-        """Remember the *summary* of *messages*: *writer* wrote it, *asked* was asked for it."""
-        self.asked = asked
-        self.writer = writer
-        self.summary = summary
-        self.count = len(messages)
-        self.digest = digest_of(messages)
-
 
 def digest_of(messages: Sequence[Message]) -> bytes:
     """The SHA-256 digest of *messages*."""
@@ -170,7 +160,9 @@ async def summarize_with_retry(
         del parts[0]
         done += len(part)
         if parts:
-            await in_thread(finished.keep, asked, summarize, messages[:done], total)
+            finished.digest = await in_thread(digest_of, messages[:done])
+            finished.count, finished.summary = done, total
+            finished.asked, finished.writer = asked, summarize
     return replace(total, attempts=total.attempts + refused_summaries)
 
 
@@ -192,7 +184,7 @@ def _add_cost(summary: Summary, earlier: Summary) -> Summary:
     )
 
 
-def _halves(part: Sequence[Message]) -> list[list[Message]]:
+def _halves(part: list[Message]) -> list[list[Message]]:
     """*part* in two halves of about the same size; none when it cannot be cut.
 
     A call and its results stay together where that is possible.
@@ -204,7 +196,7 @@ def _halves(part: Sequence[Message]) -> list[list[Message]]:
         return []
     half = sizes[-1] / 2
     cut = min(cuts, key=lambda index: abs(sizes[index - 1] - half))
-    return [list(part[:cut]), list(part[cut:])]
+    return [part[:cut], part[cut:]]
 
 
 async def _attempt(
@@ -290,29 +282,31 @@ def _retry_after(error: BaseException | None) -> float | None:
     It may give milliseconds, seconds or a date: the first of them in the future counts.
     """
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    milliseconds = _number(headers.get("retry-after-ms")) or 0
+    milliseconds = _number(headers.get("retry-after-ms"))
     header = headers.get("retry-after")
     for seconds in (milliseconds / 1000, _number(header), _seconds_until(header)):
-        if seconds and seconds > 0:
+        if seconds > 0:
             return max(_LEAST_WAIT, seconds)
     return None
 
 
-def _number(text: object) -> float | None:
+def _number(text: object) -> float:
+    """The number in *text*; 0 when there is none."""
     try:
         number = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+        return 0
+    return number if math.isfinite(number) else 0
 
 
-def _seconds_until(date: object) -> float | None:
+def _seconds_until(date: object) -> float:
+    """The seconds until *date*; 0 when it is no date, or one that does not exist."""
     from email.utils import parsedate_to_datetime
 
     try:
         return parsedate_to_datetime(str(date)).timestamp() - time.time()
-    except (ValueError, OverflowError):  # no date, or one that does not exist
-        return None
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _warn(state: RetryCallState) -> None:
