@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 from ._threads.pieces import pieces_at_blanks
@@ -93,18 +92,6 @@ _NO_PERMISSION = re.compile(
     r"(?:denied|not permitted)|denied by|EACCES|EPERM",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that a tool ran.
-
-    *output* is the text of its result; *failed* is what that result says.
-    """
-
-    text: str
-    failed: bool
-    output: str
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -241,16 +228,13 @@ def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
 # Commands -----------------------------------------------------------------------------------------
 
 
-def commands(messages: Sequence[Message]) -> list[Command]:
-    """The commands that tools ran, oldest first, each with how it ended."""
+def commands(messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
+    """The commands that tools ran, oldest first, and whether each has failed."""
     results = results_by_id(messages)
-    ran = []
     for call in tool_calls(messages):
         text = command_line(call)
         if text:
-            result = results.get(call.id)
-            ran.append(Command(text, is_failure(result), result_text(result)))
-    return ran
+            yield text, is_failure(results.get(call.id))
 
 
 def target(call: ToolCall) -> str:

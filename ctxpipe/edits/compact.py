@@ -211,8 +211,8 @@ def gather_facts(source: Source) -> Facts:
         shown = redact(path)
         put_last(paths, shown, written or earlier.paths.get(shown, False))
     lines = dict(earlier.commands)
-    for command in commands(messages):
-        put_last(lines, _shorten_line(redact(command.text)), command.failed)
+    for command, has_failed in commands(messages):
+        put_last(lines, _shorten_line(redact(command)), has_failed)
     used = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
     used_before = [name for name in earlier.identifiers if name not in used]
     return Facts(
