@@ -161,7 +161,8 @@ def clean(
         names = _sessions_to_delete(folder, session, prefix, journal)
         found = (session_files(folder, session_folder(name)) for name in names)
         files = list(chain.from_iterable(found))
-        delete = partial(_delete_sessions, folder, names, journal)
+        lost = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
+        delete = partial(anyio.run, _delete_sessions, folder, names, lost, journal)
     else:
         if has_limit:
             files = choose_files(find_files(folder), limits, time.time())
@@ -208,31 +209,28 @@ def _open_journal(folder: StorageRoot, url: str) -> SharedJournal:
     return open_journal(url, None, name if is_owner(name) else "")
 
 
-def _delete_sessions(folder: StorageRoot, names: Sequence[str], journal: str | None) -> Cleaned:
-    """Delete the sessions *names* below *folder*, and from the *journal* at a URL."""
-    elsewhere = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
+async def _delete_sessions(
+    folder: StorageRoot, names: Sequence[str], lost: set[str], journal: str | None
+) -> Cleaned:
+    """Delete the sessions *names* below *folder*, and from the *journal* at a URL.
+
+    The journals of those *lost* are not below the folder: what the other does not have stays.
+    """
+    where = "here; give --journal"
+    if journal is not None:  # first: who still had it would write its texts again
+        where = "there either"
+        async with _open_journal(folder, journal) as storage:
+            lost.difference_update(await storage.sessions())
+            for name in names:
+                await storage.delete(name)
     texts = LocalStorage(folder.path)
-    known, cleaned = anyio.run(_delete_in_both, texts, folder, names, journal)
-    where = "there either" if journal is not None else "here; give --journal"
-    lost = sorted(elsewhere - known)
-    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in lost]
+    cleaned = [await texts.delete(name) for name in names]
+    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in sorted(lost)]
     return Cleaned(
         tuple(file for each in cleaned for file in each.files),
         sum(each.bytes for each in cleaned),
         (*(path for each in cleaned for path in each.left), *left),
     )
-
-
-async def _delete_in_both(
-    texts: LocalStorage, folder: StorageRoot, names: Sequence[str], journal: str | None
-) -> tuple[set[str], list[Cleaned]]:
-    known: set[str] = set()
-    if journal is not None:  # first: who still had it would write its texts again
-        async with _open_journal(folder, journal) as storage:
-            known.update(await storage.sessions())
-            for name in names:
-                await storage.delete(name)
-    return known, [await texts.delete(name) for name in names]
 
 
 def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:

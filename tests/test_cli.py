@@ -619,4 +619,20 @@ def test_the_table_of_a_replay_has_six_columns_and_all_when_asked(sound):
     assert "marked   the ratio with cache marks" in wide
 
 
+@pytest.mark.parametrize(("more", "prices"), [((), "input tokens"), (("--model", MODEL), MODEL)])
+def test_every_report_says_what_made_it_when_and_whose_prices_it_has(
+    sound, tmp_path, more: tuple[str, ...], prices: str
+):
+    page = tmp_path / "page.html"
+    printed = process("replay", sound, *more, "--html", page).stdout
+    told = json.loads(process("replay", sound, *more, "--json").stdout)["made"]
+
+    for report in (printed, told, page.read_text("utf-8")):
+        assert re.search(
+            rf"ctxpipe {re.escape(ctxpipe.__version__)}, \d{{4}}-\d\d-\d\d, .*{prices}: "
+            "ctxpipe replay .*sound.jsonl",
+            report,
+        )
+
+
 # Real conversations -------------------------------------------------------------------------------

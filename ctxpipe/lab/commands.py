@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from .. import __version__
 from .._text import as_number, as_percent, count_phrase
 from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError, TranscriptError
@@ -141,18 +145,38 @@ def replay(
     by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
     totals = figures([file.replays for file in replays], prices, baseline)
     unit = "dollars" if model else "input tokens"
+    made = _describe_making(model)
     if as_json:
-        _print_json(replays, by_file, totals, unit, found)
+        good = [file for file in replays if not file.error]
+        print_json(
+            {
+                "made": made,
+                "unit": unit,
+                "files": {it.path: [row.as_json() for row in by_file[it.path]] for it in good},
+                "read": {file.path: file.as_json() for file in good},
+                "all": [row.as_json() for row in totals],
+                "errors": {file.path: file.error for file in replays if file.error},
+                "skipped": found.unreadable,
+            }
+        )
     else:
         _print_replays(replays, by_file, totals, unit, model, all_columns=all_columns)
+        print_line(made)
     for file in replays:
         if file.error:
             print_error(file.error)
     reports = [file.report for file in replays if file.report]
     if html and reports:
-        _write_page(html, reports, totals, unit)
+        _write_page(html, reports, totals, unit, made)
     if any(file.error for file in replays):
         raise typer.Exit(1)
+
+
+def _describe_making(model: str) -> str:
+    """What made a report, when, by which command, and whose prices it takes."""
+    command = shlex.join(["ctxpipe", *sys.argv[1:]])
+    prices = f"the prices of {model}" if model else "costs in input tokens"
+    return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
 
 def recordings(names: Sequence[str]) -> Recordings:
@@ -177,10 +201,10 @@ def _check_writable(html: Path) -> None:
 
 
 def _write_page(
-    html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str
+    html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str, made: str
 ) -> None:
     try:
-        write_page(html, reports, totals, unit)
+        write_page(html, reports, totals, unit, made)
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
@@ -191,26 +215,6 @@ def _progress() -> Progress:
     """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
-def _print_json(
-    replays: Sequence[FileReplay],
-    by_file: Mapping[str, Sequence[Figures]],
-    totals: Sequence[Figures],
-    unit: str,
-    found: Recordings,
-) -> None:
-    read = [file for file in replays if not file.error]
-    print_json(
-        {
-            "unit": unit,
-            "files": {file.path: [row.as_json() for row in by_file[file.path]] for file in read},
-            "read": {file.path: file.as_json() for file in read},
-            "all": [row.as_json() for row in totals],
-            "errors": {file.path: file.error for file in replays if file.error},
-            "skipped": found.unreadable,
-        }
-    )
 
 
 def _print_replays(

@@ -34,14 +34,20 @@ def write_page(
     reports: Sequence[Report],
     totals: Sequence[Figures],
     unit: str = "input tokens",
+    made: str = "",
 ) -> None:
     """Write the `page` to *path*. Raises OSError where that cannot be written."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(page(reports, totals, unit))
+        file.write(page(reports, totals, unit, made))
 
 
-def page(reports: Sequence[Report], totals: Sequence[Figures], unit: str = "input tokens") -> str:
-    """The page of *reports*, all of the same policies, as HTML.
+def page(
+    reports: Sequence[Report],
+    totals: Sequence[Figures],
+    unit: str = "input tokens",
+    made: str = "",
+) -> str:
+    """The page of *reports*, all of the same policies, as HTML; *made* says what made it, and when.
 
     *totals* are the figures of each policy over all conversations, with costs in *unit*: "dollars",
     or any other word for it. What cannot be encoded as UTF-8 becomes a question mark.
@@ -50,7 +56,7 @@ def page(reports: Sequence[Report], totals: Sequence[Figures], unit: str = "inpu
     html = Template(_asset("page.html")).substitute(
         hash=source_hash(script),
         style=palette() + _asset("page.css"),
-        data=json_data(_data(reports, totals, unit)),
+        data=json_data({**_data(reports, totals, unit), "made": made}),
         script=script,
     )
     return html.encode("utf-8", "replace").decode()

@@ -12,13 +12,13 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from .._text import count_phrase
 from ..conversation.conversation import Conversation
 from ..conversation.open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
-from ..errors import InvalidHistory
+from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
@@ -58,6 +58,12 @@ class Session:
     def __repr__(self) -> str:
         known = count_phrase(len(self._conversation.known), "message")
         return f"<Session {excerpt(self.session_id)}: {known} known>"
+
+    def __enter__(self) -> NoReturn:
+        raise SettingsError("use `async with`; for code that is not async, ctxpipe.sync.Session")
+
+    def __exit__(self, *_: object) -> None:
+        """Exist, so that ``with`` asks `__enter__`, which says what to use."""
 
     async def __aenter__(self) -> Self:
         self._conversation.enter()

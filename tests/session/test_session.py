@@ -784,3 +784,10 @@ def edited(history: list[Message], number: int) -> list[Message]:
     """*history*, whose first request was exchanged in place."""
     cast("dict[str, Any]", history[0])["content"] = f"go, edited {number}"
     return history
+
+
+def test_a_body_that_is_not_async_is_refused_with_what_to_use():
+    session = ContextPipeline().session("s")
+
+    with pytest.raises(SettingsError, match=r"`async with`.*ctxpipe\.sync\.Session"), session:
+        raise AssertionError("the body is not reached")

@@ -353,16 +353,26 @@ function replacement(change) {
 
 // The page --------------------------------------------------------------------------------------------------
 
+// To copy, by the policy that is advised.
+const CODE = {
+  coding: 'ContextPipeline(presets.coding_agent(storage, work_dir="."))',
+  lean: 'ContextPipeline(presets.coding_agent(storage, work_dir=".", old_exchanges="lines"))',
+  chat: "ContextPipeline(presets.chat(storage))",
+  compact: "ContextPipeline([Compact(archive=storage)])",
+};
+
 // What all conversations come to.
 function overview() {
   const many = report.conversations.length > 1;
   const [first, ...others] = report.policies;
   byId("title").textContent = document.title = many ? plural(report.conversations.length, "conversation") : conversation().title;
   byId("subtitle").textContent = `replayed: ${others.join(", ") || first}, compared with ${first}`;
+  byId("made").textContent = report.made;
   byId("lead").textContent = report.lead;
   if (report.advice) {
     const [verb, policy, reason] = report.advice;
-    byId("advice").replaceChildren(element("strong", { textContent: `${verb} ${policy}.` }), ` ${reason}`);
+    byId("advice").replaceChildren(element("strong", { textContent: `${verb} ${policy}.` }), ` ${reason} `,
+      ...(CODE[policy] ? [element("code", { textContent: CODE[policy] })] : []));
     byId("advice").hidden = false;
   }
   if (many || report.policies.length > 2) {
