@@ -147,8 +147,7 @@ class LocalStorage:
                     descriptor = stack.enter_context(self._folders.folder(path, create=True))
                     folders[path] = _Folder(path, descriptor)
                 where = os.path.join(self.root, path)
-                wanted = os.path.join(where, name)
-                with translate_errors("cannot write", wanted):
+                with translate_errors("cannot write", os.path.join(where, name)):
                     name = self._write_one(folders[path], name, text)
                 locations.append(os.path.join(where, name))
         return locations
@@ -176,9 +175,10 @@ class LocalStorage:
     def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
-        is_there = holds(fd, name, data)
-        if is_there is not None:
-            return is_there
+        if exists(fd, name):  # costs less than to open what is not there
+            is_there = holds(fd, name, data)
+            if is_there is not None:
+                return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
             if not claim(fd, temporary, name):  # another process was faster

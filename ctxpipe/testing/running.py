@@ -70,7 +70,7 @@ class Running:
 def application(endpoints: Mapping[str, Endpoint]) -> Starlette:
     """The ASGI application with *endpoints* (POST)."""
     routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
-    handlers = {404: _unknown, 405: _unknown, ClientDisconnect: _disconnected}
+    handlers = {404: _unknown, 405: _unknown, ClientDisconnect: _ignore_disconnect}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -96,7 +96,7 @@ async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     return Running(server, listener)
 
 
-async def _disconnected(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _ignore_disconnect(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """No error when a client disconnects before its request is complete."""
     return Response()
 
