@@ -133,7 +133,7 @@ def _from_replacement(body: list[Message]) -> list[Message]:
     That block replaces everything before it. What a later block without a signature summarizes is
     still in *body*.
     """
-    for (index, number), block in reversed(list(_placed_blocks(body))):
+    for (index, number), block in reversed(list(_blocks_with_places(body))):
         if is_replacement(block):
             others = _other_blocks(blocks(body[index])[number + 1 :], "compaction")
             first = _with_blocks(body[index], [block, *others])
@@ -344,13 +344,13 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
 
     In the last one, which is not *closed*, the server may still be at work.
     """
-    placed = list(_placed_blocks(turn))
-    lone = _lone_places(placed, closed=closed)
+    numbered = list(_blocks_with_places(turn))
+    lone = _lone_places(numbered, closed=closed)
     replies = (index for index, message in enumerate(turn) if message["role"] == "assistant")
     last_reply = max(replies, default=-1)
     made: set[str] = set()
     changes: dict[Place, Block | None] = dict.fromkeys(lone)
-    for place, block in placed:
+    for place, block in numbered:
         if place in lone:
             continue
         call = server_call(block)
@@ -367,7 +367,7 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
     return [_change_blocks(message, index, changes) for index, message in enumerate(turn)]
 
 
-def _placed_blocks(turn: Sequence[Message]) -> Iterator[tuple[Place, Block]]:
+def _blocks_with_places(turn: Sequence[Message]) -> Iterator[tuple[Place, Block]]:
     for index, message in enumerate(turn):
         for number, block in enumerate(blocks(message)):
             yield (index, number), block
@@ -383,11 +383,11 @@ def _caller(block: Block) -> str | None:
     return str(field(caller, "tool_id", ""))
 
 
-def _lone_places(placed: Iterable[tuple[Place, Block]], *, closed: bool) -> set[Place]:
+def _lone_places(numbered: Iterable[tuple[Place, Block]], *, closed: bool) -> set[Place]:
     """The places of server tools' calls and results without their other half."""
     lone: set[Place] = set()
     waiting: dict[str, list[Place]] = {}
-    for place, block in placed:
+    for place, block in numbered:
         call = server_call(block)
         if call is not None:
             waiting.setdefault(call, []).append(place)
