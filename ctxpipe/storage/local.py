@@ -461,8 +461,7 @@ def _is_record(name: str) -> bool:
 
 def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:
     """The names that the next record may have, after the highest number in *folder*."""
-    stamp = record_stamp(seconds)
     pattern = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
     matches = map(pattern.fullmatch, os.listdir(folder))
     last = max([int(match[1]) for match in matches if match], default=0)
-    return (f"{stem}-{stamp}-{number}.json" for number in count(last + 1))
+    return (f"{stem}-{record_stamp(seconds)}-{number}.json" for number in count(last + 1))
