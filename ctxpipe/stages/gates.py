@@ -101,7 +101,7 @@ class RentOrBuyGate:
         tokens = turn.recall(CandidateTokens)
         tokens.extend(old, lambda candidate: _tokens(candidate, turn.counter))
         if not turn.cache_expired and columns.calls < self.min_calls:
-            return f"only {columns.calls} calls so far, fewer than {self.min_calls}"
+            return f"{len(old)} old results wait; {columns.calls} of {self.min_calls} calls so far"
         cached = 0 if turn.cache_expired else sums[columns.messages_sent]
         stock = tokens.table(old, columns, sums, cached, self.free_calls)
         if not turn.cache_expired:
@@ -111,7 +111,7 @@ class RentOrBuyGate:
         else:
             best = evict_all(stock)
         if best is None or best.gain <= 0:
-            return "carrying the old results has not yet cost as much as rewriting would"
+            return f"{len(old)} old results wait; carrying them has cost less than rewriting would"
         if best.freed < self.min_tokens:
             return f"{best.freed:,} tokens would be worth a rewrite, fewer than {self.min_tokens:,}"
         return old[best.start :]

@@ -208,7 +208,7 @@ async def test_the_last_calls_results_stay():
 async def test_before_twenty_five_calls_nothing_leaves():
     history = work(24, long=range(15), size=5)
 
-    assert await asked(RentOrBuyGate(), history) == "only 24 calls so far, fewer than 25"
+    assert await asked(RentOrBuyGate(), history) == "15 old results wait; 24 of 25 calls so far"
     assert isinstance(await asked(RentOrBuyGate(), work(25, long=range(15), size=5)), list)
 
 
