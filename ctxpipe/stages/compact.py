@@ -98,19 +98,14 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
     """
     _, rest = split_system(turn.messages)
     redact = redactor_of(archive)
+    expanded = await _expand(rest, turn.session_id, archive)
+    archives = list(map(shown, expanded.archives))
     if turn.history is not None:
         _, history = split_system(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not acknowledged_count(history):
-            expanded = await _expand(rest, turn.session_id, archive)
-            return Source(history, list(map(shown, expanded.archives)), is_raw=True, redact=redact)
-    expanded = await _expand(rest, turn.session_id, archive)
-    return Source(
-        expanded.messages,
-        list(map(shown, expanded.archives)),
-        redact=redact,
-        earlier=expanded.earlier,
-    )
+            return Source(history, archives, is_raw=True, redact=redact)
+    return Source(expanded.messages, archives, redact=redact, earlier=expanded.earlier)
 
 
 class _Expanded(NamedTuple):
@@ -562,7 +557,7 @@ class Compact:
                 source.messages, turn.counter, turn.session_id, self.archive
             )
         facts = replace(facts, notes=_notes(restored))
-        found = await self._replacements(turn, summary, source, facts, path)
+        found = await self._replacements(turn, summary, source, facts, path, shown)
         replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens)
         layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)
         warnings = [*replacement.cuts, *restored.warnings]
@@ -614,28 +609,25 @@ class Compact:
         source: compact.Source,
         facts: compact.Facts,
         archive: str | None,
+        shown: Callable[[str], str],
     ) -> list[compact.Replacement]:
-        """What may replace the history, which is kept in the file *archive*."""
+        """What may replace the history, which is kept in the file *archive*.
+
+        *shown* gives its path as the model sees it.
+        """
         head, rest = split_system(turn.messages)
         path = ""
         if self.archive is not None and archive:
-            path = visible_path(
-                reference_of(self.archive), session_folder(turn.session_id), archive
-            )
+            path = shown(archive)
             digest = await archive_digest(self.archive, archive) or ""
             facts = replace(facts, archives=[*facts.archives, path], digest=digest)
         make_replacements = partial(
             compact.replacements,
-            head,
-            rest,
-            summary.text,
-            source,
-            facts,
             archive=path,
             pin=self.evidence.pin,
             whole=not _has_protected_thinking(turn, rest),
         )
-        return await in_thread(make_replacements)
+        return await in_thread(make_replacements, head, rest, summary.text, source, facts)
 
     async def _judge(
         self, turn: Turn, replacement: compact.Replacement, layout: Layout, detail: Compacted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from ..placeholders.placeholders import MAX_SHOWN, Preview, placeholder, referen
 from ..settings import instance_of
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
-from .protocol import Change, Stored, Turn
+from .protocol import Change, Skip, Stored, Turn
 from .reports import Offloaded
 
 Place: TypeAlias = tuple[int, int]
@@ -278,6 +279,27 @@ async def predict_moves(turn: Turn, moves: Sequence[Move]) -> Change:
 
 Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]
 """What is done with the moves of a turn: `write_moves`, or `predict_moves` for a plan."""
+
+
+class Moving(ABC):
+    """A stage that moves texts into files."""
+
+    __slots__ = ()
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        """What cannot be written stays inline.
+
+        Raises StorageError when nothing else is left to do.
+        """
+        return await self._propose(turn, write_moves)
+
+    async def plan(self, turn: Turn) -> Change | Skip:
+        """The same decision, with no write."""
+        return await self._propose(turn, predict_moves)
+
+    @abstractmethod
+    async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """The decision, of which *act* makes a change."""
 
 
 def add_failures(change: Change, *errors: StorageError) -> Change:

@@ -37,11 +37,10 @@ from .gates import Gate, RatioGate
 from .moves import (
     Act,
     Move,
+    Moving,
     Pointers,
-    predict_moves,
     recall_selection,
     worthwhile_moves,
-    write_moves,
 )
 from .protocol import Change, Skip, Turn
 
@@ -174,7 +173,7 @@ def _point_to(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DirectOffload:
+class DirectOffload(Moving):
     """Move each new tool result that is too long into a file of its own.
 
     It happens before the model has seen the result. Only the results after the last reply are
@@ -202,14 +201,6 @@ class DirectOffload:
         check_settings(self, min_chars=SIZE)
         _check_limits(self.per_tool)
 
-    async def __call__(self, turn: Turn) -> Change | Skip:
-        """What cannot be written stays inline. Raises StorageError when nothing can be."""
-        return await self._propose(turn, write_moves)
-
-    async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
-        return await self._propose(turn, predict_moves)
-
     @property
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, DIRECT, self.preview)
@@ -234,7 +225,7 @@ class DirectOffload:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BatchOffload:
+class BatchOffload(Moving):
     """Move old tool results into files, all at once, when the gate finds it worthwhile.
 
     Results that the model has answered fewer than *keep_recent* times since are protected. Below
@@ -276,14 +267,6 @@ class BatchOffload:
             raise SettingsError(
                 "keep_read_backs is False and keep_recent 0: what is read back would leave unseen"
             )
-
-    async def __call__(self, turn: Turn) -> Change | Skip:
-        """What cannot be written stays inline. Raises StorageError when nothing can be."""
-        return await self._propose(turn, write_moves)
-
-    async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
-        return await self._propose(turn, predict_moves)
 
     @property
     def _pointers(self) -> Pointers:

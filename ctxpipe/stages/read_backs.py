@@ -21,20 +21,19 @@ from ..storage import TextReader, TextWriter
 from .moves import (
     Act,
     Move,
+    Moving,
     Place,
     Pointers,
     add_failures,
     offload_detail,
-    predict_moves,
     recall_selection,
     worthwhile_moves,
-    write_moves,
 )
 from .protocol import Change, Skip, Turn
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrimReadBacks:
+class TrimReadBacks(Moving):
     """Cut a new tool result that was read back from an offloaded file to its head and tail.
 
     No stage offloads such a result again, so a long one would stay whole. Above *max_chars*
@@ -57,17 +56,6 @@ class TrimReadBacks:
         self._pointers.check()
         # A limit of 0 would show the model nothing of what it asks for, however often it asks.
         check_settings(self, max_chars=COUNT)
-
-    async def __call__(self, turn: Turn) -> Change | Skip:
-        """What cannot be written stays inline.
-
-        Raises StorageError when nothing else is left to do.
-        """
-        return await self._propose(turn, write_moves)
-
-    async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
-        return await self._propose(turn, predict_moves)
 
     @property
     def _pointers(self) -> Pointers:
