@@ -42,11 +42,17 @@ def check_folder(folder: object) -> None:
         )
 
 
-def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:
-    """*folder*, by default one that keeps the names which the files define."""
-    if folder is not None:
-        return folder
-    from ..folding.folder import Folder  # here: it brings the parser
+async def fold_files(
+    folder: FileFolder | None, files: Sequence[tuple[str, str]], counter: TokenCounter
+) -> Sequence[str | None]:
+    """What *folder* makes of *files*; by default it keeps the names which they define."""
+    if folder is None:
+        folder = await in_thread(_new_folder, counter)
+    return await folder.fold(files)
+
+
+def _new_folder(counter: TokenCounter) -> FileFolder:
+    from ..folding.folder import Folder  # here, and in a thread: it brings the parser, in 200 ms
 
     return Folder(counter=counter)
 
@@ -55,8 +61,7 @@ async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> di
     """What the files that exceed the budget are reduced to, by path."""
     if not files:
         return {}
-    sources = [(file.path, file.text) for file in files]
-    texts = await folder_or_default(None, counter).fold(sources)
+    texts = await fold_files(None, [(file.path, file.text) for file in files], counter)
     folded: dict[str, str] = {}
     for file, text in zip(files, texts, strict=True):
         if text:

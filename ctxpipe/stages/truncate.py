@@ -24,7 +24,7 @@ from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_record
-from .layout import FileFolder, check_folder, folder_or_default
+from .layout import FileFolder, check_folder, fold_files
 from .protocol import Change, Skip, Turn
 from .reports import Truncated
 
@@ -299,8 +299,7 @@ async def _fold_views(
     views = [view for view in views if view.foldable]
     if not views:
         return {}
-    folder = folder_or_default(folder, counter)
-    folded = await folder.fold([(view.path, view.text) for view in views])
+    folded = await fold_files(folder, [(view.path, view.text) for view in views], counter)
     pairs: list[tuple[FileView, str]] = []
     texts: list[str] = []
     for view, text in zip(views, folded, strict=True):
