@@ -18,8 +18,8 @@ def finish(
     context: list[Message], step: Step, state: State, request: Request, was_broken: bool
 ) -> tuple[Mapping[str, object], list[Message]]:
     """The options that the request needs, and the context to send, once the stages are done."""
-    if step.changed is not None:
-        mark_stale(step.stale, context, step.changed)
+    if step.touched.first is not None:
+        mark_stale(step.stale, context, step.touched.first)
     _forget_missing(step.stale, context)
     if step.stale and state.settings.thinking == "strip":
         context = _strip_stale_thinking(context, step, state)

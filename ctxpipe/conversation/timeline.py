@@ -62,6 +62,18 @@ class Agreement:
 
 
 @dataclass(slots=True)
+class Touched:
+    """What the edits of a turn have touched so far.
+
+    *first* is the first place, a message and a block in it; no edit has touched the last *tail*
+    messages.
+    """
+
+    first: tuple[int, int] | None = None
+    tail: int = sys.maxsize
+
+
+@dataclass(slots=True)
 class Step:
     """What one turn makes of a timeline.
 
@@ -74,9 +86,8 @@ class Step:
     form, and *given* the same with the caller's own objects. The first *kept* messages are those of
     the last turn, the first *same* unchanged. *agreement* says how the history led to them.
 
-    And these while it runs: *stored* are texts that stages have written to files, *changed* is the
-    first place that the edits have changed, a message and a block in it, and the last *tail*
-    messages are those that no edit has touched.
+    And these while it runs: *stored* are texts that stages have written to files, *touched* is what
+    the edits have touched.
     """
 
     known: int
@@ -90,8 +101,7 @@ class Step:
     kept: int = 0
     same: int = 0
     agreement: Agreement = field(default_factory=Agreement)
-    changed: tuple[int, int] | None = None
-    tail: int = sys.maxsize
+    touched: Touched = field(default_factory=Touched)
 
     @property
     def is_idle(self) -> bool:
@@ -102,8 +112,8 @@ class Step:
 
     def forget_changes(self) -> tuple[int, int] | None:
         """The first place changed so far, after which changes are counted anew."""
-        place = self.changed
-        self.changed = None
+        place = self.touched.first
+        self.touched.first = None
         return place
 
     def edit(
@@ -119,8 +129,9 @@ class Step:
         last = edits[0]
         first = edits[-1]
         place = (first.start, first_changed_block(before, first))
-        self.changed = min(place, self.changed or place)
-        self.tail = min(self.tail, len(before) - last.stop)
+        touched = self.touched
+        touched.first = min(place, touched.first or place)
+        touched.tail = min(touched.tail, len(before) - last.stop)
         for edit in edits:
             self.stale = shift_stale(self.stale, edit)
         self.edits += edits

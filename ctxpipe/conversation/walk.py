@@ -83,14 +83,14 @@ async def _shape(
     messages, reports, after = await ask_stages(
         stages, turn_of, messages, before, step, state, is_plan=is_plan, tracer=tracer
     )
-    if step.changed is not None:
+    if step.touched.first is not None:
         is_bulk = is_bulky(messages)  # what was bulky may have left
     options, context = await in_thread_if(
         is_bulk, finish, messages, step, state, request, bool(problems)
     )
     if context is not messages:
         after = await _count_tokens(state, session_id, context)
-    changed = list(filter(None, (repaired, step.changed)))
+    changed = list(filter(None, (repaired, step.touched.first)))
     return Result(
         messages_to_send(step, context),
         tuple(reports),
@@ -98,7 +98,7 @@ async def _shape(
         options,
         covered=len(step.agreement.history),
         first_changed_index=min(changed)[0] if changed else None,
-        changed_end=len(context) - step.tail if changed else None,
+        changed_end=len(context) - step.touched.tail if changed else None,
         tokens_before=before,
         tokens_after=after,
     )

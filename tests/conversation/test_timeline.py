@@ -52,8 +52,8 @@ def turn(timeline: Timeline, history: list[Message], *contexts: list[Message]) -
     for context in contexts:
         begun.edit(before, context)
         before = context
-    if begun.changed is not None:
-        mark_stale(begun.stale, before, begun.changed)
+    if begun.touched.first is not None:
+        mark_stale(begun.stale, before, begun.touched.first)
     timeline.apply(begun)
     return begun
 
@@ -822,17 +822,17 @@ def test_the_changed_place_is_the_first_block_of_the_first_edit():
     begun = Timeline().begin(history)
 
     begun.edit(history, [*history[:2], user(tool_result("t1", "short"))])
-    assert (begun.changed, begun.tail) == ((2, 0), 0)
+    assert (begun.touched.first, begun.touched.tail) == ((2, 0), 0)
 
     begun.edit(begun.context, [history[0], assistant(thinking(), "look"), user("next")])
-    assert (begun.changed, begun.tail) == ((1, 2), 0)
+    assert (begun.touched.first, begun.touched.tail) == ((1, 2), 0)
 
 
 def test_equal_contexts_are_no_change():
     begun = Timeline().begin(chat(4))
 
     assert begun.edit(begun.context, copy.deepcopy(begun.context)) == []
-    assert begun.changed is None
+    assert begun.touched.first is None
 
 
 def test_the_tail_is_what_no_edit_has_changed_at_the_end():
@@ -840,10 +840,10 @@ def test_the_tail_is_what_no_edit_has_changed_at_the_end():
 
     after = [user("short"), *begun.context[1:]]
     begun.edit(begun.context, after)
-    assert begun.tail == 8
+    assert begun.touched.tail == 8
 
     begun.edit(after, [*after[:4], *after[6:]])
-    assert (begun.tail, begun.changed) == (3, (0, 0))
+    assert (begun.touched.tail, begun.touched.first) == (3, (0, 0))
 
 
 def test_changes_that_are_forgotten_are_no_longer_the_first():
@@ -854,7 +854,7 @@ def test_changes_that_are_forgotten_are_no_longer_the_first():
     assert begun.forget_changes() == (0, 0)
 
     begun.edit(after, [*after[:3], assistant("short")])
-    assert begun.changed == (3, 0)
+    assert begun.touched.first == (3, 0)
 
 
 # Any life ---------------------------------------------------------------------------------------
@@ -929,8 +929,8 @@ class Life:
             after = self.stage(context)
             begun.edit(context, after)
             context = after
-        if begun.changed is not None:
-            mark_stale(begun.stale, context, begun.changed)
+        if begun.touched.first is not None:
+            mark_stale(begun.stale, context, begun.touched.first)
         self.received = apply_edits(begun.given, begun.edits)
         recorded = copy.copy(begun)
         self.timeline.apply(begun)
