@@ -163,7 +163,7 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
     config.write_text('[[stage]]\nuse = "Collapse"\nmin_value = 1\n', "utf-8")
 
     def mine(*options: object) -> Any:
-        done = run("replay", path, "--config", config, "--json", *options)
+        done = run("replay", path, "--compare", f"none,{config}", "--json", *options)
         return json.loads(done.stdout)["all"][1]
 
     usual, strict = mine(), mine("--strict")
@@ -176,7 +176,7 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
 def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound, tmp_path, file, name):
     config = tmp_path / file
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
-    rows = json.loads(run("replay", sound, "--config", config, "--json").stdout)["all"]
+    rows = json.loads(run("replay", sound, "--compare", f"none,{config}", "--json").stdout)["all"]
     assert [row["policy"] for row in rows] == ["none", name]
     assert rows[1]["peak"] < rows[0]["peak"]
 
@@ -281,7 +281,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
             ("--model", "nonsense-9"),
             "no prices are known for the model 'nonsense-9'; without --model costs are in",
         ),
-        (("--config", "/nowhere.toml"), "cannot be read"),
+        (("--compare", "/nowhere.toml"), "cannot be read"),
         (("--read", "-1"), "the price read is -1"),
         (("--scheduler", "nowhere"), "no Dask scheduler"),
         (("--nonsense",), "No such option"),

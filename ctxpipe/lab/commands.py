@@ -56,9 +56,6 @@ Files = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Config = Annotated[
-    Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")
-]
 Model = Annotated[
     str,
     typer.Option(help=f"Whose prices to take, such as {EXAMPLE_MODEL}; default: in input tokens."),
@@ -93,11 +90,10 @@ def replay(
     compare: Annotated[
         str,
         typer.Option(
-            help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}; "
-            f"default: {NONE},{PRESET}."
+            help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}, or a pipeline "
+            f"of your own in a FILE.toml; default: {NONE},{PRESET}."
         ),
     ] = "",
-    config: Config = None,
     model: Model = "",
     read: ReadPrice = None,
     strict: Strict = False,
@@ -121,9 +117,8 @@ def replay(
     """
     prices = _prices(model, read)
     names = [name.strip() for name in compare.split(",") if name.strip()]
-    names = names or ([NONE] if config else [NONE, PRESET])
     # Each is tried once, so that an invalid one is reported before the work begins.
-    makers = policies([*names, str(config)] if config else names, prices)
+    makers = policies(names or [NONE, PRESET], prices)
     found = recordings(files)
     baseline = next(iter(makers))
     reporter: Reporter | None = None
