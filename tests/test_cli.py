@@ -635,4 +635,14 @@ def test_every_report_says_what_made_it_when_and_whose_prices_it_has(
         )
 
 
+def test_a_report_names_two_of_many_files(sound, tmp_path):
+    files = [tmp_path / f"{number}.jsonl" for number in range(5)]
+    for file in files:
+        file.write_bytes(sound.read_bytes())
+
+    made = json.loads(process("replay", *files, "--json").stdout)["made"]
+
+    assert made.endswith(f"ctxpipe replay {files[0]} {files[1]} --json, and 3 more files")
+
+
 # Real conversations -------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from .transcripts import STDIN, Transcript, read_transcript
 from .workbench import Workbench
 
 PRESET = "coding"
+NAMED_FILES = 2  # of those that a command was given
 
 Files = Annotated[
     list[str],
@@ -140,7 +141,7 @@ def replay(
     by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
     totals = figures([file.replays for file in replays], prices, baseline)
     unit = "dollars" if model else "input tokens"
-    made = _describe_making(model)
+    made = _describe_making(model, files)
     if as_json:
         good = [file for file in replays if not file.error]
         print_json(
@@ -167,9 +168,12 @@ def replay(
         raise typer.Exit(1)
 
 
-def _describe_making(model: str) -> str:
+def _describe_making(model: str, files: Sequence[str]) -> str:
     """What made a report, when, by which command, and whose prices it takes."""
-    command = shlex.join(["ctxpipe", *sys.argv[1:]])
+    others = files[NAMED_FILES:]  # a shell may have named a hundred
+    command = shlex.join(["ctxpipe", *(word for word in sys.argv[1:] if word not in others)])
+    if others:
+        command += f", and {len(others)} more files"
     prices = f"the prices of {model}" if model else "costs in input tokens"
     return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
