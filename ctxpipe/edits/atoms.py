@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import TypeAlias
@@ -149,7 +149,8 @@ class AtomIndex:
     """
 
     def __init__(self) -> None:
-        self.text = cache(atoms)
+        self.text: Callable[[str], frozenset[Atom]] = cache(atoms)
+        """The atoms of a text."""
         self._messages: dict[int, tuple[Message, frozenset[Atom]]] = {}
 
     def message(self, message: Message) -> frozenset[Atom]:

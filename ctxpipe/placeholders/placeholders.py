@@ -28,8 +28,7 @@ A stage does not take a placeholder with a longer preview for its own.
 # One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
-_BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]
-_, _BATCH_BEGINNING = _BEGINNINGS
+_BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]  # in this order
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 _CHARACTERS = Wanted(is_size, "a whole number of characters, 0 or more")
@@ -128,7 +127,7 @@ def _is_preview(text: str, start: int, most: int) -> bool:
 
 def is_batch(text: str) -> bool:
     """Whether *text* is a placeholder of batch offloading."""
-    return text.startswith(_BATCH_BEGINNING) and any_reference(text, MAX_SHOWN) is not None
+    return text.startswith(_BEGINNINGS[1]) and any_reference(text, MAX_SHOWN) is not None
 
 
 _GAP = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
