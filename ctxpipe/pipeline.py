@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
-from ._callables import answers_at_once, takes_one
 from ._logs import logger
 from .conversation import walk
 from .conversation.align import align_with_last
@@ -21,7 +20,17 @@ from .messages import Message, field
 from .providers.prices import PRICES, Prices
 from .session.session import Session, conversation_of
 from .session.sessions import Held
-from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
+from .settings import (
+    COUNT,
+    FUNCTION,
+    SESSION_ID,
+    Wanted,
+    answers_at_once,
+    excerpt,
+    instance_of,
+    one_of,
+    takes_one,
+)
 from .stages.collapse import Collapse
 from .stages.compact import Compact
 from .stages.offload import BatchOffload, DirectOffload

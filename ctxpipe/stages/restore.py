@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from anyio import to_thread
 
-from .._callables import is_async
 from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
@@ -39,6 +38,7 @@ from ..settings import (
     check_settings,
     excerpt,
     instance_of,
+    is_async,
     setting,
 )
 from ..storage.files import FileReader, FileText, LocalFiles, name_below

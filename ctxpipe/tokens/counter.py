@@ -12,13 +12,20 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from .._callables import is_async
 from .._threads.bulk import MAPPINGS
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, deep_copy, field, is_bulky, is_equal
-from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Wanted, excerpt
+from ..settings import (
+    COMPACT_THRESHOLD_RATIO,
+    CONTEXT_TOKEN_LIMIT,
+    FUNCTION,
+    SIZE,
+    Wanted,
+    excerpt,
+    is_async,
+)
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
 from .memo import Memo

@@ -23,7 +23,6 @@ UNNEEDED = {"anyio", "anthropic", "asyncio", "genai_prices", "httpx2", "opentele
 UNNEEDED |= {"redis", "regex", "rich", "sqlite3", "ssl", "tenacity", "tiktoken", "typer"}
 NEEDED = {
     "__main__",
-    "_callables",
     "_json",
     "_lazy",
     "_logs",
