@@ -20,8 +20,8 @@ class Columns:
     __slots__ = ("_marks", "_replies", "_result_chars")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
-        self._marks = array("q", [0])  # cache marks in the first n messages
-        self._replies = array("q", [0])  # replies among the first n messages
+        self._marks = array("i", [0])  # cache marks in the first n messages
+        self._replies = array("i", [0])  # replies among the first n messages
         self._result_chars = array("q", [0])  # characters of tool results in them
         self.extend(messages)
 

@@ -80,11 +80,12 @@ def instructions(function: Callable[[], object]) -> int:
         ran += event == "opcode"
         return count
 
+    before = sys.gettrace()  # that of a measurement of coverage
     sys.settrace(count)
     try:
         function()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return ran
 
 
