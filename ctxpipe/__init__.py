@@ -52,13 +52,12 @@ if TYPE_CHECKING:
         SessionDeleted,
         SettingsError,
         StorageError,
-        SummaryFailed,
     )
     from .pipeline import ContextPipeline
     from .session import Session
     from .session.sessions import Sessions
     from .stages.collapse import Collapse
-    from .stages.compact import Compact
+    from .stages.compact import Compact, Restore
     from .stages.offload import BatchOffload, DirectOffload
     from .stages.protocol import Change, Skip, Stage, Turn
     from .stages.read_backs import TrimReadBacks
@@ -92,6 +91,7 @@ __all__ = [
     "ObjectStorage",
     "PostgresJournal",
     "RedisJournal",
+    "Restore",
     "Result",
     "SQLiteJournal",
     "Session",
@@ -102,7 +102,6 @@ __all__ = [
     "SmartTruncate",
     "Stage",
     "StorageError",
-    "SummaryFailed",
     "Tool",
     "TrimReadBacks",
     "Turn",
@@ -112,8 +111,7 @@ __all__ = [
 
 # A name is imported when it is first asked for: `import ctxpipe` costs a few milliseconds.
 _NAMES = {
-    ".errors": "CtxpipeError InvalidHistory SessionDeleted SettingsError StorageError "
-    "SummaryFailed",
+    ".errors": "CtxpipeError InvalidHistory SessionDeleted SettingsError StorageError",
     ".functions": "CompactResult Folded OffloadResult OffloadedMessage Truncation compact_messages "
     "conservative count_tokens fold_files load_archive offload_tool_result "
     "offload_tool_results restore_files should_compact smart_truncate "
@@ -122,7 +120,7 @@ _NAMES = {
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stages.collapse": "Collapse",
-    ".stages.compact": "Compact",
+    ".stages.compact": "Compact Restore",
     ".stages.offload": "BatchOffload DirectOffload",
     ".stages.protocol": "Change Skip Stage Turn",
     ".stages.read_backs": "TrimReadBacks",
@@ -141,10 +139,11 @@ _ELSEWHERE = {
     ".adapters.litellm": "ctxpipe_logger",
     ".adapters.pydantic_ai": "Ctxpipe",
     ".edits.repair": "repair",
+    ".errors": "SummaryFailed",
     ".messages": "Message check pending_calls rewrite tool_calls tool_results",
     ".placeholders.placeholders": "Preview",
     ".providers.prices": "Prices prices_of",
-    ".stages.compact": "Breaker Evidence Restore",
+    ".stages.compact": "Breaker Evidence",
     ".stages.gates": "RatioGate RentOrBuyGate",
     ".summarizers": "AnthropicSummarizer ExtractiveSummarizer PromptSummarizer",
     ".tokens": "TokenCounter",

@@ -14,15 +14,17 @@ def import_on_use(
 
     *names* are the modules' names in the package, beginning with a dot, each with the names that it
     gives to the package, divided by blanks. *elsewhere* says the same of names that the package
-    does not give: the error of whoever asks for one says where it is.
+    does not give: an ImportError tells whoever asks for one where it is.
     """
     homes = _by_name(names)
     rooms = _by_name(elsewhere)
 
     def __getattr__(name: str) -> object:  # noqa: N807  it becomes that of the package
+        if name in rooms:
+            # Of an AttributeError `from … import` would say nothing but that there is no such name.
+            raise ImportError(f"{name} is not in {package}: import it from {package}{rooms[name]}")
         if name not in homes:
-            where = f"; import it from {package}{rooms[name]}" if name in rooms else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{where}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(homes[name], package), name)
         setattr(sys.modules[package], name, value)  # the next time nobody asks
         return value

@@ -63,7 +63,8 @@ async def in_process(
     given = await in_thread(_pickle, job, texts)
     output = bytearray()
     status: int | None = None
-    with suppress(OSError, NotImplementedError):  # the latter from a loop on Windows
+    # No process can be started, or is alive any more; or the loop, on Windows, knows none.
+    with suppress(OSError, NotImplementedError):
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
                 async with await _start() as worker:

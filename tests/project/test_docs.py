@@ -232,8 +232,8 @@ def spelled(value: object) -> str:
 @pytest.mark.parametrize(("page", "kind", "name", "told"), DEFAULTS)
 def test_a_default_in_a_table_is_the_one_in_the_code(page: str, kind: str, name: str, told: str):
     rooms = ("ctxpipe", "ctxpipe.stages.compact", "ctxpipe.stages.gates", "ctxpipe.summarizers")
-    homes = [getattr(importlib.import_module(room), kind, None) for room in rooms]
-    made_of = next(home for home in homes if home is not None)
+    homes = [home for home in map(importlib.import_module, rooms) if kind in dir(home)]
+    made_of = getattr(homes[0], kind)
     [field] = [field for field in dataclasses.fields(made_of) if field.name == name]
     make: Any = field.default_factory
     made = make() if field.default is dataclasses.MISSING else field.default

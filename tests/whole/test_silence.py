@@ -24,10 +24,10 @@ from ctxpipe import (
     SmartTruncate,
     Stage,
     StorageError,
-    SummaryFailed,
     Turn,
 )
 from ctxpipe.conversation.state import Request
+from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, tool_calls, tool_results
 from ctxpipe.stages.compact import Breaker, CompactResult
 from ctxpipe.stages.gates import RatioGate
