@@ -59,7 +59,8 @@ class Memory:
     *state* holds what the ledger has learned, which is written with the turns. *notices* are for
     the next result. The timeline rests on the first *base* entries of the journal. Entries that
     others write to the same branch are taken over when the caller's history continues them.
-    Otherwise the next entry of this session begins a branch.
+    Otherwise the next entry of this session begins a branch; so it does where others have begun
+    another history since somebody asked for this one.
 
     *appended* are messages that are in no turn yet. Any thread adds at their end; of those at their
     beginning *taken* are in the turn under way, and leave once it is written.
@@ -89,6 +90,7 @@ class Memory:
         self._journal = Journal(journal, session_id, keys) if journal else None
         self._packing = Packing(journal, session_id, texts=texts)
         self._is_read = journal is None
+        self._seen: int | None = None  # entries that were there when the history was asked for
         self._base = 0
         self._seal = ""  # of entry number base - 1
         self._branch = ""
@@ -182,14 +184,17 @@ class Memory:
         """Continue the branch that *history* has most in common with."""
         entries, lines = await self._read_lines(journal, history)
         line = max(lines, key=lambda line: line.step.known)
-        if entries and not line.step.known:
+        if line.step.known or not entries:
+            if line.replay.has_hidden:
+                self.notify(REDACTED)
+            self._take_over(line, entries)
+            if entries:
+                await self._restore_files(texts_of(journal.storage))
+        else:
             self.notify(ANOTHER_HISTORY)
-            return
-        if line.replay.has_hidden:
-            self.notify(REDACTED)
-        self._take_over(line, entries)
-        if entries:
-            await self._restore_files(texts_of(journal.storage))
+        has_news = self._seen is not None and len(entries) > self._seen
+        if has_news and line.step.agreement.is_cut:
+            self.is_behind = self._is_shared = True
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
         """Take over what others have written to this branch, unless *history* differs from it."""
@@ -494,6 +499,8 @@ class Memory:
         if self._journal is None:
             return []
         entries, _ = await copy(self._journal).read()
+        if not self._is_read:
+            self._seen = len(entries)
         return entries
 
     def _longest(

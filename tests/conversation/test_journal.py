@@ -1621,6 +1621,22 @@ async def test_a_branch_of_a_branch_rests_on_both(tmp_path):
     assert await new_session(LocalStorage(tmp_path)).history() == expected
 
 
+@pytest.mark.parametrize("shared", [0, 5])
+async def test_what_others_begin_after_a_session_has_looked_is_not_replaced(shared, tmp_path):
+    base = loop(12)[:shared]
+    first, second = ([*base, *step(name, result=name)] for name in ("first", "second"))
+    one, other = (new_session(LocalStorage(tmp_path)) for _ in range(2))
+    assert await other.history() == []
+
+    await one.run(first)
+    await other.run(second)
+
+    session = new_session(LocalStorage(tmp_path))
+    [name] = await session.branches()
+    assert await session.history(branch="") == first
+    assert await session.history(branch=name) == second
+
+
 async def test_a_session_without_a_journal_has_no_branches():
     assert await ContextPipeline().session("s").branches() == []
 
