@@ -23,8 +23,18 @@ from ctxpipe.messages import Message
 from ctxpipe.session.client import lendable
 from ctxpipe.stages.compact import Breaker
 from ctxpipe.stages.reports import Compacted, StageReport
-from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
+from ctxpipe.summarizers import (
+    WITHOUT_MODEL,
+    AnthropicSummarizer,
+    ExtractiveSummarizer,
+    Retry,
+    Summarizer,
+)
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, rate_limited
+
+
+async def no_sleep(_seconds: float):
+    """No wait between two attempts."""
 
 
 class Run:
@@ -32,9 +42,8 @@ class Run:
 
     def __init__(self, folder: Path, summarize: Summarizer | None = None):
         self.details: list[Compacted] = []
-        stage = Compact(
-            summarize, archive=LocalStorage(folder), breaker=Breaker(cooldown_seconds=0)
-        )
+        breaker = Breaker(Retry(sleep=no_sleep), cooldown_seconds=0)
+        stage = Compact(summarize, archive=LocalStorage(folder), breaker=breaker)
         self.pipeline = ContextPipeline([stage], budget=Budget(window=4_000), on_report=self._note)
 
     def _note(self, report: StageReport):

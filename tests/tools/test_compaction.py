@@ -28,7 +28,8 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message, pending_calls
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
-from ctxpipe.summarizers import PromptSummarizer, Summary
+from ctxpipe.stages.compact import Breaker
+from ctxpipe.summarizers import PromptSummarizer, Retry, Summary
 from ctxpipe.tools import ToolInputError, as_beta_tools
 from ctxpipe.tools.offloaded import LEAST_TURNS
 
@@ -179,8 +180,9 @@ async def test_where_the_summary_fails_the_turn_goes_on_and_a_notice_says_why(
     async def fail(messages: Sequence[Message], /) -> Summary:
         raise ValueError("no")
 
-    storage = LocalStorage(tmp_path)
-    pipeline = ContextPipeline([Compact(fail, archive=storage)], budget=Budget(window=20_000))
+    once = Breaker(Retry(max_retries=0))
+    stage = Compact(fail, archive=LocalStorage(tmp_path), breaker=once)
+    pipeline = ContextPipeline([stage], budget=Budget(window=20_000))
     session = pipeline.session("s")
     history = [user("Go."), *work(10)]
     await session.run(history)
