@@ -14,7 +14,7 @@ from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import Model, OpenAIServer
 
 LONG = 10  # turns that are too long by themselves for each window
-TURNS = 20
+TURNS = 12
 KNOWN = {16_000: "gpt-3.5-turbo", 32_000: "gpt-4-32k", 64_000: "deepseek-chat"}
 
 
