@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
-	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants clean
+	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants size \
+	release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -137,6 +138,13 @@ mutants: $(STAMP)  ## the power of the tests: sixty faults, each of which a test
 # workers take half an hour each, and the workers a PostgreSQL: `make test-services INSTALL=1`.
 RECORDED := cache_doctor costs gateway_replay
 BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
+
+size: $(STAMP)  ## tokens of code by room, beside their budgets
+	$(BIN)/python scripts/size.py
+
+# CHECKS="test mutants" runs these alone.
+release-check:  ## every check of a release on the last commit, in one table; goes on where it was stopped
+	$(PYTHON) scripts/release_check.py $(CHECKS)
 
 bench: $(STAMP)  ## every benchmark, each with a baseline of the same run; the pages then quote its figures
 	@missed=; for name in $(BENCHES); do echo; echo "== $$name"; \

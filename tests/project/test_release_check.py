@@ -1,0 +1,87 @@
+"""What `make release-check` runs, skips, and writes down: in a small project of its own."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+RELEASE = runpy.run_path(str(ROOT / "scripts" / "release_check.py"))
+MAKEFILE = """
+good:
+\t@echo ran >> good.txt; echo "| all is well |"
+bad:
+\t@echo "it broke"; exit 3
+"""
+
+
+def commit(project: Path, message: str):
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["add", "-A"], [*author, "commit", "--quiet", "--message", message]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of which one check passes, and one fails."""
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / "Makefile").write_text(MAKEFILE, "utf-8")
+    (tmp_path / ".gitignore").write_text("build/\ngood.txt\n", "utf-8")
+    commit(tmp_path, "begin")
+    return tmp_path
+
+
+def runs(project: Path) -> int:
+    """How often the good check has run."""
+    file = project / "good.txt"
+    return len(file.read_text("utf-8").split()) if file.exists() else 0
+
+
+def test_the_table_tells_the_outcome_and_the_last_line_of_each(project):
+    assert RELEASE["check_release"](project, ["good", "bad"]) == 1
+
+    [table] = project.glob("build/release/*/checks.md")
+    rows = table.read_text("utf-8").splitlines()[-2:]
+    assert re.fullmatch(r"\| `make good` \| passed \| 0 \| \\\| all is well \\\| \|", rows[0])
+    assert re.match(r"\| `make bad` \| failed \| 0 \| make: ", rows[1])
+    assert "it broke" in table.with_name("bad.log").read_text("utf-8")
+
+
+def test_what_has_passed_on_a_commit_is_not_run_again(project):
+    RELEASE["check_release"](project, ["good"])
+    assert RELEASE["check_release"](project, ["good"]) == 0
+    assert runs(project) == 1
+
+    (project / "new.txt").touch()
+    commit(project, "go on")
+    assert RELEASE["check_release"](project, ["good"]) == 0
+    assert runs(project) == 2
+
+
+def test_what_has_failed_is_run_again(project):
+    RELEASE["check_release"](project, ["good", "bad"])
+    file = project / "build/release"
+    [log] = file.glob("*/bad.log")
+    log.unlink()
+
+    assert RELEASE["check_release"](project, ["good", "bad"]) == 1
+    assert log.exists()
+    assert runs(project) == 1
+
+
+def test_changes_that_are_in_no_commit_are_refused(project, capsys):
+    (project / "Makefile").write_text("good:\n", "utf-8")
+
+    assert RELEASE["check_release"](project, ["good"]) == 2
+    assert "commit or stash" in capsys.readouterr().out
+
+
+def test_each_check_is_a_target_with_a_help_text():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
+
+    assert set(RELEASE["CHECKS"]) <= set(targets)
