@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
+from .._logs import logger
 from .._text import short_repr
 from ..edits.gates import CandidateTokens, Rates, best_eviction, evict_all
 from ..edits.offload import Candidate, Scan, passes
@@ -16,6 +17,8 @@ from ..providers.prices import PRICES, Prices
 from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
 from ..tokens import TokenCounter
 from .protocol import Turn
+
+LEAST_WAITING = 20_000
 
 
 class Gate(Protocol):
@@ -101,7 +104,7 @@ class RentOrBuyGate:
         tokens = turn.recall(CandidateTokens)
         tokens.extend(old, lambda candidate: _tokens(candidate, turn.counter))
         if not turn.cache_expired and columns.calls < self.min_calls:
-            return f"{len(old)} old results wait; {columns.calls} of {self.min_calls} calls so far"
+            return f"{columns.calls} of {self.min_calls} calls so far"
         cached = 0 if turn.cache_expired else sums[columns.messages_sent]
         stock = tokens.table(old, columns, sums, cached, self.free_calls)
         if not turn.cache_expired:
@@ -111,10 +114,36 @@ class RentOrBuyGate:
         else:
             best = evict_all(stock)
         if best is None or best.gain <= 0:
-            return f"{len(old)} old results wait; carrying them has cost less than rewriting would"
+            return "carrying them has cost less than rewriting would"
         if best.freed < self.min_tokens:
             return f"{best.freed:,} tokens would be worth a rewrite, fewer than {self.min_tokens:,}"
         return old[best.start :]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What is known of the old results of a session that its gate keeps in the context."""
+
+    logged_chars: int = 0
+
+    def log(self, turn: Turn, waiting: Sequence[Candidate], chars: int, reason: str) -> None:
+        """Log how many wait, and for what; again once their *chars* have doubled.
+
+        One result is no batch, and fewer than `LEAST_WAITING` characters are not worth a line.
+        """
+        self.logged_chars = min(self.logged_chars, chars)  # some may have left
+        if chars < max(LEAST_WAITING, 2 * self.logged_chars) or len(waiting) == 1:
+            return
+        self.logged_chars = chars
+        sizes = [candidate.chars for candidate in waiting]
+        logger.info(
+            "session %r: %d results of %s to %s characters wait for a batch: %s",
+            turn.session_id[:40],
+            len(sizes),
+            f"{min(sizes):,}",
+            f"{max(sizes):,}",
+            reason,
+        )
 
 
 def overpayment(

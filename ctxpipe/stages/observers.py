@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from ..conversation.timeline import Step, Timeline
     from ..prompt_cache import CacheMiss, Tally
 
-DEFAULT_OBSERVERS = ("ctxpipe.prompt_cache.watch:CacheWatch",)
+DEFAULT_OBSERVERS = (
+    "ctxpipe.prompt_cache.watch:CacheWatch",
+    "ctxpipe.stages.readers:ReaderWatch",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 
-from .._text import short_repr
+from .._text import count_phrase, short_repr
 from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.offload import Candidate
@@ -33,7 +33,7 @@ from ..settings import (
     setting,
 )
 from ..storage import LocalStorage, TextWriter
-from .gates import Gate, RatioGate
+from .gates import Gate, RatioGate, Waiting
 from .moves import (
     Act,
     Move,
@@ -41,6 +41,7 @@ from .moves import (
     Pointers,
     recall_selection,
     worthwhile_moves,
+    write_moves,
 )
 from .protocol import Change, Skip, Turn
 
@@ -288,7 +289,13 @@ class BatchOffload(Moving):
         end = (await turn.columns()).recent_from(self.keep_recent)
         chosen = await self._choose(turn, running, end)
         if isinstance(chosen, str):
-            return Skip(chosen)
+            waiting = running.candidates(turn.protected, end)
+            if not waiting:
+                return Skip(chosen)
+            if act is write_moves:
+                chars = running.scan(turn.protected, end).offloadable_chars
+                turn.recall(Waiting).log(turn, waiting, chars, chosen)
+            return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {chosen}")
         moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")

@@ -29,7 +29,7 @@ from typing import (
 )
 
 from anthropic.types import ContentBlock, ContentBlockParam
-from anthropic.types.beta import BetaContentBlock, BetaContentBlockParam, beta_system_message_param
+from anthropic.types.beta import BetaContentBlock, BetaContentBlockParam
 from hypothesis import reject, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
@@ -38,6 +38,11 @@ from typing_extensions import is_typeddict
 from ctxpipe.messages import Message
 from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
+
+try:
+    from anthropic.types.beta.beta_system_message_param import ContentBlock as SystemBlock
+except ImportError:  # an SDK that knows no system messages
+    from anthropic.types import TextBlockParam as SystemBlock
 
 MODEL = Model(thinking="unchecked")
 few = settings(max_examples=max(20, settings().max_examples // 2))
@@ -86,7 +91,7 @@ PARAMS = {
     for name, members in _by_type(ContentBlockParam, BetaContentBlockParam).items()
 }
 MODELS = _by_type(ContentBlock, BetaContentBlock)
-SYSTEM_TYPES = sorted(_by_type(beta_system_message_param.ContentBlock))
+SYSTEM_TYPES = sorted(_by_type(SystemBlock))
 RESULT_TYPES = sorted(
     name for name, (block, *_) in PARAMS.items() if "tool_use_id" in _hints(block)
 )
