@@ -10,9 +10,11 @@ import ipaddress
 import logging
 import os
 import platform
+import shutil
 import signal
 import socket
 import ssl
+import tempfile
 import tomllib
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +30,19 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in a shell's background job: whoever is started inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What tests, and programs that they start, leave in the folder for temporary files goes with the run,
+# but for pytest's own folders. The processes of xdist have those of the one that starts them.
+IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
+if IS_FIRST:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="ctxpipe-tests-")
+
+
+def pytest_unconfigure():
+    if IS_FIRST:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
 
 # In debug mode asyncio notes where each callback and each future came from, for its messages: with
 # a look at the file of every frame, this would be a fifth of the whole run.
@@ -174,6 +189,8 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         # Of the SDKs' clients, where no variable of the environment names the certificates.
         stat.can_block_in("ssl.py", "get_default_verify_paths")
         stat.can_block_in("httpcore2/_ssl.py", "default_ssl_context")
+        # An older SDK asks once in a process on what system it runs.
+        stat.can_block_in("anthropic/_base_client.py", "get_platform")
         # What measures the coverage locks its own data, wherever a file is met for the first time.
         lock = blocking.functions["threading.Lock.acquire"]
         lock.can_block_in("coverage/collector.py", "lock_data")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
-import anyio.to_thread
 import typer
 
 from .. import presets
@@ -39,12 +38,19 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(help="Default: ctxpipe's own source.", show_default=False)
     ] = PACKAGE,
+    storage: Annotated[
+        Path | None, typer.Option(help="Keep what leaves the context in this folder.")
+    ] = None,
 ) -> None:
     """A first look, without a key: an agent reads files; see what becomes of its context."""
     files = list(islice(text_files(folder), MAX_FILES))
     if not files:
         raise SettingsError(f"there are no text files in {folder}")
-    anyio.run(show, files)
+    with tempfile.TemporaryDirectory(prefix="ctxpipe-") as temporary:
+        anyio.run(show, files, LocalStorage(storage or temporary))
+    if storage is not None:
+        print(f"\nThe files are in {storage}.")
+    print("\nWhat would it do for conversations of yours? ctxpipe replay FILE")
 
 
 def text_files(folder: Path) -> Iterator[str]:
@@ -57,9 +63,8 @@ def text_files(folder: Path) -> Iterator[str]:
                 yield path
 
 
-async def show(files: Sequence[str]) -> None:
+async def show(files: Sequence[str], storage: LocalStorage) -> None:
     """Play the agent's turns, and print what becomes of its context."""
-    storage = LocalStorage(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "ctxpipe-"))
     stages = presets.coding_agent(storage, work_dir=None, summarize=ExtractiveSummarizer())
     pipeline = ContextPipeline(stages)
     session = pipeline.session("demo", journal=storage)
@@ -88,8 +93,6 @@ async def show(files: Sequence[str]) -> None:
     print(f"the history can be read back whole: {await session.history() == history}")
     if file:
         await show_read_back(session, file, visible)
-    print(f"\nThe files are in {storage.root}. What would it do for conversations of yours?")
-    print("ctxpipe replay FILE")
 
 
 async def messages_of(turn: int, path: str) -> list[Message]:

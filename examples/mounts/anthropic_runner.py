@@ -10,9 +10,10 @@ import tempfile
 
 from anthropic import AsyncAnthropic, beta_async_tool
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.testing import MessagesServer
+from ctxpipe.tools import as_beta_tools
 from examples.mounts import scripted
 
 
@@ -22,10 +23,10 @@ async def read_log(day: int) -> str:
     return scripted.read_log(day)
 
 
-async def main() -> None:
+async def main(folder: str) -> None:
     """Run the tool runner once."""
-    folder = await asyncio.to_thread(tempfile.mkdtemp)
-    pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
+    storage = LocalStorage(folder)
+    pipeline = ContextPipeline([DirectOffload(storage)])
     shaping = ctxpipe_middleware(pipeline, session_id="job-42")
     async with (
         MessagesServer(scripted.script()) as server,
@@ -34,7 +35,7 @@ async def main() -> None:
         runner = client.beta.messages.tool_runner(
             model="m",
             max_tokens=1000,
-            tools=[read_log],
+            tools=[read_log, *as_beta_tools(offload_tools(storage))],
             messages=[{"role": "user", "content": "How were the last three days?"}],
         )
         reply = await runner.until_done()
@@ -43,4 +44,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))

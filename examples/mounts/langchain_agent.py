@@ -10,24 +10,38 @@ import tempfile
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, Tool, offload_tools
 from ctxpipe.adapters.langchain import ctxpipe_middleware
 from ctxpipe.testing import OpenAIServer
 from examples.mounts.scripted import read_log, script
 
 
-async def main() -> None:
+def structured(reader: Tool) -> StructuredTool:
+    """The tool *reader*, as LangChain has it."""
+
+    async def read(**arguments: Any) -> str:
+        return await reader(arguments)
+
+    return StructuredTool(
+        name=reader.name,
+        description=reader.definition["description"],
+        args_schema=reader.definition["input_schema"],
+        coroutine=read,
+    )
+
+
+async def main(folder: str) -> None:
     """Run the agent once."""
-    folder = await asyncio.to_thread(tempfile.mkdtemp)
-    pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
+    storage = LocalStorage(folder)
+    pipeline = ContextPipeline([DirectOffload(storage)])
     async with OpenAIServer(script()) as server:
         settings: Any = {"base_url": server.base_url, "api_key": "none"}
         agent = create_agent(
             ChatOpenAI(model="m", **settings),
-            [tool(read_log)],
+            [tool(read_log), *map(structured, offload_tools(storage))],
             middleware=[ctxpipe_middleware(pipeline, session_id="job-42")],
         )
         asked: Any = {"messages": [("user", "How were the last three days?")]}
@@ -38,4 +52,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))

@@ -9,20 +9,22 @@ import asyncio
 import tempfile
 from typing import Any
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.litellm import ctxpipe_logger
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import script, tool_message
+from examples.mounts.scripted import as_function, script, tool_message
 
 import litellm  # isort: skip  after ctxpipe, which keeps it from asking the network for prices
 
 TOOL = {"name": "read_log", "parameters": {"type": "object", "properties": {}}}
 
 
-async def main() -> None:
+async def main(folder: str) -> None:
     """Ask, call the tools, and ask again until the model is done."""
-    folder = await asyncio.to_thread(tempfile.mkdtemp)
-    pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
+    storage = LocalStorage(folder)
+    pipeline = ContextPipeline([DirectOffload(storage)])
+    readers = offload_tools(storage)
+    tools = [{"type": "function", "function": TOOL}, *map(as_function, readers)]
     litellm.callbacks = [ctxpipe_logger(pipeline, session_id="job-42")]
     messages: list[Any] = [{"role": "user", "content": "How were the last three days?"}]
     async with OpenAIServer(script()) as server:
@@ -30,7 +32,7 @@ async def main() -> None:
             reply: Any = await litellm.acompletion(
                 model="openai/m",
                 messages=messages,
-                tools=[{"type": "function", "function": TOOL}],
+                tools=tools,
                 api_base=server.base_url,
                 api_key="none",
             )
@@ -38,10 +40,11 @@ async def main() -> None:
             messages.append(said.model_dump(exclude_none=True))
             if not said.tool_calls:
                 break
-            messages += [await tool_message(call) for call in said.tool_calls]
+            messages += [await tool_message(call, readers) for call in said.tool_calls]
     kept = sum(len(str(message)) for message in messages)
     print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))

@@ -16,9 +16,8 @@ from ctxpipe import LocalStorage
 from examples.mounts.scripted import read_log
 
 
-async def main() -> None:
+async def main(folder: str) -> None:
     """Offload a result, and search it as a model would."""
-    folder = await asyncio.to_thread(tempfile.mkdtemp)
     [path] = await LocalStorage(folder).write([("job-42/call_1.md", read_log(1))])
     server = StdioServerParameters(command=sys.executable, args=["-m", "ctxpipe", "mcp", folder])
     async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
@@ -29,4 +28,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))

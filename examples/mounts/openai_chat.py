@@ -11,10 +11,10 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import script, tool_message
+from examples.mounts.scripted import as_function, script, tool_message
 
 TOOL: Any = {
     "type": "function",
@@ -22,10 +22,12 @@ TOOL: Any = {
 }
 
 
-async def main() -> None:
+async def main(folder: str) -> None:
     """Ask, call the tools, and ask again until the model is done."""
-    folder = await asyncio.to_thread(tempfile.mkdtemp)
-    pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
+    storage = LocalStorage(folder)
+    pipeline = ContextPipeline([DirectOffload(storage)])
+    readers = offload_tools(storage)
+    tools: list[Any] = [TOOL, *map(as_function, readers)]
     async with OpenAIServer(script()) as server:
         client = AsyncOpenAI(
             base_url=server.base_url,
@@ -34,16 +36,17 @@ async def main() -> None:
         )
         messages: list[Any] = [{"role": "user", "content": "How were the last three days?"}]
         while True:
-            reply = await client.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+            reply = await client.chat.completions.create(model="m", messages=messages, tools=tools)
             said: Any = reply.choices[0].message
             messages.append(said)
             if not said.tool_calls:
                 break
-            messages += [await tool_message(call) for call in said.tool_calls]
+            messages += [await tool_message(call, readers) for call in said.tool_calls]
         await client.close()
     kept = sum(len(str(message)) for message in messages)
     print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxpipe import Tool, answer
@@ -24,8 +24,19 @@ def script() -> list[Reply]:
     return [*calls, "All three days are quiet."]
 
 
-async def tool_message(call: Any) -> dict[str, Any]:
-    """The message that answers *call* of a chat completion.
+def as_function(tool: Tool) -> dict[str, Any]:
+    """The definition of *tool*, as chat completions have it."""
+    definition = tool.definition
+    function = {
+        "name": definition["name"],
+        "description": definition.get("description", ""),
+        "parameters": definition["input_schema"],
+    }
+    return {"type": "function", "function": function}
+
+
+async def tool_message(call: Any, others: Sequence[Tool]) -> dict[str, Any]:
+    """The message that answers *call* of a chat completion: the log, or what *others* say.
 
     Whatever name or arguments the model makes up, it reads an error and the loop goes on.
     """
@@ -39,7 +50,6 @@ async def tool_message(call: Any) -> dict[str, Any]:
         arguments = json.loads(call.function.arguments)
     except ValueError:
         arguments = {}
-    result = await answer(
-        {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}, [tool]
-    )
+    block: Any = {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
+    result = await answer(block, [tool, *others])
     return {"role": "tool", "tool_call_id": call.id, "content": result.get("content", "")}

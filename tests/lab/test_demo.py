@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,25 @@ def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
 
 
 def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys):
-    demo.demo(folder)
+    demo.demo(folder, folder / "kept")
 
     said = capsys.readouterr().out
     [path] = re.findall(r"^\[Tool result offloaded to file: (.+)\]$", said, re.MULTILINE)
     assert "handler_0_299" in Path(path).read_text()
     assert "line 2, offset 30: def handler_0_1(request): ..." in said
+
+
+def test_it_leaves_no_files_unless_they_are_asked_for(folder, tmp_path, capsys, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    demo.demo(folder)
+    assert not list(temporary.iterdir())
+
+    demo.demo(folder, tmp_path / "kept")
+    assert list((tmp_path / "kept" / "demo").glob("*.md"))
+    assert f"The files are in {tmp_path / 'kept'}." in capsys.readouterr().out
 
 
 def test_a_few_short_files_stay_as_they_are(tmp_path, capsys):

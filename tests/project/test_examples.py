@@ -405,7 +405,7 @@ def on_a_terminal(arguments: list[str]) -> Iterator[str]:
 async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name, arguments):
     call = SimpleNamespace(id="c1", function=SimpleNamespace(name=name, arguments=arguments))
 
-    message = await tool_message(call)
+    message = await tool_message(call, [])
 
     assert (message["role"], message["tool_call_id"]) == ("tool", "c1")
     assert message["content"].startswith(("there is no tool 'read_logs'", "the tool failed"))

@@ -16,6 +16,7 @@ import pytest
 from histories import assistant, user
 from in_memory import messages_api
 from models import SUMMARIES
+from sdks import needs_middleware
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
@@ -104,6 +105,7 @@ def shaping(run: Run):
     return serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")])
 
 
+@needs_middleware
 async def test_the_middleware_lends_its_client(tmp_path):
     run = Run(tmp_path)
     async with shaping(run) as (server, client):
@@ -113,6 +115,7 @@ async def test_the_middleware_lends_its_client(tmp_path):
     assert run.writers == ["AnthropicSummarizer"]
 
 
+@needs_middleware
 async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path):
     run = Run(tmp_path)
     async with shaping(run) as (server, client):

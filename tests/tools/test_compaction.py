@@ -11,6 +11,7 @@ import anthropic
 import pytest
 from histories import assistant, step, user
 from models import MODEL
+from sdks import needs_middleware
 
 from ctxpipe import (
     Budget,
@@ -196,6 +197,7 @@ async def test_where_the_summary_fails_the_turn_goes_on_and_a_notice_says_why(
     assert not conversation_of(session).is_compaction_due
 
 
+@needs_middleware
 async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path):
     session_id = "runner"
     storage = LocalStorage(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
@@ -39,8 +40,13 @@ def test_a_reply_is_its_text_and_its_calls():
     ]
 
 
-def test_a_model_object_of_the_sdk_reads_as_its_mapping():
-    assert CHAT.read(ChatCompletionMessage.model_validate(REPLY)) == CHAT.read(REPLY)
+@pytest.mark.parametrize("calls", [[CALL], [CALL, OTHER]], ids=["function", "custom"])
+def test_a_model_object_of_the_sdk_reads_as_its_mapping(calls):
+    reply = {**REPLY, "tool_calls": calls}
+    if OTHER in calls and not hasattr(openai.types.chat, "ChatCompletionMessageCustomToolCall"):
+        pytest.skip(f"openai {openai.__version__} knows no custom tools")
+
+    assert CHAT.read(ChatCompletionMessage.model_validate(reply)) == CHAT.read(reply)
 
 
 def test_what_a_model_thought_is_thinking():
