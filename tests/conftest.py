@@ -31,8 +31,8 @@ if (
 ):  # as in a shell's background job: whoever is started inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What tests, and programs that they start, leave in the folder for temporary files goes with the run,
-# but for pytest's own folders. The processes of xdist have those of the one that starts them.
+# What tests, and programs that they start, leave in the folder for temporary files goes with the
+# run, but for pytest's own folders. The processes of xdist have those of the one that starts them.
 IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if IS_FIRST:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())

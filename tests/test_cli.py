@@ -635,6 +635,24 @@ def test_every_report_says_what_made_it_when_and_whose_prices_it_has(
         )
 
 
+@pytest.mark.parametrize(
+    ("more", "whose"),
+    [
+        ((), "tokens of tiktoken"),
+        (("--plan", "coding"), "tokens of tiktoken"),
+        (("--cache",), "prices of the model of each reply"),
+        (("--cache", "--model", MODEL), f"prices of {MODEL}"),
+    ],
+)
+def test_what_fills_a_context_says_what_made_it_too(sound, more: tuple[str, ...], whose: str):
+    last_line = process("inspect", sound, *more).stdout.splitlines()[-1]
+    made = json.loads(process("inspect", sound, *more, "--json").stdout)["made"]
+
+    for report in (last_line, made):
+        assert report.startswith(f"ctxpipe {ctxpipe.__version__}, ")
+        assert f"{whose}: ctxpipe inspect " in report
+
+
 def test_a_report_names_two_of_many_files(sound, tmp_path):
     files = [tmp_path / f"{number}.jsonl" for number in range(5)]
     for file in files:

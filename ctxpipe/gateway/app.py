@@ -165,7 +165,12 @@ class Gateway:
         if self.settings.journal is not None:
             kind = journal_kind(self.settings.journal)
             sharing = f"one of any number on this port: their sessions are in {kind}"
-        return {**record.health(is_off=self.is_off), "processes": sharing}
+        return {
+            "status": "off" if self.is_off else "ok",
+            "turns": record.number,
+            "not_shaped": record.failed,
+            "processes": sharing,
+        }
 
     async def _pass(self, request: Request) -> Response:
         """Send what is not ours to shape, byte for byte, and as it comes."""

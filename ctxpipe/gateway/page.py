@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from .. import __version__
 from .._html import Markup, markup, palette, source_hash
 from .._text import as_dollars, as_number, as_percent, count_phrase
 from ..tokens.spent import KINDS, Kind
@@ -74,7 +75,7 @@ _STYLE = f"{palette()}{_KINDS_STYLE}{_OWN_STYLE}"
 _PAGE = """<!doctype html><html lang=en><head><meta charset=utf-8><title>ctxpipe gateway</title>
 <meta name=viewport content='width=device-width, initial-scale=1'>
 <meta http-equiv=refresh content={}><style>{}</style></head>
-<body><h1>ctxpipe gateway</h1>{}</body></html>
+<body><h1>ctxpipe gateway</h1>{}<p class='soft all'>{}</p></body></html>
 """
 
 _SESSION = """<section><h2>{}</h2>{}
@@ -108,7 +109,10 @@ def headers() -> Mapping[str, str]:
 
 def write_page(record: Record) -> str:
     """The page of *record*, as HTML."""
-    return markup(_PAGE, SECONDS, Markup(_STYLE), list(_body(record)))
+    made = f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
+    if record.priced:
+        made += "; dollars at the prices of each turn's model, as genai-prices lists them"
+    return markup(_PAGE, SECONDS, Markup(_STYLE), list(_body(record)), made)
 
 
 def _body(record: Record) -> Iterator[Markup]:

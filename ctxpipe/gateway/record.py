@@ -10,9 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._text import as_dollars, count_phrase
-from .._values import JsonDict
-from ..errors import SettingsError
-from ..providers.prices import Prices, prices_of
+from ..providers.prices import find_prices as listed_prices
 
 if TYPE_CHECKING:
     from ..tokens.spent import Kind
@@ -110,14 +108,6 @@ class Record:
             self.dollars += turn.dollars
             self.priced += 1
 
-    def health(self, *, is_off: bool) -> JsonDict:
-        """How it goes, in counts."""
-        return {
-            "status": "off" if is_off else "ok",
-            "turns": self.number,
-            "not_shaped": self.failed,
-        }
-
     def __str__(self) -> str:
         if not self.number and self.passed:
             return f"no turn was shaped, {count_phrase(self.passed, 'other request')} passed"
@@ -138,16 +128,8 @@ class Record:
         return ", ".join(parts)
 
 
-@lru_cache(maxsize=64)
-def find_prices(model: str) -> Prices | None:
-    """The prices of *model*, None where they are not listed.
-
-    The first call reads the list: make it in a worker thread.
-    """
-    try:
-        return prices_of(model)
-    except SettingsError:
-        return None
+find_prices = lru_cache(maxsize=64)(listed_prices)
+"""The first call reads the list: make it in a worker thread."""
 
 
 def dollars(model: str, usage: Mapping[str, int]) -> float | None:

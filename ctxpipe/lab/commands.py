@@ -141,7 +141,7 @@ def replay(
     by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
     totals = figures([file.replays for file in replays], prices, baseline)
     unit = "dollars" if model else "input tokens"
-    made = _describe_making(model, files)
+    made = _describe_making(files, f"prices of {model}" if model else "costs in input tokens")
     if as_json:
         good = [file for file in replays if not file.error]
         print_json(
@@ -168,13 +168,12 @@ def replay(
         raise typer.Exit(1)
 
 
-def _describe_making(model: str, files: Sequence[str]) -> str:
-    """What made a report, when, by which command, and whose prices it takes."""
+def _describe_making(files: Sequence[str], prices: str) -> str:
+    """What made a report, when, by which command, and whose *prices* it takes."""
     others = files[NAMED_FILES:]  # a shell may have named a hundred
     command = shlex.join(["ctxpipe", *(word for word in sys.argv[1:] if word not in others)])
     if others:
         command += f", and {len(others)} more files"
-    prices = f"the prices of {model}" if model else "costs in input tokens"
     return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
 
@@ -275,16 +274,17 @@ def inspect(
         raise SettingsError("give --cache or --plan, not both")
     prices = prices_of(model) if model else None
     found = recordings(files)
+    whose = f"prices of {model or 'the model of each reply'}" if cache else "tokens of tiktoken"
+    inspect_each = partial(_inspect_each, found, _describe_making(files, whose), as_json)
     if plan:
         [make] = policies([plan]).values()
-        _inspect_each(found, partial(_plan, make=make), _print_plan, _total_plan, as_json=as_json)
+        inspect_each(partial(_plan, make=make), _print_plan, _total_plan)
     elif cache:
         look = partial(cache_report, counter=TokenCounter(), prices=prices)
-        _inspect_each(found, look, _print_cache, total_report, as_json=as_json)
+        inspect_each(look, _print_cache, total_report)
     else:
         fill = partial(contents, counter=TokenCounter(), most=most)
-        add = partial(total_contents, most=most)
-        _inspect_each(found, fill, _print_contents, add, as_json=as_json)
+        inspect_each(fill, _print_contents, partial(total_contents, most=most))
 
 
 class _Shown(Protocol):
@@ -298,13 +298,16 @@ S = TypeVar("S", bound=_Shown)
 
 def _inspect_each(
     found: Recordings,
+    made: str,
+    as_json: bool,
     look: Callable[[Transcript], S],
     show: Callable[[str, S], None],
     add: Callable[[Iterable[S]], S],
-    *,
-    as_json: bool,
 ) -> None:
-    """Print what *look* finds in each file and, of several, what *add* makes of them together."""
+    """Print what *look* finds in each file and, of several, what *add* makes of them together.
+
+    *made* says what made the report.
+    """
     shown: dict[str, S] = {}
     errors: dict[str, str] = {}
     with _progress() as progress:
@@ -316,6 +319,7 @@ def _inspect_each(
     if as_json:
         print_json(
             {
+                "made": made,
                 "files": {path: one.as_json() for path, one in shown.items()},
                 "all": add(shown.values()).as_json(),
                 "errors": errors,
@@ -327,6 +331,7 @@ def _inspect_each(
             show(_display_name(path), one)
         if len(shown) > 1:
             show(f"all {len(shown):,} conversations", add(shown.values()))
+        print_line(made)
     for text in errors.values():
         print_error(text)
     if errors:

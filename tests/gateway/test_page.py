@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from gateways import Upstream, conversation, http, key, post, replies, serving
 
+from ctxpipe import __version__
 from ctxpipe.gateway.page import headers, write_page
 from ctxpipe.gateway.record import Leaving, Record, Turn
 from ctxpipe.testing import MessagesServer
@@ -25,6 +26,14 @@ def test_an_empty_page_says_what_to_do():
 def test_a_page_says_what_was_sent_and_what_it_would_have_been():
     page = write_page(record(Turn("s", "m", "shaped", sent=1_000, whole=4_000, status=200)))
     assert "1 turn: 1,000 tokens sent instead of 4,000, 75.0% less." in page
+
+
+def test_a_page_says_what_made_it_and_whose_prices_its_dollars_are():
+    free = write_page(record(Turn("s", "m", "shaped", sent=1, whole=2)))
+    priced = write_page(record(Turn("s", "m", "shaped", sent=1, whole=2, dollars=0.5)))
+    assert f"ctxpipe {__version__}, 20" in free
+    assert "genai-prices" not in free
+    assert "dollars at the prices of each turn&#x27;s model, as genai-prices lists them" in priced
 
 
 def shaped(session: str, sent: int, whole: int, **more: Any) -> Turn:
