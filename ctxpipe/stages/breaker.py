@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from ..settings import FUNCTION, NUMBER, check_settings, instance_of
@@ -71,14 +71,15 @@ class Attempts:
 
     def saved(self) -> dict[str, Any]:
         """What another process has to know, as JSON values: the fields that are not as at first."""
-        values = asdict(self)
+        now = ((own.name, getattr(self, own.name), own.default) for own in _SAVED)
+        values = {name: value for name, value, first in now if value != first}
         if self.last_turn is not None:
             since = self.turns - self.last_turn
-            values["last_turn"] = -since if since <= REFILL_TURNS else None
-        values["why"] = self.why.partition(_LAST)[0]  # an error may quote anything
-        for own in fields(self):
-            if own.name in ("turns", "warned") or values[own.name] == own.default:
-                del values[own.name]
+            values["last_turn"] = -since
+            if since > REFILL_TURNS:
+                del values["last_turn"]
+        if self.why:
+            values["why"] = self.why.partition(_LAST)[0]  # an error may quote anything
         return values
 
     @classmethod
@@ -136,3 +137,6 @@ class Attempts:
         self.open_until = until
         self.why = why
         self.open_at_tokens = tokens
+
+
+_SAVED = [own for own in fields(Attempts) if own.name not in ("turns", "warned")]
