@@ -644,13 +644,21 @@ def test_every_report_says_what_made_it_when_and_whose_prices_it_has(
         (("--cache", "--model", MODEL), f"prices of {MODEL}"),
     ],
 )
-def test_what_fills_a_context_says_what_made_it_too(sound, more: tuple[str, ...], whose: str):
-    last_line = process("inspect", sound, *more).stdout.splitlines()[-1]
-    made = json.loads(process("inspect", sound, *more, "--json").stdout)["made"]
+def test_what_fills_a_context_says_what_made_it_too(three_bills, more: Any, whose: str):
+    last_line = process("inspect", three_bills, *more).stdout.splitlines()[-1]
+    made = json.loads(process("inspect", three_bills, *more, "--json").stdout)["made"]
 
     for report in (last_line, made):
         assert report.startswith(f"ctxpipe {ctxpipe.__version__}, ")
         assert f"{whose}: ctxpipe inspect " in report
+
+
+@pytest.mark.parametrize("command", ["replay", "inspect"])
+def test_where_no_file_can_be_read_the_error_is_all_that_is_printed(tmp_path, command: str):
+    ran = run(command, tmp_path / "missing.jsonl")
+
+    assert ran.exit_code == 1
+    assert "ctxpipe 0." not in ran.output
 
 
 def test_a_report_names_two_of_many_files(sound, tmp_path):

@@ -93,14 +93,16 @@ def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
     if open_calls == "interrupted":
         ensure_messages(history)
         return answer_open_calls(history)
-    newest = len(history) - 1 if isinstance(history, list) else 0
+    newest = len(history) - 1 if history and isinstance(history, list) else 0
     ensure_messages(history, newest)
     _ensure_answered(pending_calls(history))
     return history
 
 
 def close_own_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
-    """As `close_calls`, where what was appended may follow the calls."""
+    """As `close_calls`, where what was appended may follow the calls, and nothing is an error."""
+    if not history:
+        raise InvalidHistory("there is nothing to send yet: append a message, or give messages=")
     calls = unanswered_calls(history)
     if open_calls == "raise":
         _ensure_answered(calls)

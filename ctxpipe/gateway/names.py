@@ -31,7 +31,10 @@ def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> 
     name: neither ``authorization`` nor ``x-api-key`` is looked at. No two names become one: what is
     too long, or looks like a name that is made here, ends in its hash.
     """
-    name = _in_headers(headers) or _in_body(values)
+    name = _in_headers(headers)
+    if not name:
+        found = filter(None, map(_text, texts_at(values, *_IN_BODY)))
+        name = _session_in(next(found, ""))
     if len(name) <= MAX_NAME and not _MADE_HERE.fullmatch(name):
         return name
     return hashed_name(name, MAX_NAME)
@@ -43,11 +46,6 @@ def _in_headers(headers: Mapping[str, str]) -> str:
             agent = headers.get(second)
             return f"{name}.{agent}" if agent and agent != name else name
     return ""
-
-
-def _in_body(values: Mapping[str, Any]) -> str:
-    names = map(_text, texts_at(values, *_IN_BODY))
-    return _session_in(next(filter(None, names), ""))
 
 
 def _session_in(name: str) -> str:

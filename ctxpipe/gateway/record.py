@@ -128,7 +128,7 @@ class Record:
         return ", ".join(parts)
 
 
-find_prices = lru_cache(maxsize=64)(listed_prices)
+find_prices = lru_cache(64)(listed_prices)
 """The first call reads the list: make it in a worker thread."""
 
 

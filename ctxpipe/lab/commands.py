@@ -157,7 +157,8 @@ def replay(
         )
     else:
         _print_replays(replays, by_file, totals, unit, model, all_columns=all_columns)
-        print_line(made)
+        if not all(file.error for file in replays):
+            print_line(made)
     for file in replays:
         if file.error:
             print_error(file.error)
@@ -331,7 +332,8 @@ def _inspect_each(
             show(_display_name(path), one)
         if len(shown) > 1:
             show(f"all {len(shown):,} conversations", add(shown.values()))
-        print_line(made)
+        if shown:
+            print_line(made)
     for text in errors.values():
         print_error(text)
     if errors:

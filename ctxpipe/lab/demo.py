@@ -45,7 +45,7 @@ def demo(
     """A first look, without a key: an agent reads files; see what becomes of its context."""
     files = list(islice(text_files(folder), MAX_FILES))
     if not files:
-        raise SettingsError(f"there are no text files in {folder}")
+        raise SettingsError(f"there is no folder {folder}, or no text file in it")
     with tempfile.TemporaryDirectory(prefix="ctxpipe-") as temporary:
         anyio.run(show, files, LocalStorage(storage or temporary))
     if storage is not None:

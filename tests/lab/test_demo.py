@@ -74,5 +74,5 @@ def test_a_few_short_files_stay_as_they_are(tmp_path, capsys):
 
 
 def test_a_folder_without_text_is_a_misuse(tmp_path):
-    with pytest.raises(SettingsError, match="there are no text files"):
+    with pytest.raises(SettingsError, match="no text file in it"):
         demo.demo(tmp_path)

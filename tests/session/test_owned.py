@@ -130,6 +130,14 @@ async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path):
     assert await session.history() == chat(3)
 
 
+async def test_before_anything_was_appended_there_is_nothing_to_send():
+    async with talk(["never"]) as (server, client):
+        with pytest.raises(InvalidHistory, match="append a message"):
+            await ContextPipeline().session("s").create(client, **ASKED)
+
+    assert not server.requests
+
+
 def test_what_is_no_message_cannot_be_appended():
     with pytest.raises(InvalidHistory):
         ContextPipeline().session("s").append("go")  # type: ignore[arg-type]
