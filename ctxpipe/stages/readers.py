@@ -14,14 +14,8 @@ from ..providers.agent_tools import (
     POSSIBLE_COMMAND_KEYS,
     READ_BACK_TOOLS,
     SHELL_TOOLS,
-    WRITING_NAME,
 )
 from .observers import Observer, Shaped
-
-NO_READER = (
-    "what has left the context is at %s, and no tool of the request can open that: "
-    "add offload_tools(session), or offload_tools(storage), to the tools of the model"
-)
 
 
 class ReaderWatch(Observer):
@@ -42,9 +36,9 @@ class ReaderWatch(Observer):
             locations += stored.locations.values()
         if locations:
             self._is_answered = True
-            is_url = SCHEME in locations[0].splitlines()[0]
+            is_url = SCHEME in locations[0]
             if not any(can_open(tool, is_url) for tool in tools):
-                _warn("a URL" if is_url else "a path")
+                _warn()
         return ()
 
 
@@ -63,11 +57,14 @@ def can_open(tool: object, is_url: bool) -> bool:
         return True
     schema = field(function, "input_schema") or field(function, "parameters")
     keys = field(schema, "properties")
-    if not isinstance(keys, Mapping) or WRITING_NAME.search(name):
-        return False
-    return any(key in POSSIBLE_COMMAND_KEYS or PATH_KEY.search(key) for key in keys)
+    return isinstance(keys, Mapping) and any(
+        key in POSSIBLE_COMMAND_KEYS or PATH_KEY.search(key) for key in keys
+    )
 
 
 @cache
-def _warn(what: str) -> None:
-    logger.warning(NO_READER, what)
+def _warn() -> None:
+    logger.warning(
+        "no tool of the request can open what has left its context: "
+        "add offload_tools(session), or offload_tools(storage), to the tools of the model"
+    )
