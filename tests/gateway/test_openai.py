@@ -5,6 +5,7 @@ from typing import Any
 import openai
 import pytest
 from gateways import key, serving
+from sdks import responses_of
 
 from ctxpipe.testing import OpenAIServer, answer, tool_use
 
@@ -15,13 +16,15 @@ FORMS = ["chat", "responses"]
 
 async def ask(client: openai.AsyncOpenAI, form: str, items: list[Any], *, stream: bool) -> Any:
     """The reply to *items*, whole also where it was streamed."""
-    api: Any = client
     if form == "responses":
-        made = await api.responses.create(model="gpt-5.2", input=items, stream=stream, store=False)
+        made = await responses_of(client).create(
+            model="gpt-5.2", input=items, stream=stream, store=False
+        )
         if not stream:
             return made
         events = [event async for event in made]
         return events[-1].response
+    api: Any = client
     made = await api.chat.completions.create(
         model="gpt-5.2",
         messages=items,

@@ -14,10 +14,9 @@ from datetime import UTC, date, datetime
 from enum import IntEnum, StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anthropic
-import httpx2
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 from anthropic.types.beta import BetaTextBlock
@@ -39,6 +38,7 @@ from hypothesis import strategies as st
 from places import ROOT
 from pydantic import BaseModel
 
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.conversation.timeline import parse_from
 from ctxpipe.errors import InvalidHistory
 from ctxpipe.messages import Message, blocks, compact_json, is_equal
@@ -50,6 +50,11 @@ from ctxpipe.messages.identity import (
     with_marks,
     without_marks,
 )
+
+if TYPE_CHECKING:
+    import httpx2 as http
+else:
+    http = library_of(anthropic)
 
 PICTURE = {"type": "image", "source": {"type": "url", "url": "u"}}
 
@@ -68,14 +73,14 @@ class Gateway:
 
     def __init__(self) -> None:
         self.body = b""
-        http = httpx2.Client(transport=httpx2.MockTransport(self._answer))
-        self.client = anthropic.Anthropic(api_key="k", base_url="http://here", http_client=http)
+        client = http.Client(transport=http.MockTransport(self._answer))
+        self.client = anthropic.Anthropic(api_key="k", base_url="http://here", http_client=client)
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+    def _answer(self, request: http.Request) -> http.Response:
         self.body = request.read()
         usage = {"input_tokens": 1, "output_tokens": 1}
         answer = {"id": "msg", "type": "message", "role": "assistant", "content": [], "model": "m"}
-        return httpx2.Response(200, json={**answer, "usage": usage})
+        return http.Response(200, json={**answer, "usage": usage})
 
     def sent(self, message: Message) -> str:
         """What stands in the request for *message*."""

@@ -16,7 +16,8 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from anthropic.types import ServerToolUseBlock, ThinkingBlock, ToolUseBlock
+from anthropic import types
+from anthropic.types import ThinkingBlock, ToolUseBlock
 from api_histories import few
 from histories import MARK, assistant, system, text, thinking, tool_result, tool_use, user
 from hypothesis import given
@@ -413,7 +414,9 @@ def test_every_rule_has_a_name_that_the_problems_use():
 
 
 def test_server_tools_are_known_in_sdk_objects_too():
-    made = ServerToolUseBlock(type="server_tool_use", id="srvtoolu_1", name="web_search", input={})
+    made = types.ServerToolUseBlock(
+        type="server_tool_use", id="srvtoolu_1", name="web_search", input={}
+    )
     history = [user("go"), cast("Message", {"role": "assistant", "content": [made]}), user("stop")]
 
     assert names(history) == [(1, 0, "server-tool")]
