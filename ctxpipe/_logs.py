@@ -75,6 +75,8 @@ def describe(span: Span, report: StageReport) -> None:
     """Say in *span* how a stage has ended."""
     set_token_attributes(span, report)
     span.set_attribute("ctxpipe.outcome", report.outcome.value)
+    if report.is_estimate:
+        span.set_attribute("ctxpipe.is_estimate", True)
     if report.error is not None:
         span.set_attribute("error.type", type(report.error).__name__)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
 from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
-from ..messages.rules import mark_problems
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
 from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
@@ -25,6 +24,9 @@ from .timeline import Step
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+Count: TypeAlias = Callable[[Sequence[Message]], Awaitable[int]]
+"""Counts the tokens of a context, system prompt and tools included."""
 
 _LEVELS = {
     Outcome.FAILED: logging.WARNING,
@@ -37,28 +39,30 @@ async def ask_stages(
     stages: Mapping[int, Stage],
     turn_of: Callable[..., Turn],
     messages: list[Message],
-    tokens: int,
+    count: Count,
     step: Step,
     state: State,
     *,
     is_plan: bool = False,
     tracer: Tracer | None = None,
-) -> tuple[list[Message], list[StageReport], int]:
-    """The context after all *stages*, their reports, and the number of tokens left of *tokens*.
+) -> tuple[list[Message], list[StageReport]]:
+    """The context after all *stages*, and their reports.
 
     Each sees the turn that *turn_of* makes of the *messages* so far and its own memory. For a plan
-    they are asked what they would do; only reports of what was done are emitted.
+    they are asked what they would do; only reports of what was done are emitted. Messages are only
+    *count*-ed once a stage has answered: what it takes out need not be.
     """
     settings = state.settings
     is_debugging = logger.isEnabledFor(logging.DEBUG)
     reports: list[StageReport] = []
+    tokens: int | None = None
     for place, stage in stages.items():
         turn = turn_of(messages, memory=state.memories.setdefault(place, {}))
         if tracer is None:
-            change, report = await _ask_stage(settings, stage, turn, tokens, is_plan)
+            change, report = await _ask_stage(settings, stage, turn, tokens, count, is_plan)
         else:
             with span_of(tracer, stage_name(stage), turn.session_id) as span:
-                change, report = await _ask_stage(settings, stage, turn, tokens, is_plan)
+                change, report = await _ask_stage(settings, stage, turn, tokens, count, is_plan)
                 describe(span, report)
         if not is_plan:
             # Who does not debug is told of no stage that had nothing to do.
@@ -77,20 +81,25 @@ async def ask_stages(
         if change.stored:
             step.stored.append(change.stored)
         messages = change.messages
-    return messages, reports, tokens
+    return messages, reports
 
 
 async def _ask_stage(
-    settings: PipelineSettings, stage: Callable[[Turn], Any], turn: Turn, tokens: int, is_plan: bool
+    settings: PipelineSettings,
+    stage: Callable[[Turn], Any],
+    turn: Turn,
+    tokens: int | None,
+    count: Count,
+    is_plan: bool,
 ) -> tuple[Change | None, StageReport]:
-    """Ask one stage about a turn of *tokens*, and report on it.
+    """Ask one stage about a turn of *tokens*, None before the first *count*, and report on it.
 
     The change is None unless it counts.
     """
     started = perf_counter()
     change: Change | None = None
     acted = Outcome.PLANNED if is_plan else Outcome.CHANGED
-    facts: dict[str, Any] = {"outcome": Outcome.SKIPPED, "tokens_after": tokens}
+    facts: dict[str, Any] = {"outcome": Outcome.SKIPPED}
     try:
         asked = (_plan_of(stage) if is_plan else stage)(turn)
         if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
@@ -100,7 +109,7 @@ async def _ask_stage(
             )
         answer = await asked
         if isinstance(answer, Change):
-            change, judged = await _judge(settings, turn, tokens, answer)
+            change, judged = await _judge(settings, turn, answer)
             facts |= judged
         elif isinstance(answer, Skip):
             facts |= {"reason": answer.reason, "detail": answer.detail}
@@ -118,10 +127,11 @@ async def _ask_stage(
     except Exception as error:  # noqa: BLE001
         facts |= {"outcome": Outcome.FAILED, "reason": safe_text(error), "error": error}
     seconds = perf_counter() - started
-    name = stage_name(stage)
-    return change, StageReport(
-        name, turn.session_id, tokens_before=tokens, seconds=seconds, **facts
-    )
+    if change is None:
+        if tokens is None:
+            tokens = await count(turn.messages)
+        facts |= {"tokens_before": tokens, "tokens_after": tokens}
+    return change, StageReport(stage_name(stage), turn.session_id, seconds=seconds, **facts)
 
 
 def _plan_of(stage: object) -> Callable[[Turn], Any]:
@@ -134,7 +144,7 @@ async def _no_plan(_turn: Turn) -> Intent:
 
 
 async def _judge(
-    settings: PipelineSettings, turn: Turn, tokens: int, proposal: Change
+    settings: PipelineSettings, turn: Turn, proposal: Change
 ) -> tuple[Change | None, dict[str, Any]]:
     """The *proposal*, if it counts, and what the report says of it."""
     facts: dict[str, Any] = {"detail": proposal.detail}
@@ -143,14 +153,21 @@ async def _judge(
         return None, {**facts, "reason": "the proposal changes nothing"}
     is_long = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
     await in_thread_if(is_long, ensure_messages, proposal.messages, first)
-    saved = await _tokens_saved(turn, proposal, first)
-    problem = await in_thread_if(is_long, _new_problem, turn, proposal, first)
-    refusal = _refusal(settings, turn, proposal, first, saved, problem)
+    savings = await turn.ledger.savings(turn.messages, proposal.messages, first)
+    known = (await turn.columns()).of_first(max(0, first - 1))
+    problem = await in_thread_if(is_long, _new_problem, turn, proposal, known)
+    refusal = _refusal(settings, turn, proposal, first, savings.saved, problem)
     if refusal:
         return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
-    facts |= {"tokens_after": tokens - saved, "first_changed_index": first}
+    before = savings.sums[-1] + turn.overhead
+    facts |= {
+        "tokens_before": before,
+        "tokens_after": before - savings.saved,
+        "is_estimate": savings.is_estimate,
+        "first_changed_index": first,
+    }
     if settings.prices:
-        facts["cost"] = await _cost(settings.prices, turn, proposal, first)
+        facts["cost"] = await _cost(settings.prices, turn, proposal, first, savings.sums)
     return proposal, facts
 
 
@@ -177,37 +194,22 @@ def _refusal(
     return "vetoed" if verdict else ""
 
 
-def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
-    """The first rule of the API that *change*, whose first new message is *first*, would break."""
-    start = max(0, first - 1)
+def _new_problem(turn: Turn, change: Change, known: Columns) -> Problem | None:
+    """The first rule of the API that *change* would break; the messages in *known* stay."""
+    start = len(known)
     # What could not be encoded before is stored as it is; the end of the run repairs it.
     was_valid = not check(turn.messages, start)
-    problems = check(change.messages, start, encoding=was_valid)
-    if not problems:
-        problems = mark_problems(change.messages, Columns(change.messages))
+    problems = check(change.messages, start, encoding=was_valid, columns=known)
     return problems[0] if problems else None
 
 
-async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
-    """The raw tokens that *change*, which begins at message *first*, takes out.
-
-    Only what changed is counted.
-    """
-    sums = await turn.prefix_sums()
-    old, new = turn.messages, change.messages
-    if len(old) != len(new):
-        return sums[-1] - sums[first] - await turn.counter.count(new[first:])
-    changed = [index for index in range(first, len(new)) if new[index] is not old[index]]
-    before = sum(sums[index + 1] - sums[index] for index in changed)
-    return before - await turn.counter.count([new[index] for index in changed])
-
-
-async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
+async def _cost(
+    prices: Prices, turn: Turn, change: Change, first: int, before: Sequence[int]
+) -> RewriteCost:
     """What the change does to the bill.
 
     The messages of the last request are in the provider's cache, unless it has expired.
     """
-    before = list(await turn.prefix_sums())
     counts = await turn.counter.counts(change.messages[first:])
     after = [*before[:first], *accumulate(counts, initial=before[first])]
     sent = 0 if turn.cache_expired else newest_reply(turn.messages) or 0

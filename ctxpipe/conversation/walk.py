@@ -77,19 +77,22 @@ async def _shape(
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
     tracked = Tracked(start, is_bulk, state.columns)
     turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)
-    before = await _count_tokens(state, session_id, messages)
+    count = partial(_count_tokens, state, session_id)
     if not stages:
         stages = dict(enumerate(state.settings.stages))
-    messages, reports, after = await ask_stages(
-        stages, turn_of, messages, before, step, state, is_plan=is_plan, tracer=tracer
+    messages, reports = await ask_stages(
+        stages, turn_of, messages, count, step, state, is_plan=is_plan, tracer=tracer
     )
     if step.touched.first is not None:
-        is_bulk = is_bulky(messages)  # what was bulky may have left
+        # What was bulky may have left; only a repair reads all that comes before it.
+        is_bulk = is_bulky(messages, 0 if problems else step.touched.first[0])
     options, context = await in_thread_if(
         is_bulk, finish, messages, step, state, request, bool(problems)
     )
-    if context is not messages:
-        after = await _count_tokens(state, session_id, context)
+    if reports and context is messages:
+        after = reports[-1].tokens_after
+    else:
+        after = await count(context)
     changed = list(filter(None, (repaired, step.touched.first)))
     return Result(
         messages_to_send(step, context),
@@ -99,12 +102,12 @@ async def _shape(
         covered=len(step.agreement.history),
         first_changed_index=min(changed)[0] if changed else None,
         changed_end=len(context) - step.touched.tail if changed else None,
-        tokens_before=before,
+        tokens_before=reports[0].tokens_before if reports else after,
         tokens_after=after,
     )
 
 
-async def _count_tokens(state: State, session_id: str, messages: list[Message]) -> int:
+async def _count_tokens(state: State, session_id: str, messages: Sequence[Message]) -> int:
     """The raw tokens of the context *messages*; 0 when the counter cannot count it.
 
     The ledger counts only what is new.

@@ -45,6 +45,14 @@ class Columns:
             self._replies.append(self._replies[-1] + (own.role == "assistant"))
             self._result_chars.append(self._result_chars[-1] + own.result_chars)
 
+    def of_first(self, length: int) -> Columns:
+        """The columns of the first *length* messages alone, for what may come after them."""
+        first = Columns()
+        first._marks = self._marks[: length + 1]
+        first._replies = self._replies[: length + 1]
+        first._result_chars = self._result_chars[: length + 1]
+        return first
+
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
         for sums in (self._marks, self._replies, self._result_chars):

@@ -168,9 +168,11 @@ class StageReport:
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
     and tools included, as the stage found and left it: each report begins where the one before it
-    ends. *seconds* is the time it took. *first_changed_index* is the first message that differs
-    from the turn's input; everything after it leaves the provider's prompt cache. *cost* says what
-    that burns and saves in dollars, where the pipeline knows the prices.
+    ends. With *is_estimate* the first holds an estimate of texts that left before they were counted:
+    by their characters, and the tokens of a character in this session. *seconds* is the time it
+    took. *first_changed_index* is the first message that differs from the turn's input; everything
+    after it leaves the provider's prompt cache. *cost* says what that burns and saves in dollars,
+    where the pipeline knows the prices.
 
     *reason* and ``str(report)`` hold counts and names, never text of the conversation. What a stage
     raised is in *error*; its text may quote anything.
@@ -184,6 +186,7 @@ class StageReport:
     detail: Detail | None = None
     tokens_before: int = 0
     tokens_after: int = 0
+    is_estimate: bool = False
     first_changed_index: int | None = None
     cost: RewriteCost | None = None
     error: Exception | None = None
@@ -214,7 +217,8 @@ class StageReport:
         if self.first_changed_index is not None:
             yield f"from message {self.first_changed_index} on"
         if self.tokens_before or self.tokens_after:
-            yield f"{self.tokens_before:,} to {self.tokens_after:,} tokens"
+            about = "about " if self.is_estimate else ""
+            yield f"{about}{self.tokens_before:,} to {self.tokens_after:,} tokens"
         if self.detail is not None:
             yield str(self.detail)
         if self.cost is not None:
@@ -230,7 +234,8 @@ class Result:
     """The context to send, and how it came to be.
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
-    and tools included, as the first stage found it and as it is sent. *repaired* lists what was
+    and tools included, as the first stage found it and as it is sent; the former is an estimate
+    where the first report is. *repaired* lists what was
     broken in the history and is repaired in *messages*. *request_options* are further arguments
     that the request needs; pass them on as keywords. From a session, *covered* says how many
     messages of the history are in it, and *notices* what a user should know about the history or

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,11 +11,11 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from .._threads.bulk import MAPPINGS
+from .._threads.bulk import is_heavier
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..errors import SettingsError
-from ..messages import Block, Message, compact_json, deep_copy, field, is_bulky, is_equal
+from ..messages import Block, Message, compact_json, field
 from ..settings import (
     COMPACT_THRESHOLD_RATIO,
     CONTEXT_TOKEN_LIMIT,
@@ -52,13 +51,11 @@ COUNTING = Wanted(
 """What may be given as a counter, to be checked early."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 MEMO_BYTES = 64 * 2**20
-# Of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop.
-HOP_BYTES = 32_768
-_MANY_TEXTS = 500  # looking them up takes a millisecond
-# Encoding a shorter value again costs less than the copy by which an edit is noticed.
-_REMEMBERED_JSON_CHARS = 2048
+# Some 2 ms of counting English, 5 ms of Chinese; a thread hop takes 0.1 ms.
+HOP_CHARS = 16_384
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 _KEPT_CHARS = 1_000  # of a text that is its own key: encoding takes forty times as long as a digest
 
@@ -92,8 +89,7 @@ class TokenCounter:
             self._encoder = Function(encoding)
         else:
             self._encoder = Tiktoken(encoding)
-        self._known: Memo[str | bytes, int] = Memo(memo_bytes * 3 // 4)
-        self._json: Memo[int, tuple[object, object, str]] = Memo(memo_bytes // 4)
+        self._known: Memo[str | bytes, int] = Memo(memo_bytes)
 
     def __repr__(self) -> str:
         return f"TokenCounter({self._encoder!r})"
@@ -106,7 +102,7 @@ class TokenCounter:
     @property
     def memo_bytes(self) -> int:
         """The bytes that the remembered texts take at present."""
-        return self._known.bytes + self._json.bytes
+        return self._known.bytes
 
     async def warm(self) -> None:
         """Load the encoding ahead, in a worker thread.
@@ -127,22 +123,43 @@ class TokenCounter:
 
     def block(self, block: Block, /) -> int:
         """The raw tokens of one content block."""
-        return self._sum(parts.content_parts([block], self._as_json))
+        return self._sum(parts.content_parts([block]))
 
     def block_estimate(self, block: Block, /) -> int:
         """The raw tokens of *block*, without a long wait.
 
         A long text that was not counted lately is taken to have a token for each four characters.
         """
-        tokens, unknown = self._split(parts.content_parts([block], self._as_json))
+        tokens, unknown = self._split(parts.content_parts([block]))
         for text in unknown:
-            is_short = len(text) <= HOP_BYTES and self._encoder.ready
+            is_short = len(text) <= HOP_CHARS and self._encoder.ready
             tokens += self._learn(text) if is_short else len(text) // 4
         return tokens
 
     def message(self, message: Message, /) -> int:
         """The raw tokens of a message's content; nothing is added for its frame."""
-        return self._sum(parts.content_parts(field(message, "content"), self._as_json))
+        return self._sum(parts.content_parts(field(message, "content")))
+
+    def estimate(
+        self, message: Message, kept: Message, per_char: float, enough: int
+    ) -> tuple[int, int]:
+        """About how many tokens *message* has, and how many it has at least, up to *enough*.
+
+        A long text that is not in *kept* is not encoded: it is taken to have *per_char* tokens for
+        each character.
+        """
+        stays = parts.content_parts(field(kept, "content"))
+        exact = about = least = 0
+        for part in parts.content_parts(field(message, "content")):
+            if not isinstance(part, str):
+                exact += part
+            elif len(part) <= _KEPT_CHARS or part in stays:
+                exact += self.text(part)
+            else:
+                known = self._look_up(part) if len(part) <= HOP_CHARS else None
+                about += math.ceil(len(part) * per_char) if known is None else known
+                least += self._encoder.at_least(part, enough) if known is None else known
+        return exact + about, exact + least
 
     def total(
         self,
@@ -163,44 +180,27 @@ class TokenCounter:
     ) -> int:
         """The same number as `total`.
 
-        A large amount of new text is encoded in a worker thread, in one hop.
+        Much text is counted in a worker thread, in one hop.
         """
         messages, tools = list(messages), list(tools or ())
-        if is_bulky(messages) or is_bulky([system, *tools]):
-            total = partial(self.total, messages, system=system, tools=tools)
-            return await in_thread(total, abandon_on_cancel=True)
-        return sum(await self._tokens(list(self._parts(messages, system, tools))))
+        total = partial(self.total, messages, system=system, tools=tools)
+        return await self._run([*messages, system, *tools], total)
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
-        """The tokens of each message.
-
-        As with `count`, large new text goes to a worker thread in one hop.
-        """
+        """The tokens of each message, as with `count`."""
         messages = list(messages)
-        if is_bulky(messages):
-            return await in_thread(self._counts, messages, abandon_on_cancel=True)
-        content: list[Part] = []
-        bounds = [0]
-        for message in messages:
-            content += parts.content_parts(field(message, "content"), self._as_json)
-            bounds.append(len(content))
-        tokens = await self._tokens(content)
-        return [sum(tokens[start:end]) for start, end in itertools.pairwise(bounds)]
-
-    def _counts(self, messages: Iterable[Message]) -> list[int]:
-        return [self.message(message) for message in messages]
+        return await self._run(messages, partial(_each, self.message, messages))
 
     async def texts(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text.
+        """The tokens of each text, as with `count`."""
+        return await self._run(texts, partial(_each, self.text, texts))
 
-        As with `count`, large new text goes to a worker thread in one hop.
-        """
-        if len(texts) > _MANY_TEXTS:
-            return await in_thread(self._count_texts, texts, abandon_on_cancel=True)
-        return await self._tokens(texts)
-
-    def _count_texts(self, texts: Sequence[str]) -> list[int]:
-        return [self.text(text) for text in texts]
+    async def _run(self, values: Sequence[object], count: Callable[[], T]) -> T:
+        if self._encoder.ready and not is_heavier(values, HOP_CHARS):
+            return count()
+        # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
+        # for the count: the thread goes on and only fills the memo.
+        return await in_thread(count, abandon_on_cancel=True)
 
     # Questions that need no full count ------------------------------------------------------------
 
@@ -217,13 +217,15 @@ class TokenCounter:
         Bounds are tried first; then text after text is encoded until the answer is certain.
         """
         if isinstance(what, str):
+            if self._encoder.at_least(what, limit + 1) > limit:
+                return True
             content: Iterable[Part] = (what,)
         else:
             content = self._parts(what, system, tools)
         tokens, unknown = self._split(content)
         if tokens + sum(map(self._encoder.at_most, unknown)) <= limit:
             return False
-        if tokens + sum(map(self._encoder.at_least, unknown)) > limit:
+        if tokens + sum(self._encoder.at_least(text, limit + 1) for text in unknown) > limit:
             return True
         for text in unknown:
             if tokens > limit:
@@ -237,14 +239,17 @@ class TokenCounter:
         self, messages: Iterable[Message], system: object, tools: Iterable[object] | None
     ) -> Iterator[Part]:
         for message in messages:
-            yield from parts.content_parts(field(message, "content"), self._as_json)
+            yield from parts.content_parts(field(message, "content"))
         if system is not None:
-            yield from parts.content_parts(system, self._as_json)
+            yield from parts.content_parts(system)
         for tool in tools or ():
-            yield self._as_json(tool)
+            yield compact_json(tool)
 
     def _sum(self, content: Iterable[Part]) -> int:
-        return sum(self.text(part) if isinstance(part, str) else part for part in content)
+        tokens = 0
+        for part in content:
+            tokens += self.text(part) if isinstance(part, str) else part
+        return tokens
 
     def _look_up(self, text: str) -> int | None:
         """The tokens of *text*, None unless they are remembered: by a digest where it is long."""
@@ -271,44 +276,9 @@ class TokenCounter:
                 known += tokens
         return known, unknown
 
-    async def _tokens(self, content: Sequence[Part]) -> list[int]:
-        counts: dict[Part, int] = {}
-        new: dict[str, None] = {}
-        for part in content:
-            tokens = self._look_up(part) if isinstance(part, str) else part
-            if tokens is not None:
-                counts[part] = tokens
-            elif isinstance(part, str):
-                new[part] = None
-        if new:
-            learned = await self._learn_all(new)
-            counts.update(zip(new, learned, strict=True))
-        return list(map(counts.__getitem__, content))
 
-    async def _learn_all(self, texts: Iterable[str]) -> list[int]:
-        learn: Callable[[], list[int]] = partial(list, map(self._learn, texts))
-        size = sum(map(sys.getsizeof, texts))
-        if self._encoder.ready and size <= HOP_BYTES:
-            return learn()
-        # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
-        # for the count: the thread goes on and only fills the memo.
-        return await in_thread(learn, abandon_on_cancel=True)
-
-    def _as_json(self, value: object) -> str:
-        """*value* as compact JSON; that of a long object is remembered until the object changes."""
-        if not isinstance(value, MAPPINGS):
-            return compact_json(value)
-        entry = self._json.get(id(value))
-        if entry is not None:
-            remembered, snapshot, text = entry
-            if remembered is value and is_equal(snapshot, value):
-                return text
-        text = compact_json(value)
-        if len(text) >= _REMEMBERED_JSON_CHARS:
-            entry = (value, deep_copy(value), text)
-            size = 3 * sys.getsizeof(text) + _ENTRY_BYTES
-            self._json.put(id(value), entry, size)
-        return text
+def _each(count: Callable[[U], int], values: Iterable[U]) -> list[int]:
+    return list(map(count, values))
 
 
 def as_counter(counter: Counting | None) -> TokenCounter:

@@ -7,18 +7,22 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .._threads.threads import in_thread_if
 from ..messages import Message, common_prefix, is_equal
 from ..providers.refusals import LEAST_SHARE, Refusal
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
+from .parts import content_parts
 
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
 MOST_FIXED = 32_000  # billed tokens that nobody counts, such as a system prompt not given here
 _MANY = 1_000  # messages whose blocks are read in a millisecond
+_MANY_ESTIMATED = 50  # messages with texts that leave: some milliseconds
+_MEASURED = 10  # messages in which the tokens of a character are measured
+_MEASURED_CHARS = 1_000
 # Raw tokens between two bills that are enough to separate the price of text from a fixed part.
 ENOUGH_GROWTH = 1_000
 EXTRAPOLATED = 10  # times the measured tokens: a greeting does not show what a long text costs
@@ -87,6 +91,18 @@ def _clamp(billed: int, raw: int) -> Fraction:
     return min(MOST_FACTOR, factor)
 
 
+class Savings(NamedTuple):
+    """What a rewritten context saves.
+
+    *sums* are the raw tokens of the first 0, 1, 2 … messages before. They and *saved* may hold
+    estimates.
+    """
+
+    sums: Sequence[int]
+    saved: int
+    is_estimate: bool = False
+
+
 class Ledger:
     """The running totals of one conversation: a turn costs no more than its new messages.
 
@@ -143,6 +159,62 @@ class Ledger:
                 sums = array("q", (max(0, tokens - self._unbilled) for tokens in sums))
             self._prefix_sums = sums
         return self._prefix_sums
+
+    async def savings(
+        self, before: Sequence[Message], after: Sequence[Message], first: int
+    ) -> Savings:
+        """What *after* saves, which differs from *before* from message *first* on.
+
+        Where it is certain that there are fewer tokens, long texts that leave before they were
+        counted are estimated, by the tokens of a character in the last messages counted.
+        """
+        same = self._same_at_start(list(before), self.known)
+        is_new = same <= first and len(before) == len(after)
+        per_char = None
+        if is_new and not (self._summaries or _summaries(before[same:], same)):
+            per_char = self._tokens_per_char()
+        else:
+            sums = await self.prefix_sums(before, known=self.known)
+        left = await self.total(after, known=first)
+        self.rewind(first)
+        if per_char is not None:
+            is_long = len(after) - same > _MANY_ESTIMATED
+            sums, least = await in_thread_if(is_long, self._estimate, before, after, same, per_char)
+            if least > left:
+                return Savings(sums, sums[-1] - left, is_estimate=least < sums[-1])
+            sums = await self.prefix_sums(before, known=first)
+        return Savings(sums, sums[-1] - left)
+
+    def _estimate(
+        self, before: Sequence[Message], after: Sequence[Message], same: int, per_char: float
+    ) -> tuple[Sequence[int], int]:
+        """The prefix sums of *before*, estimated from message *same* on, and how many tokens it
+        has at least; *after* was counted last."""
+        known = self._sums
+        sums = known[: same + 1]
+        least = sums[-1]
+        for index in range(same, len(after)):
+            about = at_least = known[index + 1] - known[index]
+            if before[index] is not after[index]:
+                about, at_least = self.counter.estimate(
+                    before[index], after[index], per_char, enough=at_least + 1
+                )
+            sums.append(sums[-1] + about)
+            least += at_least
+        return sums, least
+
+    def _tokens_per_char(self) -> float:
+        """The tokens of a character in the last messages; a quarter where they hardly say any."""
+        messages = self._seen[-_MEASURED:]
+        tokens = self._sums[-1] - self._sums[-1 - len(messages)]
+        chars = 0
+        for message in messages:
+            for part in content_parts(message["content"]):
+                if isinstance(part, str):
+                    chars += len(part)
+                else:
+                    tokens -= part
+        return tokens / chars if chars >= _MEASURED_CHARS else 1 / 4
 
     async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
         """The tokens of each of *messages*, and the indexes of those with a summary by the server.

@@ -18,14 +18,13 @@ Part: TypeAlias = str | int
 
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
-AsJson: TypeAlias = Callable[[object], str]
-Reader: TypeAlias = Callable[[Block, AsJson], Iterable[Part]]
+Reader: TypeAlias = Callable[[Block], Iterable[Part]]
 
 # Encrypted or encoded content, at any depth of an unknown block: never counted by its length.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
 
 
-def content_parts(content: object, as_json: AsJson) -> list[Part]:
+def content_parts(content: object) -> list[Part]:
     """The parts of what a message, a tool result or a document may hold: a text, blocks, or None.
 
     Those inside results come last.
@@ -42,35 +41,35 @@ def content_parts(content: object, as_json: AsJson) -> list[Part]:
                 if name in RESULTS:
                     todo.append(field(block, "content"))
                 else:
-                    found += _READERS.get(name, _unknown)(block, as_json)
+                    found += _READERS.get(name, _unknown)(block)
         elif held is not None:
             todo.append([held])
     return found
 
 
-def _text(block: Block, _: AsJson) -> Iterable[Part]:
+def _text(block: Block) -> Iterable[Part]:
     return (_as_text(field(block, "text")),)
 
 
-def _tool_use(block: Block, as_json: AsJson) -> Iterable[Part]:
+def _tool_use(block: Block) -> Iterable[Part]:
     call_id = _as_text(field(block, "id"))
-    return (call_id, _as_text(field(block, "name")), as_json(field(block, "input", {})))
+    return (call_id, _as_text(field(block, "name")), compact_json(field(block, "input", {})))
 
 
-def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
+def _thinking(block: Block) -> Iterable[Part]:
     return (_as_text(field(block, "thinking")),)
 
 
-def _redacted_thinking(block: Block, _: AsJson) -> Iterable[Part]:
+def _redacted_thinking(block: Block) -> Iterable[Part]:
     # Cipher text in base64: three bytes in four characters, and about four bytes to a token.
     return (len(_as_text(field(block, "data"))) * 3 // 16,)
 
 
-def _image(block: Block, _: AsJson) -> Iterable[Part]:
+def _image(block: Block) -> Iterable[Part]:
     return (media.image_tokens(field(block, "source")),)
 
 
-def _document(block: Block, as_json: AsJson) -> Iterator[Part]:
+def _document(block: Block) -> Iterator[Part]:
     source = field(block, "source")
     yield _as_text(field(block, "title"))
     yield _as_text(field(block, "context"))
@@ -78,24 +77,24 @@ def _document(block: Block, as_json: AsJson) -> Iterator[Part]:
         case "text":
             yield _as_text(field(source, "data"))
         case "content":
-            yield from _document_parts(field(source, "content"), as_json)
+            yield from _document_parts(field(source, "content"))
         case _:
             yield media.document_part(source)
 
 
-def _document_parts(content: object, as_json: AsJson) -> Iterator[Part]:
+def _document_parts(content: object) -> Iterator[Part]:
     """The parts of a document: text and images, and anything else as the JSON that is sent."""
     if not isinstance(content, list | tuple):
-        yield from content_parts(content, as_json)
+        yield from content_parts(content)
         return
     for block in content:
         if kind(block) in ("text", "image"):
-            yield from content_parts([block], as_json)
+            yield from content_parts([block])
         else:
             yield compact_json(block)
 
 
-def _unknown(block: Block, _: AsJson) -> Iterator[Part]:
+def _unknown(block: Block) -> Iterator[Part]:
     media_parts: list[Part] = []
 
     def strip(value: Any) -> object:
@@ -104,7 +103,7 @@ def _unknown(block: Block, _: AsJson) -> Iterator[Part]:
             return "" if is_encoded(value) else value
         is_media = isinstance(value, Mapping) and kind(value) in MEDIA
         if is_media and field(value, "source") is not None:
-            media_parts.extend(content_parts([value], compact_json))
+            media_parts.extend(content_parts([value]))
             return None
         return value
 

@@ -514,8 +514,20 @@ async def test_system_prompt_and_tools_count_once_when_given():
 def test_the_bounds_are_sound():
     encoder = TokenCounter()._encoder
     for text in ["", "x", " " * 1_000, "é" * 9, "\ud83d\ude00", "\ud800", "中文", *WORDS]:
-        assert encoder.at_least(text) <= stock.count("cl100k_base", text) <= encoder.at_most(text)
+        tokens = stock.count("cl100k_base", text)
+        assert encoder.at_least(text, 9) <= tokens <= encoder.at_most(text)
     assert TokenCounter(len)._encoder.at_most("x") == math.inf
+
+
+@given(
+    st.sampled_from(sorted(vocabulary.SHIPPED)),
+    st.text(st.sampled_from("aZ09 \t\n\x0b\x1c\x85\xa0'!/_中é\ud800\U0001f600")),
+    st.integers(0, 40),
+)
+def test_no_text_has_more_words_than_tokens(encoding: str, text: str, enough: int):
+    encoder = TokenCounter(encoding)._encoder
+
+    assert encoder.at_least(text, enough) <= encoder.count(text)
 
 
 def test_a_reply_of_the_sdk_counts_like_its_plain_form():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from anthropic.types import ToolUseBlock
-from histories import broken_histories, conversation, histories, step, tool_result, user
+from histories import assistant, broken_histories, conversation, histories, step, tool_result, user
 from hypothesis import given, settings
 
 from ctxpipe import (
@@ -52,6 +52,8 @@ def four() -> ContextPipeline:
 
 def check_numbers(result: Result, before: int, after: int):
     """Each report begins where the one before it ends, and the ends are those of the result."""
+    if any(report.is_estimate for report in result.reports[:1]):
+        before = result.tokens_before
     expected = before
     for report in result.reports:
         assert report.tokens_before == expected
@@ -63,17 +65,82 @@ def check_numbers(result: Result, before: int, after: int):
     assert result.tokens_saved == before - after
 
 
-async def test_direct_offload_alone_shows_what_it_saved():
-    history = conversation(user("go"), step("t1", result="line of a long log\n" * 700))
+def direct(counter: TokenCounter, **settings: Any) -> ContextPipeline:
+    storage = LocalStorage(tempfile.mkdtemp())
+    return ContextPipeline([DirectOffload(storage)], counter=counter, **settings)
 
-    result = await ContextPipeline([DirectOffload(LocalStorage(tempfile.mkdtemp()))]).run(
-        history, session_id="s"
-    )
 
-    before, after = count_tokens(history), count_tokens(result.messages)
-    assert before - after > 2_000
-    check_numbers(result, before, after)
-    assert result.reports[0].tokens_saved == before - after
+async def test_a_text_that_leaves_before_it_was_counted_is_not_encoded_but_estimated():
+    counter = TokenCounter()
+    log = "line of a long log\n" * 700
+    history = conversation(user("go"), step("t1", result=log))
+
+    result = await direct(counter).run(history, session_id="s")
+
+    after = count_tokens(result.messages)
+    check_numbers(result, count_tokens(history), after)
+    assert counter.encoded_chars < 1_000
+    assert result.reports[0].is_estimate
+    assert str(result).count(f"about {result.tokens_before:,} to {after:,} tokens") == 1
+    assert len(log) // 4 <= result.tokens_before <= len(log) // 4 + 50
+
+
+async def test_the_estimate_takes_the_tokens_of_a_character_from_the_session():
+    said = "1 2 3 4 5 6 7 8 9 " * 100  # two tokens in four characters
+    session = direct(TokenCounter()).session("s")
+    history = conversation(user(said))
+    await session.run(history)
+    history += step("t1", result="a b c d e f g h i " * 700)
+
+    result = await session.run(history)
+
+    assert result.reports[0].is_estimate
+    exact, ratio = count_tokens(history), count_tokens([user(said)]) / len(said)
+    assert abs(result.tokens_before - (count_tokens(result.messages) + 12_600 * ratio)) < 100
+    assert exact != result.tokens_before
+
+
+async def test_what_was_counted_before_it_leaves_is_no_estimate():
+    history = conversation(user("go"), step("t1", result="word " * 900), user("and now?"))
+    session = ContextPipeline(
+        [BatchOffload(LocalStorage(tempfile.mkdtemp()), gate=RatioGate(0), keep_recent=1)]
+    ).session("s")
+    await session.run(history)
+    history += conversation(assistant("I see."), user("go on"))
+
+    result = await session.run(history)
+
+    assert not result.reports[0].is_estimate
+    check_numbers(result, count_tokens(history), count_tokens(result.messages))
+    assert result.tokens_saved > 800
+
+
+async def replace_result(turn: Turn) -> Change:
+    """Another text instead of the result: shorter in characters, but of more tokens."""
+    history = list(turn.messages)
+    return Change([*history[:-1], user(tool_result("t1", "\u2603\u4e2d" * 700))])
+
+
+async def test_where_a_change_may_save_nothing_what_leaves_is_counted():
+    counter = TokenCounter()
+    log = "word" * 500
+    history = conversation(user("go"), step("t1", result=log))
+
+    result = await ContextPipeline([replace_result], counter=counter).run(history, session_id="s")
+
+    assert result.reports[0].reason == "it would not save a single token"
+    assert not result.reports[0].is_estimate
+    check_numbers(result, count_tokens(history), count_tokens(history))
+
+
+async def test_what_was_vetoed_is_counted():
+    history = conversation(user("go"), step("t1", result="word " * 2_000))
+
+    result = await direct(TokenCounter(), veto=lambda *_: True).run(history, session_id="s")
+
+    assert result.reports[0].outcome is Outcome.REFUSED
+    check_numbers(result, count_tokens(history), count_tokens(history))
+    assert not result.reports[0].is_estimate
 
 
 @FEWER
