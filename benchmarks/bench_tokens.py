@@ -31,7 +31,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from benchmarks.figures import add_printed, recording
-from ctxpipe.messages import Message, compact_json
+from ctxpipe.messages import Message
 from ctxpipe.tokens import Ledger, TokenCounter, parts, vocabulary
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "transcripts"
@@ -232,7 +232,7 @@ def view(number: int, source: Path) -> list[Message]:
 def texts_of(messages: list[Message]) -> Iterator[str]:
     """What a counter looks at."""
     for message in messages:
-        for part in parts.content_parts(message["content"], compact_json):
+        for part in parts.content_parts(message["content"]):
             if isinstance(part, str):
                 yield part
 

@@ -86,9 +86,6 @@ class State:
     def cut(self, length: int) -> None:
         """Tell every sum that the context has changed after its first *length* messages."""
         self.columns.cut(length)
-        self._rewind(length)
-
-    def _rewind(self, length: int) -> None:
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
         for memory in self.memories.values():
@@ -105,8 +102,7 @@ class State:
         if after is before:
             return
         edits = step.edit(before, after, paired=paired)
-        self.columns.replace(edits)
-        self._rewind(edits[-1].start if edits else len(before))
+        self.cut(edits[-1].start if edits else len(before))
 
 
 def model_of(state: State, options: Mapping[str, object]) -> str | None:

@@ -280,11 +280,6 @@ def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
     return found
 
 
-def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
-    """The ratio gate's two sums. Reads only."""
-    return scan_of(messages, offloadable(messages, min_chars))
-
-
 def scan_of(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
     """The gate's two sums, given the results *found* that may leave."""
     return Scan(sum(map(characters, messages)), sum(candidate.chars for candidate in found))

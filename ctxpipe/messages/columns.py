@@ -13,8 +13,7 @@ from .vocabulary import Message
 class Columns:
     """Sums over the facts of the messages of one context, kept from turn to turn.
 
-    A turn reads its new messages only. Whoever changes earlier messages cuts them off first, or
-    says what replaces them.
+    A turn reads its new messages only. Whoever changes earlier messages cuts them off first.
     """
 
     __slots__ = ("_marks", "_replies", "_result_chars")
@@ -57,29 +56,6 @@ class Columns:
         """Forget all but the first *length* messages."""
         for sums in (self._marks, self._replies, self._result_chars):
             del sums[length + 1 :]
-
-    def replace(self, edits: Iterable[tuple[int, int, Sequence[Message]]]) -> None:
-        """Take over *edits*, the last one first: in each the messages from the one index up to the
-        other become those given. What comes after them is not read again.
-        """
-        # All in one pass: a turn may replace a thousand messages.
-        parts: list[tuple[int, int, Sequence[Message]]] = []
-        for start, stop, messages in edits:
-            if stop > len(self):
-                self.cut(start)
-            else:
-                parts.append((start, stop, messages))
-        end = len(self)
-        parts = [*reversed(parts), (end, end, ())]
-        columns = [(sums, sums[:]) for sums in (self._marks, self._replies, self._result_chars)]
-        known = parts[0][0]
-        self.cut(known)
-        for start, stop, messages in parts:
-            for sums, before in columns:
-                offset = sums[-1] - before[known]
-                sums.extend([total + offset for total in before[known + 1 : start + 1]])
-            self._add(map(read_facts, messages))
-            known = stop
 
     # Cache marks ----------------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ from .._threads.threads import in_thread, in_thread_if
 from ..edits import collapse
 from ..edits.collapse import Layout
 from ..edits.exchanges import ExchangeIndex, Shape
-from ..edits.gates import Rates, best_eviction, evict_all
 from ..errors import SettingsError, StorageError
-from ..messages import Columns, without_surrogates
+from ..messages import without_surrogates
 from ..placeholders.names import content_hash, session_folder
 from ..placeholders.notes import Note, note_of
 from ..providers.prices import PRICES, Prices
@@ -21,7 +20,7 @@ from ..settings import COUNT, NUMBER, SIZE, check_settings, instance_of
 from ..storage import Archive, TextReader, TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
 from .archive import archive_record
-from .gates import overpayment
+from .gates import first_to_leave
 from .offloaded import read_offloaded
 from .protocol import Change, Skip, Turn
 from .reports import Collapsed
@@ -152,34 +151,16 @@ class Collapse:
         is_long = turn.is_bulky(index.known)
         counter = turn.counter
         await in_thread_if(is_long, index.extend, turn.messages, stop, sums, self._shape, counter)
-        start = self._start(turn, index, columns, sums)
-        if isinstance(start, Skip):
-            return start
-        return await in_thread(self._lay_out, turn, start, stop)
-
-    def _start(
-        self, turn: Turn, index: ExchangeIndex, columns: Columns, sums: Sequence[int]
-    ) -> int | Skip:
-        """The first message that leaves."""
         cached = 0 if turn.cache_expired else sums[columns.messages_sent]
         table = index.table(columns, sums, cached, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")
-        if turn.force:
-            return index.place(0)
-        if turn.cache_expired:
-            best = evict_all(table)
-        else:
-            rates = Rates(self.prices.read_ratio, self.prices.write_ratio, ALPHA)
-            overpaid = overpayment(turn, self.prices, sums, columns)
-            best = best_eviction(table, rates, overpaid) or evict_all(table)
-        if best.gain <= 0:
-            return Skip("carrying the old exchanges has not yet cost as much as rewriting would")
-        if best.freed < self.min_tokens:
-            return Skip(
-                f"{best.freed:,} tokens would be worth a rewrite, fewer than {self.min_tokens:,}"
-            )
-        return index.place(best.start)
+        start: int | str = 0
+        if not turn.force:
+            start = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
+        if isinstance(start, str):
+            return Skip(f"the old exchanges stay: {start}")
+        return await in_thread(self._lay_out, turn, index.place(start), stop)
 
     def _lay_out(self, turn: Turn, start: int, stop: int) -> Layout:
         folder = self._visible_folder(turn.session_id)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from .._logs import logger
 from .._text import short_repr
-from ..edits.gates import CandidateTokens, Rates, best_eviction, evict_all
+from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction, evict_all
 from ..edits.offload import Candidate, Scan, passes
 from ..messages import MEDIA, Columns, ToolResult, compact_json, kind
 from ..providers.prices import PRICES, Prices
@@ -106,18 +106,26 @@ class RentOrBuyGate:
         if not turn.cache_expired and columns.calls < self.min_calls:
             return f"{columns.calls} of {self.min_calls} calls so far"
         cached = 0 if turn.cache_expired else sums[columns.messages_sent]
-        stock = tokens.table(old, columns, sums, cached, self.free_calls)
-        if not turn.cache_expired:
-            rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
-            overpaid = overpayment(turn, self.prices, sums, columns)
-            best = best_eviction(stock, rates, overpaid)
-        else:
-            best = evict_all(stock)
-        if best is None or best.gain <= 0:
-            return "carrying them has cost less than rewriting would"
-        if best.freed < self.min_tokens:
-            return f"{best.freed:,} tokens would be worth a rewrite, fewer than {self.min_tokens:,}"
-        return old[best.start :]
+        table = tokens.table(old, columns, sums, cached, self.free_calls)
+        start = await first_to_leave(turn, table, self.prices, self.alpha, self.min_tokens)
+        return start if isinstance(start, str) else old[start:]
+
+
+async def first_to_leave(
+    turn: Turn, table: CandidateTable, prices: Prices, alpha: float, min_tokens: int
+) -> int | str:
+    """The first candidate of *table* that leaves, with all after it; or why none does."""
+    if turn.cache_expired:
+        best: Eviction | None = evict_all(table)
+    else:
+        rates = Rates(prices.read_ratio, prices.write_ratio, alpha)
+        overpaid = _overpayment(turn, prices, await turn.prefix_sums(), await turn.columns())
+        best = best_eviction(table, rates, overpaid)
+    if best is None or best.gain <= 0:
+        return "carrying them has cost less than rewriting would"
+    if best.freed < min_tokens:
+        return f"{best.freed:,} tokens would be worth a rewrite, fewer than {min_tokens:,}"
+    return best.start
 
 
 @dataclass(slots=True)
@@ -146,7 +154,7 @@ class Waiting:
         )
 
 
-def overpayment(
+def _overpayment(
     turn: Turn, prices: Prices, sums: Sequence[int], columns: Columns
 ) -> Callable[[int], float] | None:
     """What was overpaid above a price threshold, by the number of freed tokens.

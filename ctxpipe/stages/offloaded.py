@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from anyio import Semaphore, create_task_group
-
 from .._threads.threads import in_thread_if
 from ..edits.collapse import texts_of_notes
 from ..edits.offload import stored_text
@@ -56,9 +54,6 @@ def _plain(text: str) -> str:
         return text  # a tool's own
 
 
-_AT_ONCE = 16
-
-
 async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int, int]:
     """Write each file again that the context of *timeline* points to, that is gone, and that its
     history holds.
@@ -94,18 +89,7 @@ async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
     ask = getattr(storage, "missing", None)
     if ask is not None:
         return list(await ask(locations))
-    missing: list[str] = []
-    limit = Semaphore(_AT_ONCE)
-
-    async def look(where: str) -> None:
-        async with limit:
-            if await _is_gone(where, storage):
-                missing.append(where)
-
-    async with create_task_group() as group:
-        for where in locations:
-            group.start_soon(look, where)
-    return [where for where in locations if where in missing]
+    return [where for where in locations if await _is_gone(where, storage)]
 
 
 async def _is_gone(where: str, storage: TextReader) -> bool:

@@ -168,11 +168,11 @@ class StageReport:
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
     and tools included, as the stage found and left it: each report begins where the one before it
-    ends. With *is_estimate* the first holds an estimate of texts that left before they were counted:
-    by their characters, and the tokens of a character in this session. *seconds* is the time it
-    took. *first_changed_index* is the first message that differs from the turn's input; everything
-    after it leaves the provider's prompt cache. *cost* says what that burns and saves in dollars,
-    where the pipeline knows the prices.
+    ends. With *is_estimate* the first holds an estimate of texts that left before they were
+    counted: by their characters, and the tokens of a character in this session. *seconds* is the
+    time it took. *first_changed_index* is the first message that differs from the turn's input;
+    everything after it leaves the provider's prompt cache. *cost* says what that burns and saves in
+    dollars, where the pipeline knows the prices.
 
     *reason* and ``str(report)`` hold counts and names, never text of the conversation. What a stage
     raised is in *error*; its text may quote anything.

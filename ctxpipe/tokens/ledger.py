@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -120,7 +121,6 @@ class Ledger:
         self._seen: list[Message] = []
         self._sums = array("q", [0])  # of the first 0, 1, 2 … messages
         self._summaries: list[int] = []  # the indexes of messages with a summary by the server
-        self._prefix_sums: Sequence[int] | None = None  # what `prefix_sums` returned; never changed
         self._unbilled = 0  # the tokens of the messages before the last summary by the server
         self._tail: object = None  # the content of the last message when it was counted
         self.known: int = 0
@@ -153,12 +153,9 @@ class Ledger:
         Do not change the sequence.
         """
         await self._read(messages, known)
-        if self._prefix_sums is None:
-            sums = self._sums[:]
-            if self._unbilled:
-                sums = array("q", (max(0, tokens - self._unbilled) for tokens in sums))
-            self._prefix_sums = sums
-        return self._prefix_sums
+        if not self._unbilled:
+            return self._sums
+        return array("q", (max(0, tokens - self._unbilled) for tokens in self._sums))
 
     async def savings(
         self, before: Sequence[Message], after: Sequence[Message], first: int
@@ -235,14 +232,14 @@ class Ledger:
         if not isinstance(messages, list):
             messages = list(messages)
         same = self._same_at_start(messages, known)
-        if same < len(self._seen):
-            await self._recount(messages, same)
-        elif same < len(messages):
+        if same < max(len(messages), len(self._seen)):
             new = messages[same:]
             counts, summaries = await self._count(new, same)
-            self._summaries += summaries
-            self._seen += new
-            self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
+            self._seen[same:] = new
+            # A new array: those that were handed out do not move.
+            sums = itertools.accumulate(counts, initial=self._sums[same])
+            self._sums = self._sums[:same] + array("q", sums)
+            self._summaries[bisect_left(self._summaries, same) :] = summaries
             self._note_change()
         self.known = len(messages)
 
@@ -253,41 +250,19 @@ class Ledger:
         return common_prefix(messages, self._seen, known or 0)
 
     def _forget_last(self) -> None:
-        del self._seen[-1:]
-        del self._sums[-1:]
-        left = len(self._seen)
-        if self._summaries and self._summaries[-1] == left:
-            self._summaries.pop()
+        left = len(self._seen) - 1
+        del self._seen[left:]
+        self._sums = self._sums[:-1]
+        del self._summaries[bisect_left(self._summaries, left) :]
         self._note_change()
         self.rewind(left)
 
     def _note_change(self) -> None:
         """Derive anew what follows from the messages and their sums."""
-        self._prefix_sums = None
         self._unbilled = self._sums[self._summaries[-1]] if self._summaries else 0
         self._tail = None
         if self._seen:
             self._tail = _content(self._seen[-1])
-
-    async def _recount(self, messages: list[Message], same: int) -> None:
-        """Count *messages* anew, except the first *same* and those that are equal at the end."""
-        old_sums = self._sums
-        same_at_end = common_prefix(messages[same:][::-1], self._seen[same:][::-1])
-        new_end = len(messages) - same_at_end
-        counts, new_summaries = await self._count(messages[same:new_end], same)
-        end = len(self._seen) - same_at_end
-        offset = len(messages) - len(self._seen)
-        before = [index for index in self._summaries if index < same]
-        after = [index + offset for index in self._summaries if index >= end]
-        self._summaries = [*before, *new_summaries, *after]
-        sums = old_sums[:same]
-        sums.extend(itertools.accumulate(counts, initial=old_sums[same]))
-        if same_at_end:
-            difference = sums[-1] - old_sums[-same_at_end - 1]
-            sums.extend(tokens + difference for tokens in old_sums[-same_at_end:])
-        self._seen = list(messages)
-        self._sums = sums
-        self._note_change()
 
     # Calibration ----------------------------------------------------------------------------------
 
@@ -407,10 +382,9 @@ class Ledger:
             last = summaries[-1]
             return self.counter.total(map(part_after_summary, new[last:]))
         unbilled = 0
-        known = [index for index in self._summaries if index < same]
+        known = bisect_left(self._summaries, same)
         if known:
-            last = known[-1]
-            unbilled = self._sums[last]
+            unbilled = self._sums[self._summaries[known - 1]]
         return self._sums[same] - unbilled + self.counter.total(new)
 
 

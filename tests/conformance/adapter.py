@@ -25,7 +25,7 @@ from ctxpipe import (
     StorageError,
 )
 from ctxpipe.edits.compact import assemble, extract_commands
-from ctxpipe.edits.offload import prescan
+from ctxpipe.edits.offload import offloadable, scan_of
 from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.folding.definitions import Definition
 from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
@@ -65,9 +65,8 @@ async def _should_compact(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
 
 
 async def _prescan(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
-    scan = prescan(
-        args["messages"], OFFLOAD_CHAR_THRESHOLD(args.get("options", {}).get("min_chars"))
-    )
+    min_chars = OFFLOAD_CHAR_THRESHOLD(args.get("options", {}).get("min_chars"))
+    scan = scan_of(args["messages"], offloadable(args["messages"], min_chars))
     return {"total_chars": scan.total_chars, "offloadable_chars": scan.offloadable_chars}
 
 

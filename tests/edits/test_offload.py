@@ -34,9 +34,9 @@ from ctxpipe.edits.offload import (
     is_placeholder,
     newest,
     offloadable,
-    prescan,
     result_characters,
     results_with_calls,
+    scan_of,
     stored_text,
     text_of,
     with_placeholder,
@@ -252,6 +252,10 @@ def test_the_sums_of_the_prescan_are_consistent_and_read_only(
     assert history == before
     assert 0 <= scan.offloadable_chars <= scan.total_chars
     assert scan.offloadable_chars == sum(found.chars for found in offloadable(history, min_chars))
+
+
+def prescan(history: list[Message], min_chars: int) -> Scan:
+    return scan_of(history, offloadable(history, min_chars))
 
 
 # The stages' rules --------------------------------------------------------------------------------

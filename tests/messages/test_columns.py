@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
 from typing import Any, cast
 
 from histories import assistant, conversation, histories, step, text, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.edits.diff import apply_edits, diff
 from ctxpipe.messages import Columns, Message, blocks
 from ctxpipe.messages.rules import mark_problems
 
@@ -34,8 +30,8 @@ def marked(number: int = 1) -> list[Any]:
     return [{**text("x"), "cache_control": {"type": "ephemeral"}} for _ in range(number)]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["cut", "extend", "replace"]), histories(2), st.data())))
-def test_after_any_cut_extension_and_replacement_columns_equal_those_built_anew(
+@given(st.lists(st.tuples(st.sampled_from(["cut", "extend"]), histories(2), st.data())))
+def test_after_any_cut_and_extension_columns_equal_those_built_anew(
     steps: list[tuple[str, list[Message], st.DataObject]],
 ):
     columns = Columns()
@@ -45,67 +41,22 @@ def test_after_any_cut_extension_and_replacement_columns_equal_those_built_anew(
         if action == "cut":
             columns.cut(place)
             messages = messages[:place]
-        elif action == "extend":
-            messages = [*messages, *new]
         else:
-            stop = data.draw(st.integers(place, len(messages)))
-            after = [*messages[:place], *new, *messages[stop:]]
-            edits = diff(messages, after)
-            columns.replace(edits)
-            messages = apply_edits(messages, edits)
+            messages = [*messages, *new]
         columns.extend(messages)
 
         assert everything(columns) == everything(Columns(messages))
 
 
-def test_what_follows_a_replacement_is_not_read_again():
-    before = conversation(user("go"), step("a"), step("b"))
-    columns = Columns(before)
-    edits = diff(before, [user("go on"), *before[1:]])
-    for message in before[1:]:
-        cast("Any", message).clear()
-
-    columns.replace(edits)
-
-    assert len(columns) == len(before)
-
-
-def instructions(function: Callable[[], object]) -> int:
-    """The instructions that *function* runs, in all that it calls."""
-    ran = 0
-
-    def count(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal ran
-        frame.f_trace_opcodes = True
-        ran += event == "opcode"
-        return count
-
-    before = sys.gettrace()  # that of a measurement of coverage
-    sys.settrace(count)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return ran
-
-
-def test_many_replacements_at_once_cost_one_pass_over_the_context():
-    def ran(length: int) -> int:
-        messages = [user(f"{number}") for number in range(length)]
-        columns = Columns(messages)
-        edits = [(at, at + 1, messages[at : at + 1]) for at in reversed(range(len(messages)))]
-        return instructions(lambda: columns.replace(edits))
-
-    assert ran(200) < 2.1 * ran(100)
-
-
-def test_a_replacement_beyond_what_is_known_leaves_what_comes_before_it():
+def test_the_columns_of_the_first_messages_are_their_own():
     messages = conversation(user("go"), step("a"), step("b"))
-    columns = Columns(messages[:2])
+    columns = Columns(messages)
 
-    columns.replace([(1, 4, [assistant("done")])])
+    first = columns.of_first(3)
+    first.extend([*messages[:3], user("something else")])
 
-    assert len(columns) == 1
+    assert everything(first) == everything(Columns([*messages[:3], user("something else")]))
+    assert everything(columns) == everything(Columns(messages))
 
 
 # Replies ------------------------------------------------------------------------------------------
