@@ -154,8 +154,8 @@ async def _judge(
     is_long = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
     await in_thread_if(is_long, ensure_messages, proposal.messages, first)
     savings = await turn.ledger.savings(turn.messages, proposal.messages, first)
-    known = (await turn.columns()).of_first(max(0, first - 1))
-    problem = await in_thread_if(is_long, _new_problem, turn, proposal, known)
+    columns = await turn.columns()
+    problem = await in_thread_if(is_long, _new_problem, turn, proposal, columns, first)
     refusal = _refusal(settings, turn, proposal, first, savings.saved, problem)
     if refusal:
         return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
@@ -194,11 +194,12 @@ def _refusal(
     return "vetoed" if verdict else ""
 
 
-def _new_problem(turn: Turn, change: Change, known: Columns) -> Problem | None:
-    """The first rule of the API that *change* would break; the messages in *known* stay."""
-    start = len(known)
+def _new_problem(turn: Turn, change: Change, columns: Columns, first: int) -> Problem | None:
+    """The first rule of the API that *change* would break; messages before the *first* stay."""
+    start = max(0, first - 1)
+    known = columns.of_first(start)
     # What could not be encoded before is stored as it is; the end of the run repairs it.
-    was_valid = not check(turn.messages, start)
+    was_valid = not check(turn.messages, start, columns=columns)
     problems = check(change.messages, start, encoding=was_valid, columns=known)
     return problems[0] if problems else None
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
 from ..messages.facts import SERVER_RESULTS
-from ..messages.rules import is_for_hour
+from ..messages.rules import is_for_hour, mark_at
 from ..settings import Wanted, is_size
 
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
@@ -134,18 +134,10 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     """
     marks = [body.get("cache_control")]
     for message in body.get("messages", ())[index:]:
-        marks += _marks(message)
+        marks += [mark_at(message, *mark) for mark in cache_marks(message)]
     if any(map(is_for_hour, marks)):
         return {**MARK, "ttl": "1h"}
     return dict(MARK)
-
-
-def _marks(message: Any) -> Iterator[Any]:
-    for place, inner in cache_marks(message):
-        block = message["content"][place]
-        if inner is not None:
-            block = field(block, "content")[inner]
-        yield field(block, "cache_control")
 
 
 def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[int]:

@@ -84,20 +84,16 @@ _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def repair(
-    messages: list[Message],
-    start: int = 0,
-    *,
-    encoding: bool = True,
-    beside: MarksBeside = NO_MARKS,
+    messages: list[Message], *, encoding: bool = True, beside: MarksBeside = NO_MARKS
 ) -> list[Message]:
     """Repair every broken rule in *messages*.
 
-    The very same list comes back when nothing is wrong from *start* on. `RULES` says what is done
+    The very same list comes back when nothing is wrong. `RULES` says what is done
     for each rule. Thinking blocks are never joined, moved or changed. Valid messages stay the same
     objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* are the
     cache marks in the rest of the request. What no client can encode stays as it is.
     """
-    problems = check(messages, start, encoding=encoding, beside=beside)
+    problems = check(messages, encoding=encoding, beside=beside)
     for _ in range(_PASSES):
         if all(problem.rule == "value" for problem in problems):
             break

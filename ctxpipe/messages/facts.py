@@ -133,14 +133,10 @@ def read_facts(message: Message) -> Facts:
             faults.append(_value_fault(fault, place))
         marks += bool(read("cache_control"))
         if isinstance(inner, list | tuple):
-            marks += _mark_count(inner)
+            marks += sum(bool(field(part, "cache_control")) for part in inner)
     if role == "assistant" and kinds[-1] in THINKING:
         faults.append(Fault("thinking", "it ends in a thinking block", len(kinds) - 1))
     return Facts(role, kinds, calls, results, marks, result_chars, has_server_tools, tuple(faults))
-
-
-def _mark_count(inner: Iterable[Block]) -> int:
-    return sum(bool(field(block, "cache_control")) for block in inner)
 
 
 # Faults -------------------------------------------------------------------------------------------

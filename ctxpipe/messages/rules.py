@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from .columns import Columns
@@ -173,20 +174,16 @@ def check(
 
     A call at the end that still waits for its result is no problem. Without *encoding* neither are
     lone surrogates (the stages store them as they are). *columns* hold the facts of messages that
-    are known, and take those of the others; without them only what is checked is read, and cache
-    marks are counted only in a check of all messages. *beside* are the marks in the rest of the
-    request.
+    are known, and take those of the others; without them all messages are read. *beside* are the
+    marks in the rest of the request.
     """
     head = head_length(messages)
     problems: list[Problem] = []
     if start <= head < len(messages) and not may_open(messages[head]):
         problems.append(Problem(head, "the first message is not the user's", rule="first-message"))
-    if columns is None and not start:
-        columns = Columns()
     if columns is None:
-        facts = list(map(read_facts, messages[start:]))
-    else:
-        facts = columns.read(messages, start)
+        columns = Columns()
+    facts = columns.read(messages, start)
     before = NO_FACTS
     if start and facts and (facts[0].results or messages[start - 1]["role"] == "system"):
         before = read_facts(messages[start - 1])
@@ -199,8 +196,6 @@ def check(
             after = facts[index - start + 1] if index + 1 < len(messages) else None
             problems += _problems_of_place(messages, index, head, before, own, after)
         before = own
-    if columns is None:
-        return problems
     return problems + mark_problems(messages, columns, beside)
 
 
@@ -318,84 +313,55 @@ def needs_call(block: Block) -> bool:
     return is_known or is_id(field(block, "tool_use_id"), "server_tool_use")
 
 
+class _ServerCalls(NamedTuple):
+    """The calls of server tools in a part of a turn.
+
+    *pending* are the places of those without a result yet, by id; *problems* are the results and
+    callers that have no call before them.
+    """
+
+    pending: dict[str, list[tuple[int, int]]]
+    problems: list[Problem]
+
+
+def _server_calls(messages: Sequence[Message], stop: int, head: int) -> _ServerCalls:
+    """The calls of server tools before message *stop*, in the turn that it is part of or ends."""
+    start = stop
+    while start > head and not closes_turn(messages[start - 1]):
+        start -= 1
+    found = _ServerCalls({}, [])
+    for index in range(start, stop):
+        content = blocks(messages[index]) if messages[index]["role"] == "assistant" else ()
+        for place, block in enumerate(content):
+            call, result, caller = server_call(block), server_result(block), program(block)
+            if call is not None:
+                found.pending.setdefault(call, []).append((index, place))
+            if result is not None and found.pending.get(result):
+                found.pending[result].pop()
+            elif result is not None and needs_call(block):
+                text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
+                found.problems.append(Problem(index, text, place, "server-tool"))
+            if caller is not None and caller not in found.pending:
+                text = f"the call's caller {quote(caller)} is not in its turn"
+                found.problems.append(Problem(index, text, place, "server-tool"))
+    return found
+
+
 def _server_tool_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
     """The results and callers in message *index* that have no call before them in their turn."""
-    problems: list[Problem] = []
-    for place, block in enumerate(blocks(messages[index])):
-        position = (index, place)
-        result = server_result(block)
-        if (
-            result is not None
-            and needs_call(block)
-            and not _is_pending(messages, position, result, head)
-        ):
-            text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
-            problems.append(Problem(index, text, place, "server-tool"))
-        caller = program(block)
-        if caller is not None and not _is_called(messages, position, caller, head):
-            text = f"the call's caller {quote(caller)} is not in its turn"
-            problems.append(Problem(index, text, place, "server-tool"))
-    return problems
-
-
-def _blocks_before(
-    messages: Sequence[Message], position: tuple[int, int], head: int
-) -> Iterator[tuple[tuple[int, int], Block]]:
-    """The assistant's blocks of the turn before *position*, the last one first."""
-    index, stop = position
-    while index >= head and not closes_turn(messages[index]):
-        content = blocks(messages[index])
-        if messages[index]["role"] == "assistant":
-            for place in reversed(range(min(stop, len(content)))):
-                yield (index, place), content[place]
-        index -= 1
-        stop = len(blocks(messages[index])) if index >= head else 0
-
-
-def _is_called(
-    messages: Sequence[Message], position: tuple[int, int], name: str, head: int
-) -> bool:
-    """Whether the server tool's call *name* is before *position* in its turn."""
-    before = _blocks_before(messages, position, head)
-    return any(server_call(block) == name for _, block in before)
-
-
-def _is_pending(
-    messages: Sequence[Message], position: tuple[int, int], name: str, head: int
-) -> bool:
-    """Whether the server tool's call *name* is before *position* and has no result there yet."""
-    results = 0
-    for _, block in _blocks_before(messages, position, head):
-        if server_result(block) == name:
-            results += 1
-        elif server_call(block) == name:
-            if not results:
-                return True
-            results -= 1
-    return False
+    problems = _server_calls(messages, index + 1, head).problems
+    return [problem for problem in problems if problem.index == index]
 
 
 def _calls_without_result(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
     """The server tools' calls without a result in the turn that ends before message *index*."""
-    if index <= head:
-        return []
     problems: list[Problem] = []
-    results: Counter[str] = Counter()
-    end = (index - 1, len(blocks(messages[index - 1])))
-    for (at, place), block in _blocks_before(messages, end, head):
-        result = server_result(block)
-        if result is not None:
-            results[result] += 1
-            continue
-        call = server_call(block)
-        if call is None:
-            continue
-        if results[call]:
-            results[call] -= 1
-            continue
-        text = f"the {kind(block)} {quote(call)} has no result in its turn"
-        problems.append(Problem(at, text, place, "server-tool"))
-    return problems[::-1]
+    for call, places in _server_calls(messages, index, head).pending.items():
+        for at, place in places:
+            name = kind(blocks(messages[at])[place])
+            text = f"the {name} {quote(call)} has no result in its turn"
+            problems.append(Problem(at, text, place, "server-tool"))
+    return sorted(problems, key=attrgetter("index", "block"))
 
 
 def _waiting_program_calls(messages: Sequence[Message], index: int) -> Iterator[Problem]:
@@ -523,18 +489,22 @@ def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
             yield place, None
 
 
+def mark_at(message: Message, place: int, inner: int | None) -> object:
+    """The mark at an index, and inner index, of `cache_marks`."""
+    block = blocks(message)[place]
+    if inner is not None:
+        block = field(block, "content")[inner]
+    return field(block, "cache_control")
+
+
 def late_hours(
     messages: Sequence[Message], marked: Iterable[int], beside: MarksBeside
 ) -> Iterator[tuple[int, tuple[int, int | None]]]:
     """The marks for an hour that come after a shorter one, in the messages at *marked*."""
     is_after_short = beside.begin_short
     for index in marked:
-        content = blocks(messages[index])
         for place, inner in cache_marks(messages[index]):
-            block = content[place]
-            if inner is not None:
-                block = field(block, "content")[inner]
-            if not is_for_hour(field(block, "cache_control")):
+            if not is_for_hour(mark_at(messages[index], place, inner)):
                 is_after_short = True
             elif is_after_short:
                 yield index, (place, inner)

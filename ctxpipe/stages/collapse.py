@@ -100,14 +100,11 @@ class Collapse:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """Nothing leaves that cannot be written. Raises StorageError."""
-        layout = await self._decide(turn)
-        if isinstance(layout, Skip):
-            return layout
-        whole = await self._read_offloaded(turn, layout)
+        prepared = await self._prepare(turn)
+        if isinstance(prepared, Skip):
+            return prepared
+        layout, whole, rewritten = prepared
         texts = await in_thread(collapse.step_texts, layout, whole)
-        rewritten = await self._rewrite(turn, layout, whole, "")
-        if rewritten.freed_tokens <= 0:
-            return Skip("a note would be as long as what it replaces")
         # The steps first: what is written again after a failure has the same name, an archive not.
         files, suffix = await self._write_steps(turn, layout, texts)
         archive = await self._archive_messages(turn, layout)
@@ -117,14 +114,26 @@ class Collapse:
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
+        prepared = await self._prepare(turn)
+        if isinstance(prepared, Skip):
+            return prepared
+        layout, _, rewritten = prepared
+        files = [self.storage.location(key) for key in _keys(turn, layout, "")]
+        return _change(layout, rewritten, files, None)
+
+    async def _prepare(
+        self, turn: Turn
+    ) -> tuple[Layout, Mapping[str, str], collapse.Rewritten] | Skip:
+        """What leaves, the texts behind its placeholders, and the context with its notes."""
         layout = await self._decide(turn)
         if isinstance(layout, Skip):
             return layout
-        rewritten = await self._rewrite(turn, layout, await self._read_offloaded(turn, layout), "")
+        files = await in_thread(collapse.find_offloaded_files, layout)
+        whole = await read_offloaded(self.storage, turn.session_id, files)
+        rewritten = await self._rewrite(turn, layout, whole, "")
         if rewritten.freed_tokens <= 0:
             return Skip("a note would be as long as what it replaces")
-        files = [self.storage.location(key) for key in _keys(turn, layout, "")]
-        return _change(layout, rewritten, files, None)
+        return layout, whole, rewritten
 
     @property
     def _shape(self) -> Shape:
@@ -184,10 +193,6 @@ class Collapse:
             self._shape,
             turn.counter,
         )
-
-    async def _read_offloaded(self, turn: Turn, layout: Layout) -> dict[str, str]:
-        files = await in_thread(collapse.find_offloaded_files, layout)
-        return await read_offloaded(self.storage, turn.session_id, files)
 
     async def _archive_messages(self, turn: Turn, layout: Layout) -> str:
         archive = cast("Archive", self.storage)

@@ -13,6 +13,7 @@ from .._threads.threads import in_thread_if
 from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..placeholders.names import session_folder
 from ..placeholders.notes import find_imitations, note_of
+from ..tokens.memo import Memo
 from .observers import Observer, Shaped, Signals
 from .reports import Collapsed, Outcome
 
@@ -26,6 +27,8 @@ MOST_REPEATED = 1.5
 LEAST_CALLS = 20
 """Model calls after the first rewrite from which on shares mean something."""
 LEAST_REPEATED = 3
+MOST_CALLS = 20_000
+"""Calls of which one more is known as a repetition; of more, the older half is forgotten."""
 
 REMEDY = "raise keep_recent of Collapse, or lower its min_value"
 IMITATED = (
@@ -47,7 +50,7 @@ class Watch(Observer):
         self._step = re.compile(
             rf"{folder}[/\\]s[\d{{*?\[]|(?<![\w./\\-])s\d{{1,9}}(?:-[0-9a-f]{{8}})?\.md(?![\w-])"
         )
-        self._made: set[bytes] = set()  # digests of the calls so far
+        self._made: Memo[bytes, bool] = Memo(MOST_CALLS)  # by digest: the calls so far
         self._warned: set[str] = set()
         self._has_resumed = False  # the history before the first turn has been read
         self._has_rewritten = False
@@ -99,8 +102,8 @@ class Watch(Observer):
         digest = hashlib.blake2b(given, digest_size=_DIGEST).digest()
         when = "after" if self._has_rewritten else "before"
         self._counts[f"tool_calls_{when}"] += 1
-        self._counts[f"repeated_{when}"] += digest in self._made
-        self._made.add(digest)
+        self._counts[f"repeated_{when}"] += self._made.get(digest) is not None
+        self._made.put(digest, True, 1)
         if self._has_rewritten:
             self._counts["steps_read_back"] += any(map(self._names_step, strings(call.input)))
 

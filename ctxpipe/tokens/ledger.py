@@ -172,7 +172,7 @@ class Ledger:
             per_char = self._tokens_per_char()
         else:
             sums = await self.prefix_sums(before, known=self.known)
-        left = await self.total(after, known=first)
+        left = await self.total(after, known=min(same, first))
         self.rewind(first)
         if per_char is not None:
             is_long = len(after) - same > _MANY_ESTIMATED

@@ -78,15 +78,13 @@ class Pieces:
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
-        self._calls: dict[str, str] = {}  # what was called, by the call's id
-        self._tools: dict[str, str] = {}  # the tool, the same
+        self._calls: dict[str, tuple[str, str]] = {}  # by id: what was called, and the tool
         self._known: dict[int, tuple[Message, list[Piece]]] = {}  # by the message's identity
 
     def learn(self, message: Message) -> None:
         """Take in the names of the calls in *message*, for those of their results."""
         for made in tool_calls([message]):
-            self._calls[made.id] = _call_label(made)
-            self._tools[made.id] = made.name
+            self._calls[made.id] = (_call_label(made), made.name)
 
     def of(self, message: Message) -> list[Piece]:
         """The pieces of *message*, read once; it must not change any more."""
@@ -130,12 +128,9 @@ class Pieces:
 
     def _call(self, block: Block, tokens: int) -> Piece:
         call_id = str(field_of(block, "id"))
-        name = f"call of {self._calls.get(call_id, 'a tool')}"
+        called, tool = self._calls.get(call_id, _UNKNOWN_CALL)
         text = compact_json(field_of(block, "input", {}))
-        return Piece(("call", call_id), "calls", name, text, tokens, self._tool(call_id))
-
-    def _tool(self, call_id: str) -> str:
-        return self._tools.get(call_id, "a tool")
+        return Piece(("call", call_id), "calls", f"call of {called}", text, tokens, tool)
 
     def _result(self, block: Block, tokens: int) -> Piece:
         call_id = str(field_of(block, "tool_use_id"))
@@ -143,16 +138,12 @@ class Pieces:
         of: Kind = "results"
         if any_reference(result.content) is not None:
             of = "placeholders"
-        return Piece(
-            ("result", call_id),
-            of,
-            f"result of {self._calls.get(call_id, 'a tool')}",
-            result_text(result),
-            tokens,
-            self._tool(call_id),
-        )
+        called, tool = self._calls.get(call_id, _UNKNOWN_CALL)
+        text = result_text(result)
+        return Piece(("result", call_id), of, f"result of {called}", text, tokens, tool)
 
 
+_UNKNOWN_CALL = ("a tool", "a tool")
 _SPEAKERS: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "user": "user"}
 
 

@@ -19,7 +19,7 @@ from histories import assistant, chat, conversation, step, text, tool_result, us
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.messages import Message
+from ctxpipe.messages import Message, common_prefix
 from ctxpipe.tokens import Budget, Ledger, TokenCounter
 
 # Totals -------------------------------------------------------------------------------------------
@@ -213,6 +213,32 @@ async def test_what_comes_after_a_change_is_not_encoded_again():
     await check_totals(ledger, [*history[:3], new("changed"), *history[4:]])
 
     assert ledger.counter.encoded_chars == encoded + len("changed")
+
+
+@given(
+    st.lists(st.sampled_from(POOL), max_size=9),
+    st.lists(st.sampled_from(POOL), min_size=1, max_size=9),
+    st.data(),
+)
+async def test_what_a_change_saves_leaves_the_ledger_right(
+    last: list[Message], before: list[Message], data: st.DataObject
+):
+    ledger = Ledger(TokenCounter())
+    await ledger.total(last)
+    ledger.rewind(common_prefix(last, before))
+    first = data.draw(st.integers(0, len(before) - 1))
+    after = [
+        *before[:first],
+        new("another"),
+        *data.draw(st.sampled_from([before[first + 1 :], []])),
+    ]
+
+    savings = await ledger.savings(before, after, first)
+
+    exact = ledger.counter.total(before) - ledger.counter.total(after)
+    assert savings.is_estimate or savings.saved == exact
+    assert savings.saved > 0 or savings.saved == exact
+    await check_totals(ledger, data.draw(st.sampled_from([before, after])), known=ledger.known)
 
 
 async def test_a_tuple_of_messages_will_do():
