@@ -325,8 +325,7 @@ def _with_notes(
 def _line_of_step(step: Step, whole: Mapping[str, str], shape: Shape) -> str:
     chars = len(_result_text(step, whole))
     if step.call is None:
-        answer_chars = shape.answer_chars or 0
-        beginning = one_line(step.answer[:answer_chars])
+        beginning = one_line(step.answer[: shape.answer_chars])
         return step_line(step.number, f"answered: {beginning}…", chars)
     name = one_line(step.call.name[:MOST_READ_CHARS])
     beginning = _beginning(_subject(step.call), shape.line_chars)

@@ -41,7 +41,7 @@ class Shape:
     """How much of an exchange stays.
 
     *line_chars* of what a call was about; *text_chars* of the assistant's words before the calls;
-    *answer_chars* of a reply without calls that is one and a half times as long (None: it stays);
+    *answer_chars* of a reply without calls that is one and a half times as long;
     lines worth *min_value* expected uses per 1,000 tokens, at most *max_share* of what leaves.
     *step_tokens* is what the gate expects a step's line to take. More words and longer lines made a
     note no more useful on recorded sessions.
@@ -49,14 +49,14 @@ class Shape:
 
     line_chars: int = 100
     text_chars: int = 200
-    answer_chars: int | None = 600
+    answer_chars: int = 600
     min_value: float = 3.0
     max_share: float = 0.5
     step_tokens: int = 25
 
     def is_long(self, answer: str) -> bool:
         """Whether *answer*, a reply without calls, is a step of its own."""
-        return self.answer_chars is not None and len(answer) > LONG_ANSWER * self.answer_chars
+        return len(answer) > LONG_ANSWER * self.answer_chars
 
 
 def exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> int:
@@ -195,7 +195,7 @@ def _tokens_that_stay(
     """What stays of the exchange at *index*, as far as it is known before its lines are chosen."""
     message = messages[index]
     if not has_calls(message):
-        return shape.step_tokens + (shape.answer_chars or 0) // CHARS_PER_TOKEN
+        return shape.step_tokens + shape.answer_chars // CHARS_PER_TOKEN
     words = sum(counter.block(block) for block in blocks(message) if kind(block) == "text")
     steps = len(list(tool_calls([message])))
     kept = sum(map(counter.block, blocks_to_keep(messages[index + 1])))

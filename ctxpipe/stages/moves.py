@@ -45,18 +45,14 @@ class Pointers:
         writer = instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')")
         writer.check("storage", self.storage)
         instance_of(Preview, "a Preview(head, tail)").optional.check("preview", self.preview)
-        self._check_preview_length()
+        preview = self.preview
+        if preview is not None and preview.head + preview.tail > MAX_SHOWN:
+            raise SettingsError(
+                f"preview is {preview!r}; give at most {MAX_SHOWN} characters: "
+                "a longer one would be taken for a tool's own text"
+            )
         check_reference(reference_of(self.storage))
         self._check_location()
-
-    def _check_preview_length(self) -> None:
-        preview = self.preview
-        if preview is None or preview.head + preview.tail <= MAX_SHOWN:
-            return
-        raise SettingsError(
-            f"preview is {preview!r}; give at most {MAX_SHOWN} characters: "
-            "a longer one would be taken for a tool's own text"
-        )
 
     def _check_location(self) -> None:
         key = f"{_SAMPLE}/{_SAMPLE}.md"
@@ -134,11 +130,6 @@ class Move:
     text: str
     predicted: str  # the replacement, as long as the key is free
     pointers: Pointers
-
-    @property
-    def likely_location(self) -> str:
-        """Where the text will be, as long as the key is free."""
-        return self.pointers.storage.location(self.key)
 
     def replacement(self, location: str) -> str:
         """What replaces the text, now that it is at *location*."""
@@ -274,7 +265,9 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[str]) -> 
 async def predict_moves(turn: Turn, moves: Sequence[Move]) -> Change:
     """What `write_moves` would propose as long as every key is free; nothing is written."""
     replacements = [move.predicted for move in moves]
-    return _change(turn, moves, replacements, [move.likely_location for move in moves])
+    return _change(
+        turn, moves, replacements, [move.pointers.storage.location(move.key) for move in moves]
+    )
 
 
 Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]

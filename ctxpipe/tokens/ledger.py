@@ -303,7 +303,8 @@ class Ledger:
 
     def last_bill(self, model: str | None) -> int:
         """What the last request to *model* was billed, 0 before its first usage."""
-        return max((sample[2] for sample in self.samples if sample[0] == model), default=0)
+        self._compare()
+        return self._bills.get(model, _NO_SAMPLE).billed
 
     def can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
         """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.

@@ -243,8 +243,6 @@ def test_short_answers_stay_and_long_ones_become_a_step():
 
     assert context([user("Go."), short]) == [user("Go."), short]
     assert len(notes(context([user("Go."), long]))) == 1
-    whole = replace(SHAPE, answer_chars=None)
-    assert context([user("Go."), long], shape=whole) == [user("Go."), long]
 
 
 SERVER = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
@@ -372,7 +370,7 @@ shapes = st.builds(
     Shape,
     line_chars=st.integers(0, 100),
     text_chars=st.integers(0, 200),
-    answer_chars=st.one_of(st.none(), st.integers(1, 600)),
+    answer_chars=st.integers(1, 600),
     min_value=st.sampled_from([0.5, 3.0, 100.0]),
     max_share=st.sampled_from([0.0, 0.5, 1.0]),
     step_tokens=st.integers(0, 25),
