@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from .._threads.bulk import is_heavier
+from .._threads.bulk import weight
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..errors import SettingsError
@@ -51,7 +51,6 @@ COUNTING = Wanted(
 """What may be given as a counter, to be checked early."""
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 MEMO_BYTES = 64 * 2**20
 # Some 2 ms of counting English, 5 ms of Chinese; a thread hop takes 0.1 ms.
@@ -189,14 +188,14 @@ class TokenCounter:
     async def counts(self, messages: Iterable[Message]) -> list[int]:
         """The tokens of each message, as with `count`."""
         messages = list(messages)
-        return await self._run(messages, partial(_each, self.message, messages))
+        return await self._run(messages, partial(list, map(self.message, messages)))
 
     async def texts(self, texts: Sequence[str]) -> list[int]:
         """The tokens of each text, as with `count`."""
-        return await self._run(texts, partial(_each, self.text, texts))
+        return await self._run(texts, partial(list, map(self.text, texts)))
 
     async def _run(self, values: Sequence[object], count: Callable[[], T]) -> T:
-        if self._encoder.ready and not is_heavier(values, HOP_CHARS):
+        if self._encoder.ready and weight(values, HOP_CHARS) <= HOP_CHARS:
             return count()
         # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
         # for the count: the thread goes on and only fills the memo.
@@ -275,10 +274,6 @@ class TokenCounter:
             else:
                 known += tokens
         return known, unknown
-
-
-def _each(count: Callable[[U], int], values: Iterable[U]) -> list[int]:
-    return list(map(count, values))
 
 
 def as_counter(counter: Counting | None) -> TokenCounter:
