@@ -37,6 +37,7 @@ IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if IS_FIRST:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="ctxpipe-tests-")
+    os.chmod(tempfile.tempdir, 0o711)  # servers of another user have their folders in it
 
 
 def pytest_unconfigure():
