@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, Field, fields
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SIGNIFICANT_DIGITS = 3
 
@@ -40,6 +42,17 @@ def count_phrase(number: int, name: str) -> str:
     """*number* and *name*, which is a plural unless it is one: 1 message, 2 messages."""
     plural = "" if number == 1 else "s"
     return f"{number:,} {name}{plural}"
+
+
+def last_within(limit: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """As many of the last *items* as have no more than the size *limit* together."""
+    kept: list[T] = []
+    for item in reversed(items):
+        limit -= size(item)
+        if limit < 0:
+            break
+        kept.append(item)
+    return kept[::-1]
 
 
 def one_line(text: str, limit: int = 80) -> str:

@@ -123,7 +123,11 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
 
 def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterator[str]:
     """`as_json` of *value* in pieces: what is hashed or written needs no copy of the whole."""
-    return _encode_in_pieces(_encoder(ensure_ascii=ensure_ascii), value)
+    encoder = _encoder(ensure_ascii=ensure_ascii)
+    if is_heavier((value,), _IN_ONE_STEP):
+        yield from _encode_in_steps(encoder, value)
+    else:
+        yield _encode(encoder, value)
 
 
 def canonical_json(value: object) -> str:
@@ -143,22 +147,23 @@ def canonical_pieces(value: object) -> Iterator[str]:
             if not _KEY_LIKE_A_VALUE.search(text):
                 yield text
                 return
-    yield from _encode_in_pieces(_SORTED, value, in_steps=True)
+    yield from _encode_in_steps(_SORTED, value)
 
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
-    return join(_encode_in_pieces(encoder, value))
+    if not is_heavier((value,), _IN_ONE_STEP):
+        try:
+            return encoder.encode(value)
+        except RecursionError:
+            pass
+        except (TypeError, ValueError) as error:
+            raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
+    return join(_encode_in_steps(encoder, value))
 
 
-def _encode_in_pieces(
-    encoder: json.JSONEncoder, value: object, *, in_steps: bool = False
-) -> Iterator[str]:
-    """The text of *value*: in one piece, or *in_steps*, as that of a long or deep value always."""
+def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+    """The text of a long or deep *value* in pieces."""
     try:
-        if not in_steps and not is_heavier((value,), _IN_ONE_STEP):
-            with suppress(RecursionError):
-                yield encoder.encode(value)
-                return
         yield from _encode_flat(encoder, value)
     except (TypeError, ValueError) as error:
         raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error

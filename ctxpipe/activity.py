@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import repeat
 
 from ._threads.pieces import pieces_at_blanks
@@ -78,11 +79,13 @@ _IDENTIFIER = re.compile(
     r"|\#\d{1,6}"  # issue
     r")(?![\w/-])"
 )
+_FEW_NAMES = 50  # for more of them it is quicker to find all identifiers
 _NO_IDENTIFIER = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
 _FAILURE = re.compile(
     r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
     r"Traceback \(most recent call last\))"
 )
+_FAILURE_WORDS = ("exit", "fail", "traceback")
 _PROGRAM_SPEAKS = re.compile(
     r"\bexit(?:ed)?\b[^\n]{0,20}\d|command not found|no such file|not recognized|usage:",
     re.IGNORECASE,
@@ -269,7 +272,17 @@ def is_failure(result: object) -> bool:
         return True
     text = result_text(result)
     head = view(text).head  # some agents say there how a command ended
-    return any(map(_FAILURE.search, (head, text[-2000:])))
+    return any(_is_found(_FAILURE, _FAILURE_WORDS, part) for part in (head, text[-2000:]))
+
+
+def _is_found(pattern: re.Pattern[str], words: Iterable[str], text: str) -> bool:
+    """Whether *pattern*, which matches nothing without one of *words*, is found in *text*.
+
+    A pattern without a fixed beginning is tried at every character: that takes fifty times as long
+    as to look for the words.
+    """
+    lowered = text.lower()
+    return any(word in lowered for word in words) and pattern.search(text) is not None
 
 
 _REFUSAL = re.compile(
@@ -306,9 +319,21 @@ _FIRST_LINE_REFUSAL = re.compile(
 _SHELL_REFUSAL = re.compile(
     r"^[^\n]{0,300}: (?:permission denied|no such file or directory|operation not permitted|"
     r"is a directory|not a directory|command not found|cannot open)\b|"
-    r"\A\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): |"
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
     re.IGNORECASE | re.MULTILINE,
+)
+_SHELL_WORDS = (
+    "denied",
+    "directory",
+    "not permitted",
+    "not found",
+    "cannot open",
+    "exit",
+    "return",
+    "status",
+)
+_SHELL_SPEAKS = re.compile(
+    r"\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): ", re.IGNORECASE
 )
 _AGENT_SPEAKS = re.compile(
     r"\W*(?:(?:the|this|your) )?"
@@ -337,13 +362,16 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
         return True
     if not whole:
         return False
-    return any(map(_SHELL_REFUSAL.search, (begin, text[-2000:])))
+    ends = begin, text[-2000:]
+    return any(map(_SHELL_SPEAKS.match, ends)) or any(
+        _is_found(_SHELL_REFUSAL, _SHELL_WORDS, part) for part in ends
+    )
 
 
 def _is_short(text: str) -> bool:
     if len(text) > _SHORT_CHARS:
         return False
-    return len([line for line in text.splitlines() if line.strip()]) <= _SHORT_LINES
+    return len(list(filter(str.strip, text.splitlines()))) <= _SHORT_LINES
 
 
 # Identifiers --------------------------------------------------------------------------------------
@@ -356,29 +384,56 @@ def identifiers(
 
     *redact* is applied to each text before it is searched. Those *known* were there before.
     """
-    seen = set(known)
+    # Few texts are the assistant's own: the others are only searched for what it says.
+    said = [_identifiers_said(message, redact) for message in messages]
+    unseen = set().union(*said).difference(known)
     used: dict[str, None] = {}
-    for message in messages:
-        mentioned: set[str] = set()
-        for text in _searchable_texts(message):
-            for piece in pieces_at_blanks(redact(text)):
-                mentioned.update(_IDENTIFIER.findall(piece))
-        if message["role"] == "assistant":
-            for name in sorted(mentioned & seen):
-                used.pop(name, None)
-                used[name] = None
-        seen |= mentioned
-    return [name for name in used if not _NO_IDENTIFIER.match(name)]
+    for message, names in zip(messages, said, strict=True):
+        if unseen and message["role"] != "assistant":
+            for text in _searchable_texts(message, redact):
+                unseen -= _mentions(text, unseen)
+        for name in sorted(names - unseen):
+            used.pop(name, None)
+            used[name] = None
+        unseen -= names
+    return list(used)
 
 
-def _searchable_texts(message: Message) -> Iterator[str]:
-    yield from texts(message)
+def _identifiers_said(message: Message, redact: Callable[[str], str]) -> set[str]:
+    """The identifiers in what the assistant says in *message*; none in a message of another."""
+    found: set[str] = set()
     if message["role"] == "assistant":
-        for call in tool_calls([message]):
-            yield compact_json(call.input)
+        for text in _searchable_texts(message, redact):
+            found.update(_IDENTIFIER.findall(text))
+    return {name for name in found if not _NO_IDENTIFIER.match(name)}
+
+
+def _mentions(text: str, names: AbstractSet[str]) -> set[str]:
+    """Those of the identifiers *names* that are in *text*."""
+    if len(names) > _FEW_NAMES:
+        return set(_IDENTIFIER.findall(text)) & names
+    return {name for name in names if _is_mentioned(name, text)}
+
+
+def _is_mentioned(name: str, text: str) -> bool:
+    start = text.find(name)
+    while start >= 0:
+        found = _IDENTIFIER.match(text, start)
+        if found and found[0] == name:
+            return True
+        start = text.find(name, start + 1)
+    return False
+
+
+def _searchable_texts(message: Message, redact: Callable[[str], str]) -> Iterator[str]:
+    """The texts of *message* and of its calls or results, redacted, in small pieces."""
+    found = list(texts(message))
+    if message["role"] == "assistant":
+        found += [compact_json(call.input) for call in tool_calls([message])]
     else:
-        for result in tool_results([message]):
-            yield result_text(result)
+        found += map(result_text, tool_results([message]))
+    for text in found:
+        yield from pieces_at_blanks(redact(text))
 
 
 # Lines --------------------------------------------------------------------------------------------

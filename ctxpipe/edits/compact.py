@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from .._logs import logger
+from .._text import last_within
 from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
 from ..messages import (
     MEDIA,
@@ -20,11 +21,12 @@ from ..messages import (
     is_blank,
     kind,
     pending_calls,
+    program,
     tool_results,
 )
 from ..messages import field as read
-from ..messages.facts import is_server_result
 from ..messages.identity import digest
+from ..messages.rules import closes_turn, server_call, server_result
 from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import is_cut, shorten
 from ..placeholders.summaries import (
@@ -240,7 +242,7 @@ def facts_to_keep(facts: Facts) -> Facts:
         paths=dict(list(facts.paths.items())[-_MOST_PATHS:]),
         commands=dict(list(facts.commands.items())[-_MOST_LINES:]),
         identifiers=facts.identifiers[-_MOST_LINES:],
-        requests=[*facts.requests[:1], *_last_within(_MOST_REQUEST_CHARS, facts.requests[1:], len)],
+        requests=[*facts.requests[:1], *last_within(_MOST_REQUEST_CHARS, facts.requests[1:], len)],
         orders=facts.orders,
     )
 
@@ -249,17 +251,6 @@ def put_last(values: dict[str, T], key: str, value: T) -> None:
     """Set *key* and make it the last one."""
     values.pop(key, None)
     values[key] = value
-
-
-def _last_within(limit: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """As many of the last *items* as have no more than the size *limit* together."""
-    kept: list[T] = []
-    for item in reversed(items):
-        limit -= size(item)
-        if limit < 0:
-            break
-        kept.append(item)
-    return kept[::-1]
 
 
 _MAX_LINE_READ = 10_000  # characters: the rest of a command of megabytes says nothing more
@@ -304,10 +295,10 @@ def evidence_block(evidence: Facts, room: EvidenceBudget, count: Count) -> tuple
         return count(line) + 1
 
     ran = [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()]
-    ran = _last_within(room.commands, ran, line_tokens)
+    ran = last_within(room.commands, ran, line_tokens)
     if ran:
         lines += [_COMMANDS, *ran]
-    used = _last_within(room.identifiers, evidence.identifiers, line_tokens)
+    used = last_within(room.identifiers, evidence.identifiers, line_tokens)
     if used:
         lines.append(_IDENTIFIERS + ", ".join(used))
     lines += [f"{_NOTE}{one_line(note)}" for note in evidence.notes]
@@ -342,7 +333,7 @@ def _request_lines(evidence: Facts, room: EvidenceBudget, line_tokens: Count) ->
         # The length, not the end tag, says where a text ends: the user may have written anything.
         requests.append(f'<request chars="{len(text)}">{text}</request>')
     first, *later = requests
-    recent = _last_within(room.requests, later, line_tokens)
+    recent = last_within(room.requests, later, line_tokens)
     if evidence.last_stands and not recent:
         recent = later[-1:]
     lines = [_REQUESTS, first]
@@ -410,29 +401,20 @@ def _open_server_calls(messages: Sequence[Message]) -> int:
 
     Words of the user end a turn, and with it what was open in it.
     """
-    waiting: set[str] = set()
+    waiting: set[str | None] = set()
     for message in messages:
-        role = message["role"]
-        if role == "user" and has_words(message):
+        if closes_turn(message):
             waiting.clear()
-        if role != "assistant":
-            continue
         for block in blocks(message):
-            if _is_server_call(block):
-                waiting.add(str(read(block, "id")))
-            elif is_server_result(kind(block)):
-                waiting.discard(str(read(block, "tool_use_id")))
-    return len(waiting)
+            waiting.add(server_call(block))
+            waiting.discard(server_result(block))
+    return len(waiting - {None})
 
 
 def has_words(message: Message) -> bool:
     """Whether *message* holds more than tool results."""
     content = blocks(message)
     return not content or any(kind(block) != "tool_result" for block in content)
-
-
-def _is_server_call(block: object) -> bool:
-    return kind(block).endswith("_tool_use")
 
 
 # The end of the context ---------------------------------------------------------------------------
@@ -450,7 +432,7 @@ def open_tail(messages: Sequence[Message]) -> int:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
         called, wanted = _server_ids(messages[start:])
-        missing = wanted - called
+        missing = wanted - called - {None}
         if not missing:
             return start
         calling = [index for index in range(start) if missing & _server_ids([messages[index]])[0]]
@@ -459,21 +441,11 @@ def open_tail(messages: Sequence[Message]) -> int:
         start = calling[-1]
 
 
-def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
+def _server_ids(messages: Iterable[Message]) -> tuple[set[str | None], set[str | None]]:
     """The calls of server tools in *messages*, and those that other blocks there refer to."""
-    called: set[str] = set()
-    wanted: set[str] = set()
-    for message in messages:
-        for block in blocks(message):
-            if _is_server_call(block):
-                called.add(str(read(block, "id")))
-            elif is_server_result(kind(block)):
-                wanted.add(str(read(block, "tool_use_id")))
-            elif kind(block) == "tool_use":
-                caller = read(read(block, "caller"), "tool_id")
-                if caller:
-                    wanted.add(str(caller))
-    return called, wanted
+    content = [block for message in messages for block in blocks(message)]
+    wanted = {*map(server_result, content), *map(program, content)}
+    return set(map(server_call, content)), wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,7 +532,7 @@ def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message
         is_lasting = message["role"] == "system" and "clear_at" not in message
         if is_lasting and message not in found:
             found.append(message)
-    kept = _last_within(max_chars, found[::-1], lambda message: len(text_of(message)))
+    kept = last_within(max_chars, found[::-1], lambda message: len(text_of(message)))
     return kept, len(found) - len(kept)
 
 

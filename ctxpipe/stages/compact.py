@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -97,31 +96,24 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
     What cannot be verified contributes nothing.
     """
     _, rest = split_system(turn.messages)
-    redact = redactor_of(archive)
-    expanded = await _expand(rest, turn.session_id, archive)
-    archives = list(map(shown, expanded.archives))
+    source = await _expand(rest, turn.session_id, archive, shown)
     if turn.history is not None:
         _, history = split_system(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not acknowledged_count(history):
-            return Source(history, archives, is_raw=True, redact=redact)
-    return Source(expanded.messages, archives, redact=redact, earlier=expanded.earlier)
-
-
-class _Expanded(NamedTuple):
-    """Raw *messages*, the *archives* that some of them come from, and what is known before them."""
-
-    messages: list[Message]
-    archives: list[str]
-    earlier: Facts
+            return Source(history, source.archives, is_raw=True, redact=source.redact)
+    return source
 
 
 async def _expand(
-    messages: Sequence[Message], session_id: str, archive: Archive | None
-) -> _Expanded:
+    messages: Sequence[Message],
+    session_id: str,
+    archive: Archive | None,
+    shown: Callable[[str], str],
+) -> Source:
     """*messages* with what archives hold in place of the summary at the beginning.
 
-    The archives are told oldest first.
+    The archives are named oldest first.
     """
     later: list[list[Message]] = []
     names: list[str] = []
@@ -145,7 +137,8 @@ async def _expand(
     raw = [] if facts else list(messages[leading_count(messages) :])
     for part in reversed(later):
         raw += part
-    return _Expanded(raw, names[::-1], facts or Facts())
+    archives = list(map(shown, reversed(names)))
+    return Source(raw, archives, redact=redactor_of(archive), earlier=facts or Facts())
 
 
 async def _first_verified(
@@ -276,17 +269,18 @@ async def compact_messages(
         system=system,
         tools=tools,
     )
-    original = _Original.of(messages)
-    if not original.rest:
+    _, rest = split_system(messages)
+    if not rest:
         return CompactResult(messages, reason="nothing but system messages")
     if not is_long:
         return CompactResult(messages, reason="below the threshold")
     if archive is None:
-        archive = await _numbering_storage(output_dir)
+        folder = output_dir or COMPACT_OUTPUT_DIR()
+        archive = await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
     path = None
     try:
-        path = await _save(archive, session_id, original.rest, required=require_archive)
-        summary = await summarize_with_retry(summarize, original.rest, retry)
+        path = await _save(archive, session_id, rest, required=require_archive)
+        summary = await summarize_with_retry(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
         # No traceback: it may quote anything.
         logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400
@@ -303,58 +297,36 @@ async def compact_messages(
     folded: Mapping[str, str] = {}
     if fold_unrestored:
         folded = await fold_texts(restored.unfit, counter)
-    text = original.text_of(summary, folded)
-    result = await _largest_smaller_result(original, text, restored, counter)
+    commands = reminder(compact.extract_commands(rest))
+    text = "\n\n".join([safe_summary(summary.text) + commands, *folded.values()])
+    result = await _largest_smaller_result(messages, text, restored, counter)
     return replace(result, original_messages_path=path)
 
 
-async def _numbering_storage(output_dir: str | os.PathLike[str] | None) -> LocalStorage:
-    folder = output_dir or COMPACT_OUTPUT_DIR()
-    return await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Original:
-    """The messages of `compact_messages`: *head* stays, *rest* is summarized."""
-
-    messages: list[Message]
-    head: list[Message]
-    rest: list[Message]
-
-    @classmethod
-    def of(cls, messages: list[Message]) -> _Original:
-        head, rest = split_system(messages)
-        return cls(messages, head, rest)
-
-    def text_of(self, summary: Summary, folded: Mapping[str, str]) -> str:
-        """*summary*, the commands of the user that stay in force, and the *folded* files."""
-        commands = reminder(compact.extract_commands(self.rest))
-        return "\n\n".join([safe_summary(summary.text) + commands, *folded.values()])
-
-
 async def _largest_smaller_result(
-    original: _Original, text: str, restored: RestoredFiles, counter: TokenCounter
+    original: list[Message], text: str, restored: RestoredFiles, counter: TokenCounter
 ) -> CompactResult:
-    """The result with as many of the restored files as leave it smaller than the original."""
-    before = await counter.count(original.messages)
+    """The result with as many of the restored files as leave it smaller than the *original*."""
+    head, rest = split_system(original)
+    before = await counter.count(original)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
-        messages = compact.assemble(original.head, text, [file.message for file in files])
+        messages = compact.assemble(head, text, [file.message for file in files])
         after = await counter.count(messages)
         if after < before:
             stats = CompactStats(
                 original_token_count=before,
                 compacted_token_count=after,
                 compaction_ratio=after / before,
-                compacted_message_count=len(original.rest),
-                retained_message_count=len(original.head),
+                compacted_message_count=len(rest),
+                retained_message_count=len(head),
                 restored_file_count=number,
                 restored_token_count=sum(file.tokens for file in files),
             )
             return CompactResult(messages, True, stats)
     reason = f"the compacted messages would not be smaller than {before:,} tokens"
     logger.warning("%s", reason)
-    return CompactResult(original.messages, reason=reason)
+    return CompactResult(original, reason=reason)
 
 
 async def _save(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
@@ -459,7 +431,16 @@ class Compact:
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """What would be done; a summary cannot be known without writing it."""
-        return await self._reason_to_skip(turn) or await self._intend(turn)
+        skip = await self._reason_to_skip(turn)
+        if skip is not None:
+            return skip
+        writer = summarizer_name(self._writer(turn))
+        _, rest = split_system(turn.messages)
+        tokens = await turn.tokens()
+        return Intent(
+            f"{writer} would summarize {len(rest)} messages: "
+            f"{tokens:,} tokens, with a target of {turn.budget.target:,}"
+        )
 
     def with_focus(self, focus: str) -> Compact:
         """The same stage whose summary attends to *focus*, if its summarizer can do that."""
@@ -472,18 +453,11 @@ class Compact:
         try:
             return await self._compact(turn)
         except Exception as error:
-            until = self.breaker.cooldown_end()
-            turn.recall(Attempts).record_failure(until, safe_text(error))
+            attempts = turn.recall(Attempts)
+            attempts.record_failure(self.breaker.cooldown_end(), safe_text(error))
+            if attempts.archive and not attempts.archived:
+                attempts.archived = await _digest_of(turn)
             raise
-
-    async def _intend(self, turn: Turn) -> Intent:
-        writer = summarizer_name(self._writer(turn))
-        _, rest = split_system(turn.messages)
-        tokens = await turn.tokens()
-        return Intent(
-            f"{writer} would summarize {len(rest)} messages: "
-            f"{tokens:,} tokens, with a target of {turn.budget.target:,}"
-        )
 
     # Whether --------------------------------------------------------------------------------------
 
@@ -548,7 +522,10 @@ class Compact:
         path = await self._archive(turn, rest, facts) if is_first else None
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
-        summary = await self._summarize(turn, writer, rest)
+        # What costs nothing is written anew: then it says the same in every process.
+        is_free = isinstance(writer, ExtractiveSummarizer)
+        parts = None if is_free else turn.recall(FinishedParts)
+        summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
         if not is_first:
             path = await self._archive(turn, rest, facts)
         restored = RestoredFiles(warnings=(_NOT_RESTORED,))
@@ -586,21 +563,14 @@ class Compact:
         if self.archive is None:
             return None
         attempts = turn.recall(Attempts)
-        digest = (await in_thread(digest_of, rest)).hex()
-        if attempts.archived == digest and await archive_digest(self.archive, attempts.archive):
+        is_same = attempts.archive and attempts.archived == await _digest_of(turn)
+        if is_same and await archive_digest(self.archive, attempts.archive):
             return attempts.archive
-        attempts.archive = ""
+        attempts.archive = attempts.archived = ""
         record = archive_record(rest, facts=facts)
         path = await _save(self.archive, turn.session_id, record, required=self.require_archive)
-        if path is not None:
-            attempts.archive, attempts.archived = path, digest
+        attempts.archive = path or ""
         return path
-
-    async def _summarize(self, turn: Turn, writer: Summarizer, rest: Sequence[Message]) -> Summary:
-        # What costs nothing is written anew: then it says the same in every process.
-        is_free = isinstance(writer, ExtractiveSummarizer)
-        parts = None if is_free else turn.recall(FinishedParts)
-        return await summarize_with_retry(writer, rest, self.breaker.retry, parts)
 
     async def _replacements(
         self,
@@ -653,6 +623,12 @@ class Compact:
         elif is_over:
             attempts.record_no_progress(until, estimate)
         return Change(layout.messages, detail)
+
+
+async def _digest_of(turn: Turn) -> str:
+    """The digest of what is to be summarized."""
+    _, rest = split_system(turn.messages)
+    return (await in_thread(digest_of, rest)).hex()
 
 
 _NOT_RESTORED = "no files are restored: Compact has no restore="

@@ -255,7 +255,6 @@ class Restore:
             self.max_tokens_total,
             counter,
             self._refusal,
-            self._denial,
             redactor_of(self if self.redact else storage),
         ).restore(working_files)
         for warning in restored.warnings:
@@ -271,14 +270,10 @@ class Restore:
         )
         return _merge_names(root, found) if root else found
 
-    def _refusal(self, path: str) -> str:
-        """Why the file that a call names *path* must not be read, "" when it may."""
+    def _refusal(self, path: str, place: str) -> str:
+        """Why the file that a call names *path* must not be read at *place*, "" when it may."""
         if not is_one_line(path):
             return f"{path!r}: its name holds line breaks or other control characters"
-        return self._denial(path, path)
-
-    def _denial(self, path: str, place: str) -> str:
-        """Why the file named *path*, which is at *place*, must not be shown, "" when it may."""
         if self.deny is None:
             return ""
         if isinstance(self.reader, LocalFiles):
@@ -311,20 +306,12 @@ def _no_reason(*_paths: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """The texts of a working set, and what is to be reported about it."""
-
-    found: list[tuple[WorkingFile, FileText]]
-    warnings: list[str]
-    deleted: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Search:
     """Reads a working set.
 
-    *refusal* says why a path must not be read, and *denial* why not the file that a path leads to,
-    "" when it may. With *redact* a file must hold what the conversation was shown of it.
+    *refusal* says why the file that a call names a path must not be read at a place, that path or
+    what it leads to, "" when it may. With *redact* a file must hold what the conversation was shown
+    of it.
     """
 
     files: FileReader
@@ -332,19 +319,19 @@ class _Search:
     max_tokens_per_file: int
     max_tokens_total: int
     counter: Counting | None
-    refusal: Callable[[str], str] = _no_reason
-    denial: Callable[[str, str], str] = _no_reason
+    refusal: Callable[[str, str], str] = _no_reason
     redact: Redact | None = None
 
     async def restore(self, working_files: Sequence[WorkingFile]) -> RestoredFiles:
-        reading = await self._read(working_files)
-        texts = [now.text for _, now in reading.found]
+        warnings: list[str] = []
+        deleted: list[str] = []
+        found = await self._read(working_files, warnings, deleted)
+        texts = [now.text for _, now in found]
         counts = await as_counter(self.counter).texts(texts)
         fit: list[RestoredFile] = []
         unfit: list[RestoredFile] = []
-        warnings = reading.warnings
         budget = self.max_tokens_total
-        for (file, now), tokens in zip(reading.found, counts, strict=True):
+        for (file, now), tokens in zip(found, counts, strict=True):
             restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
             if tokens > self.max_tokens_per_file:
                 limit = self.max_tokens_per_file
@@ -359,16 +346,17 @@ class _Search:
                 fit.append(restored)
             # Below 0 from the first file that is too much: what comes after it stays out.
             budget -= tokens
-        return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
+        return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(deleted))
 
-    async def _read(self, working_files: Sequence[WorkingFile]) -> _Reading:
+    async def _read(
+        self, working_files: Sequence[WorkingFile], warnings: list[str], deleted: list[str]
+    ) -> list[tuple[WorkingFile, FileText]]:
         """The texts of the files that take the first places.
 
-        A file that cannot be read takes its place too.
+        A file that cannot be read takes its place too, with one of the *warnings*; the paths of
+        those that are gone are added to *deleted*.
         """
         found: dict[str, tuple[WorkingFile, FileText]] = {}
-        warnings: list[str] = []
-        deleted: list[str] = []
         refused: set[str] = set()
         max_bytes = max(_MIN_BYTES, _BYTES_PER_TOKEN * self.max_tokens_per_file)
         for file in working_files:
@@ -387,14 +375,14 @@ class _Search:
                 warnings.append(f"not restored: {error.strerror or error}")
                 if error.errno == errno.ENOENT and file.shown is not None:
                     deleted.append(file.path)
-        return _Reading(list(found.values()), warnings, deleted)
+        return list(found.values())
 
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
-        if reason := self.refusal(path):
+        if reason := self.refusal(path, path):
             raise StorageError(errno.EACCES, reason)
         with storage_errors():
             now = await self.files.read(path, max_bytes)
-        if reason := self.denial(path, now.real):
+        if reason := self.refusal(path, now.real):
             raise StorageError(errno.EACCES, reason)
         return now
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .._text import short_repr
+from .._text import last_within, short_repr
 from .._threads.threads import in_thread
 from ..activity import is_about_file, is_failure, target, touched_paths
 from ..messages import (
@@ -110,8 +110,8 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
     requests = [item for item in distinct if item.startswith(_USER)]
     others = [item for item in distinct if not item.startswith(_USER)]
     kept = requests[:1]
-    kept += _last_within(max_chars * 2 // 3 - sum(map(len, kept)), requests[1:])
-    kept += _last_within(max_chars - sum(map(len, kept)), others)
+    kept += last_within(max_chars * 2 // 3 - sum(map(len, kept)), requests[1:], len)
+    kept += last_within(max_chars - sum(map(len, kept)), others, len)
     lines = [f"- {item}" for item in kept or [_NONE]]
     return "\n".join([f"## {name}", *lines])
 
@@ -159,7 +159,7 @@ def _calls(calls: Sequence[Answered]) -> list[str]:
 
 def _outcome(call: ToolCall, result: object) -> str:
     text = f"{_action(call)} → {'failed' if is_failure(result) else 'ok'}"
-    lines = _nonblank_lines(result)
+    lines = result_text(result).rstrip().splitlines()
     if lines:
         text += f": {_line(lines[-1], 120)}"
     return text
@@ -177,13 +177,9 @@ def _errors(calls: Sequence[Answered]) -> list[str]:
 
 
 def _error_line(result: object) -> str:
-    lines = _nonblank_lines(result)
+    lines = list(filter(str.strip, result_text(result).splitlines()))
     candidates = list(filter(_ERROR_LINE.search, lines)) or lines or ["no output"]
     return _line(candidates[-1], 160)
-
-
-def _nonblank_lines(result: object) -> list[str]:
-    return list(filter(str.strip, result_text(result).splitlines()))
 
 
 def _status(messages: Sequence[Message], calls: Sequence[Answered]) -> list[str]:
@@ -229,17 +225,6 @@ def _items(text: str) -> Iterator[str]:
 
 
 # Text ---------------------------------------------------------------------------------------------
-
-
-def _last_within(max_chars: int, items: Sequence[str]) -> list[str]:
-    """As many of the last *items* as have no more than *max_chars* together."""
-    kept: list[str] = []
-    for item in reversed(items):
-        max_chars -= len(item)
-        if max_chars < 0:
-            break
-        kept.append(item)
-    return kept[::-1]
 
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
