@@ -125,6 +125,23 @@ def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before():
     assert identifiers(history) == ["28c304f6", "PROJ-17", "anna_lee_3817"]
 
 
+@pytest.mark.parametrize("others", [0, 100])
+def test_a_part_of_a_longer_word_is_not_an_identifier_that_came_up_before(others):
+    said = " ".join(f"item_{1000 + number}" for number in range(others))
+    history = [
+        user("Look at v28c304f6, at x/PROJ-17, at PROJ-170 and, at last, at 4afd4e47."),
+        assistant(f"Not 28c304f6, nor PROJ-17, but 4afd4e47. {said}"),
+    ]
+
+    assert identifiers(history) == ["4afd4e47"]
+
+
+def test_an_identifier_behind_a_part_of_a_longer_word_is_found():
+    history = [user("Not PROJ-170, but PROJ-17."), assistant("PROJ-17 it is.")]
+
+    assert identifiers(history) == ["PROJ-17"]
+
+
 @given(histories(repeat_ids=True))
 def test_every_history_can_be_read(history: list[Message]):
     assert all(touched_paths(history))
