@@ -90,8 +90,7 @@ class Cut:
         self.index = index
         self.counter = counter
         self.past: Past = Past(index)
-        for message in self.history:
-            self.past.learn(message)
+        self.past.learn(self.history)
         later = transcript.messages[end:]
         self.future: list[Atom] = sorted(_future_uses(later, index, self.past))
 

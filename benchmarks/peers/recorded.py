@@ -131,7 +131,7 @@ def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
     transcript = read_transcript(path)
     index = AtomIndex()
     told = Recorded()
-    bills, recall = anyio.run(partial(cost, transcript, Policy(NONE), index=index))
+    bills, recall = anyio.run(partial(cost, transcript, Policy(NONE)))
     told.bills[NONE], told.recalls[NONE] = {path: bills}, [recall]
     cut = list(cuts(transcript, index=index))
     for name in names:
@@ -142,7 +142,7 @@ def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
         except PeerFailed as error:
             told.failed[name] = str(error)
         else:
-            _asked(_peers[name], transcript, cut, index, told)
+            _asked(_peers[name], transcript, cut, told)
     return told
 
 
@@ -158,9 +158,7 @@ def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         yield f"{peer.name}, at 100,000", way, LIKE_FOR_LIKE
 
 
-def _asked(
-    peer: Peer, transcript: Transcript, cut: Iterable[Cut], index: AtomIndex, told: Recorded
-) -> None:
+def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], told: Recorded) -> None:
     """A column that fails once is not asked again in this transcript.
 
     It may have taken minutes to fail.
@@ -174,9 +172,7 @@ def _asked(
         billed, recalls = told.bills.setdefault(column, {}), told.recalls.setdefault(column, [])
         with _listed(told, column, transcript):
             pipeline = PeerPipeline(peer, way, settings, deadline=monotonic() + SESSION_SECONDS)
-            billed[transcript.name], recall = anyio.run(
-                partial(cost, transcript, pipeline, index=index)
-            )
+            billed[transcript.name], recall = anyio.run(partial(cost, transcript, pipeline))
             recalls.append(recall)
 
 

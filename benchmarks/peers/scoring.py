@@ -251,13 +251,12 @@ async def cost(
     transcript: Transcript,
     make: Callable[[Workbench], Any],
     *,
-    index: AtomIndex | None = None,
     read_prices: Sequence[float] = (0.1, 0.05),
 ) -> tuple[dict[float, Bill], float]:
     """The bill of *transcript* at each price of reading the cache, all refetches paid.
 
     And the recall before them.
     """
-    replayed = await replay(transcript, make, Settings(), index)
+    replayed = await replay(transcript, make, Settings())
     bills = {read: bill(replayed.requests, Prices.relative(read=read)) for read in read_prices}
     return bills, replayed.use.recall

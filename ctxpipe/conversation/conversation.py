@@ -106,7 +106,8 @@ class Conversation:
         """Know nothing of the conversation yet."""
         self._state = self._settings.new_state()
         self._memory = self._new_memory(self._state)
-        self._observers = observers_of(self._settings, self.session_id, self._clock)
+        self.observers = observers_of(self._settings, self.session_id, self._clock)
+        """What follows the requests; none is needed for a turn."""
         self._cached_at: float | None = None
         self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._next_focus: str | None = None  # of the compaction that is due
@@ -187,7 +188,7 @@ class Conversation:
     def diagnostics(self) -> Diagnostics:
         """As `Session.diagnostics`."""
         found: dict[str, Any] = {}
-        for observer in self._observers:
+        for observer in self.observers:
             found.update(observer.findings())
         return Diagnostics(**found)
 
@@ -358,7 +359,7 @@ class Conversation:
             end = len(result.messages)
             first = min(memory.unreported, end if first is None else first, end)
         context = Shaped(memory.timeline, step, asked, result, first)
-        for observer in self._observers:
+        for observer in self.observers:
             for sentence in await observer.shaped(context):
                 memory.notify(sentence)
         self._apply(step)
@@ -579,12 +580,12 @@ class Conversation:
         For who places cache marks after `run`: what the cache diagnostics know of a request is
         otherwise what `run` was given. *body* holds the arguments of ``messages.create``.
         """
-        for observer in self._observers:
+        for observer in self.observers:
             observer.sent(context.messages, body)
 
     def forget(self, context: Result) -> None:
         """Tell that the request with *context* has failed."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.refused(context.messages)
 
     def learn(self, reply: object, sent: Result) -> None:
@@ -610,7 +611,7 @@ class Conversation:
         overhead = self._state.overhead.tokens
         self._state.ledger.observe(usage, billed, overhead=overhead, model=model)
         self._cached_at = self._clock() if cached_tokens(usage) else None
-        for observer in self._observers:
+        for observer in self.observers:
             observer.billed(usage, sent, model)
 
     def _is_cache_expired(self) -> bool:

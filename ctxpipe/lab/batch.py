@@ -30,16 +30,13 @@ import anyio
 from .._logs import logger
 from .._text import short_repr
 from .._values import JsonDict
-from ..edits.atoms import AtomIndex
 from ..errors import CtxpipeError, SettingsError
 from ..settings import check_extra
 from .cache import Calibration, calibration
 from .policies import NONE
-from .replay import Moment, PipelineMaker, Replay, Settings, replay
+from .replay import Moment, PipelineMaker, Replay, Settings, replay_all
 from .report import Report
 from .transcripts import STDIN, Format, Transcript, read_bytes, read_transcript
-
-__all__ = ["FileReplay", "Reporter", "Workers", "cluster", "replay_files", "workers"]
 
 Reporter: TypeAlias = Callable[[Transcript, Mapping[str, tuple[Replay, Sequence[Moment]]]], Report]
 """Makes the report of a page, where the file is replayed: only that process has its contexts."""
@@ -93,8 +90,10 @@ def _replay_file(
     """
     try:
         transcript = read_transcript(path, raw)
-        replays = anyio.run(_replay_all, transcript, makers, settings, reporter is not None)
-        done = {name: one for name, (one, _) in replays.items()}
+        moments: dict[str, list[Moment]] = {name: [] for name in makers}
+        watches = {name: seen.append for name, seen in moments.items() if reporter}
+        done = anyio.run(replay_all, transcript, makers, settings, watches)
+        watched = {name: (one, moments[name]) for name, one in done.items()}
         return FileReplay(
             path,
             done,
@@ -104,25 +103,10 @@ def _replay_file(
             repaired=len(transcript.repaired),
             dropped=transcript.dropped,
             calibration=calibration(transcript, done[NONE]) if NONE in done else None,
-            report=reporter(transcript, replays) if reporter else None,
+            report=reporter(transcript, watched) if reporter else None,
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
-
-
-async def _replay_all(
-    transcript: Transcript,
-    makers: Mapping[str, PipelineMaker],
-    settings: Settings | None,
-    is_watched: bool,
-) -> dict[str, tuple[Replay, list[Moment]]]:
-    index = AtomIndex()
-    replays = {}
-    for name, make in makers.items():
-        moments: list[Moment] = []
-        watch = moments.append if is_watched else None
-        replays[name] = await replay(transcript, make, settings, index, watch), moments
-    return replays
 
 
 def replay_files(

@@ -82,7 +82,9 @@ def cache_report(
     seconds = 0.0
     for index in transcript.replies:
         bill = as_bill(transcript.usages.get(index))
-        seconds = max(seconds, _seconds(transcript, index, seconds))
+        times = transcript.seconds
+        # The reply is sent for when what it answers is there; else its own time is the nearest.
+        seconds = max(seconds, times.get(index - 1, times.get(index, seconds)))
         if bill is None or not bill.total:
             continue
         if bills and bill.total < LEAST_KEPT * bills[-1].total:
@@ -144,14 +146,6 @@ def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
         cost = None if own is None else miss.cost(own)
         tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, cost)
     return most_tokens_first(tallies.values())
-
-
-def _seconds(transcript: Transcript, index: int, otherwise: float) -> float:
-    """When the request was sent that the reply at *index* answers."""
-    for place in (index - 1, index):
-        if place in transcript.seconds:
-            return transcript.seconds[place]
-    return otherwise
 
 
 # Beside a replay ----------------------------------------------------------------------------------

@@ -13,17 +13,6 @@ from ..prompt_cache.cache import Mark, PrefixCache
 from ..providers.prices import FIVE_MINUTES, Prices
 from .records import Sums
 
-__all__ = [
-    "Bill",
-    "CacheRules",
-    "CacheUse",
-    "PromptCache",
-    "Purpose",
-    "Request",
-    "bill",
-    "with_all_marks",
-]
-
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 """Why a request was made.
 
@@ -37,14 +26,13 @@ class CacheRules:
 
     An entry lives *ttl_seconds* after its last use, and is written only where a request has a mark.
     Requests are marked after the system prompt and at their end. One that was rewritten is also
-    marked before what changed (`Result.first_changed_index`), where the old entries end, and with
-    *mark_behind* after it as well, where the next change will begin: then all four marks are used
-    that a request may have. Prompts below *min_tokens* are not cached.
+    marked before what changed (`Result.first_changed_index`), where the old entries end. A mark
+    after it as well, where the next change will begin, is the last of the four that a request may
+    have. Prompts below *min_tokens* are not cached.
     """
 
     ttl_seconds: float = FIVE_MINUTES
     min_tokens: int = 1024
-    mark_behind: bool = False
     by_settings: bool = False
 
 
@@ -80,15 +68,17 @@ class Request:
 class PromptCache:
     """The provider's cache for one conversation, request by request.
 
+    Every use is told twice: with the marks of `CacheRules`, and with all four around every change.
     Tokens are counted by the caller. What is before the messages counts as one block.
     """
 
     def __init__(self, rules: CacheRules | None = None) -> None:
         self.rules: CacheRules = rules or CacheRules()
-        self._cache = PrefixCache()
+        self._caches = (PrefixCache(), PrefixCache())
         self._context: Sequence[Message] = ()
         self._settings: object = None
         self._chain: list[int] = []
+        self._ends = [0]  # the last block of the first 0, 1, 2 … messages
         self._numbers = count()
 
     def request(
@@ -97,7 +87,7 @@ class PromptCache:
         sums: Sequence[float],
         seconds: float | None = None,
         settings: object = None,
-    ) -> CacheUse:
+    ) -> tuple[CacheUse, CacheUse]:
         """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens.
 
         These include what is before the messages. *settings* is what of the request, besides its
@@ -106,41 +96,46 @@ class PromptCache:
         if self.rules.by_settings and settings != self._settings:
             del self._chain[1:]
         self._settings = settings
-        use, chain, marks, read = self._look_up(context, sums, seconds)
-        self._cache.keep(chain, marks, read, seconds or 0.0)
-        self._chain, self._context = chain, context
-        return use
+        return self._use(context, sums, seconds or 0.0, is_sent=True)
 
     def peek(
         self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
-    ) -> CacheUse:
+    ) -> tuple[CacheUse, CacheUse]:
         """The use of the cache by *context*, without sending it."""
-        return self._look_up(context, sums, seconds)[0]
+        return self._use(context, sums, seconds or 0.0, is_sent=False)
 
-    def _look_up(
-        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None
-    ) -> tuple[CacheUse, list[int], list[Mark], int]:
-        """The use by *context*, its chain and marks, and the last block that is read."""
+    def _use(
+        self, context: Sequence[Message], sums: Sequence[float], now: float, *, is_sent: bool
+    ) -> tuple[CacheUse, CacheUse]:
         shared = common_prefix(self._context, context)
-        ends = list(accumulate((max(1, len(blocks(one))) for one in context), initial=0))
+        ends = self._ends[: shared + 1]
+        sizes = [max(1, len(blocks(message))) for message in context[shared:]]
+        ends += accumulate(sizes, initial=ends.pop())
         # The same prefix has the same numbers; what differs from the last request has new ones.
         chain = self._chain[: ends[shared] + 1]
         chain += [next(self._numbers) for _ in range(len(chain), ends[-1] + 1)]
         lengths = {0, len(context)}  # how many messages precede each mark
+        more = set[int]()
         if shared < len(self._context):
             lengths.add(shared)
-            if self.rules.mark_behind:
-                lengths.add(_change_end(self._context, context, shared))
-        marks = [
-            Mark(ends[length], self.rules.ttl_seconds)
-            for length in sorted(lengths)
-            if sums[length] >= self.rules.min_tokens
-        ]
-        read = self._cache.find(chain, marks, seconds or 0.0)
-        total = sums[len(context)]
-        read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]
-        written = total - read_tokens if marks else 0.0
-        return CacheUse(read_tokens, written, total - read_tokens - written), chain, marks, read
+            more.add(_change_end(self._context, context, shared))
+        uses = []
+        for cache, marked in zip(self._caches, (lengths, lengths | more), strict=True):
+            marks = [
+                Mark(ends[length], self.rules.ttl_seconds)
+                for length in sorted(marked)
+                if sums[length] >= self.rules.min_tokens
+            ]
+            read = cache.find(chain, marks, now)
+            read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]
+            rest = sums[-1] - read_tokens
+            uses.append(CacheUse(read_tokens, rest) if marks else CacheUse(0.0, 0.0, rest))
+            if is_sent:
+                cache.keep(chain, marks, read, now)
+        if is_sent:
+            self._chain, self._context, self._ends = chain, context, ends
+        use, marked_use = uses
+        return use, marked_use
 
 
 def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:

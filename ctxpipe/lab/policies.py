@@ -21,18 +21,6 @@ from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
 from .workbench import Workbench
 
-__all__ = [
-    "BUDGET",
-    "CLEARED",
-    "NONE",
-    "POLICIES",
-    "ClearOldResults",
-    "Policy",
-    "clear_results",
-    "clearable",
-    "policies",
-]
-
 NONE = "none"
 """The policy that leaves every context as it is."""
 
@@ -60,11 +48,13 @@ class Policy:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         if self.config is None:
-            return ContextPipeline(POLICIES[self.name](bench, self.prices), budget=BUDGET)
-        stages = self.config.stages(
-            bench.storage, files=bench.files, prices=self.prices, clock=bench.clock
-        )
-        return ContextPipeline(stages, budget=self.config.budget())
+            stages, budget = POLICIES[self.name](bench, self.prices), BUDGET
+        else:
+            budget = self.config.budget()
+            stages = self.config.stages(
+                bench.storage, files=bench.files, prices=self.prices, clock=bench.clock
+            )
+        return ContextPipeline(stages, budget=budget, counter=bench.counter)
 
 
 def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Policy]:

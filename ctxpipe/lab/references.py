@@ -94,20 +94,20 @@ class Past:
         self._views: dict[str, Atom | None] = {}  # by the id of the call
         self._length = 0
 
-    def learn(self, message: Message) -> None:
-        """Take in the next message."""
-        for call in tool_calls([message]):
-            path = viewed_path(call, COMMON_READING_TOOLS, True)
-            self._views[call.id] = path_atom(path) if path else None
-        parts = blocks(message) or [message]
-        texts = message_texts(message)
-        for text, block in zip(texts, parts, strict=True):
-            call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
-            view = self._views.get(call_id) if kind(block) == "tool_result" else None
-            for atom in self._index.text(text):
-                self._holders.setdefault(atom, []).append(len(self.sources))
-            self.sources.append(Source(self._length, message["role"], text, call_id, view))
-        self._length += 1
+    def learn(self, messages: Iterable[Message]) -> None:
+        """Take in the next *messages*."""
+        for message in messages:
+            for call in tool_calls([message]):
+                path = viewed_path(call, COMMON_READING_TOOLS, True)
+                self._views[call.id] = path_atom(path) if path else None
+            parts = blocks(message) or [message]
+            for text, block in zip(message_texts(message), parts, strict=True):
+                call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
+                view = self._views.get(call_id) if kind(block) == "tool_result" else None
+                for atom in self._index.text(text):
+                    self._holders.setdefault(atom, []).append(len(self.sources))
+                self.sources.append(Source(self._length, message["role"], text, call_id, view))
+            self._length += 1
 
     def __contains__(self, atom: Atom) -> bool:
         return atom in self._holders

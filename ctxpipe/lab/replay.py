@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from .._text import short_repr
 from .._values import JsonObject
-from ..edits.atoms import AtomIndex
+from ..edits.atoms import Atom, AtomIndex
 from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
 from ..messages import field as value_of
 from ..pipeline import ContextPipeline
 from ..placeholders.placeholders import any_reference
-from ..session import Session
+from ..session.session import Session, conversation_of
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger
 from ..wire.values import result_block, use_block
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
 from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
-from .workbench import Workbench
-
-__all__ = ["LAPSES_EVERY", "Moment", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
+from .workbench import Clock, MessageCounter, SeenFiles, Workbench
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
@@ -115,18 +113,56 @@ async def replay(
     transcript: Transcript,
     make: PipelineMaker,
     settings: Settings | None = None,
-    index: AtomIndex | None = None,
     watch: Callable[[Moment], object] | None = None,
 ) -> Replay:
-    """Replay *transcript* through the pipeline that *make* makes.
+    """Replay *transcript* through the pipeline that *make* makes, as `replay_all` does."""
+    watches = {} if watch is None else {"": watch}
+    return (await replay_all(transcript, {"": make}, settings, watches))[""]
 
-    Deterministic: the same input, the same replay. Sharing *index* between replays of one
-    transcript saves reading its texts again. What the pipeline writes stays in memory. *watch* is
-    shown the context before and after each run of the pipeline. Raises what the pipeline raises.
+
+async def replay_all(
+    transcript: Transcript,
+    makers: Mapping[str, PipelineMaker],
+    settings: Settings | None = None,
+    watches: Mapping[str, Callable[[Moment], object]] | None = None,
+) -> dict[str, Replay]:
+    """Replay *transcript* through the pipeline of each of *makers*, all of them call by call.
+
+    Deterministic: the same input, the same replay. What the pipelines write stays in memory. Of
+    *watches*, the one by the name of a maker is shown the context before and after each run of its
+    pipeline. Raises what a pipeline raises.
     """
-    run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
-    steps = [await run.step(call, at) for call, at in enumerate(transcript.replies)]
-    return Replay(transcript.name, tuple(steps), run.settings.tokens_per_raw)
+    settings = settings or Settings()
+    # What was said, the agent's files and the time are the same, whatever the pipeline: so the
+    # texts of a conversation are read once.
+    index = AtomIndex()
+    past = Past(index)
+    clock, files, counter = Clock(), SeenFiles(), MessageCounter()
+    runs = {}
+    for name, make in makers.items():
+        bench = Workbench(clock, files, counter)
+        watch = (watches or {}).get(name)
+        runs[name] = _Run(transcript, make, settings, bench, past, index, watch)
+    steps: dict[str, list[Step]] = {name: [] for name in runs}
+    start = 0
+    for call, at in enumerate(transcript.replies):
+        new = transcript.messages[start:at]
+        past.learn(new)
+        files.learn(new)
+        times = [transcript.seconds.get(place, 0.0) for place in range(start, at + 1)]
+        clock.now = max([clock.now, *times])
+        every = settings.rest_every
+        if every and call and call % every == 0 and not transcript.seconds:
+            clock.now += settings.cache.ttl_seconds + 1
+        reply = transcript.messages[at]
+        used = past.uses_of(reply)
+        for name, run in runs.items():
+            steps[name].append(await run.step(call, new, reply, used))
+        past.learn([reply])
+        files.learn([reply])
+        start = at + 1
+    ratio = settings.tokens_per_raw
+    return {name: Replay(transcript.name, tuple(done), ratio) for name, done in steps.items()}
 
 
 class _Run:
@@ -137,41 +173,40 @@ class _Run:
         transcript: Transcript,
         make: PipelineMaker,
         settings: Settings,
+        bench: Workbench,
+        past: Past,
         index: AtomIndex,
         watch: Callable[[Moment], object] | None,
     ) -> None:
         self.transcript = transcript
         self.settings = settings
         self.watch = watch
-        self.bench = Workbench()
-        pipeline = make(self.bench)
+        self.bench = bench
+        pipeline = make(bench)
         self.session: Session = pipeline.session(
-            transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=self.bench.clock
+            transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=bench.clock
         )
+        # A replay has figures of its own, and nothing prints what they would find.
+        conversation_of(self.session).observers.clear()
         self.ledger = Ledger(pipeline.counter)
         self.cache = PromptCache(settings.cache)
-        self.marked_cache = PromptCache(replace(settings.cache, mark_behind=True))
-        self.past = Past(index)
+        self.past = past
         self.visible = Context(index, transcript.name)
         self.store = Store(index)
         self.context: list[Message] = []
         self.is_controlled = False  # the context holds stale thinking
-        self.position = 0
         self.fetched = 0
         self.steps: dict[str, str] = {}  # by the id of a call: the file that holds it whole
         self.overhead: int | None = None
 
-    async def step(self, call: int, at: int) -> Step:
-        """The call whose reply is message *at* of the transcript."""
-        reply = self.transcript.messages[at]
-        self._append_until(at)
-        every = self.settings.rest_every
-        if every and call and call % every == 0 and not self.transcript.seconds:
-            self.bench.clock.now += self.settings.cache.ttl_seconds + 1
+    async def step(
+        self, call: int, new: Sequence[Message], reply: Message, used: Sequence[Atom]
+    ) -> Step:
+        """The *call* with *new* messages; its *reply* has *used* these atoms of the past."""
+        self.context = [*self.context, *new]
         moments = [await self._run_pipeline(call)]
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.stored)
-        used = self.past.uses_of(reply)
         use, missing = use_of(
             used, self.past, self.visible, self.store, strict=self.settings.strict
         )
@@ -182,23 +217,8 @@ class _Run:
             moments.append(await self._run_pipeline(call))
         await self._send(moments[-1], "reply", reply)
         self.context = [*self.context, reply]
-        self.past.learn(reply)
-        self.bench.files.learn([reply])
         requests = [request for moment in moments for request in moment.requests]
         return Step(call, tuple(requests), use)
-
-    def _append_until(self, at: int) -> None:
-        """Add what was said since the last reply to the context, and advance the clock."""
-        start = self.position
-        new = self.transcript.messages[start:at]
-        self.position = at + 1
-        self.context = [*self.context, *new]
-        for message in new:
-            self.past.learn(message)
-        self.bench.files.learn(new)
-        clock = self.bench.clock
-        times = [self.transcript.seconds.get(place, 0.0) for place in range(start, at + 1)]
-        clock.now = max([clock.now, *times])
 
     @property
     def _seconds(self) -> float | None:
@@ -237,8 +257,7 @@ class _Run:
             return Request(moment.call, "summary", use, compacted.output_tokens)
         sums = await self._sums(moment.before)
         uses = []
-        for cache in (self.cache, self.marked_cache):
-            prefix = cache.peek(moment.before, sums, now)
+        for prefix in self.cache.peek(moment.before, sums, now):
             # Nothing is written to the cache: no request reads it twice.
             fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
             uses.append(CacheUse(prefix.read, 0, fresh))
@@ -259,11 +278,9 @@ class _Run:
         settings = None
         if self.settings.cache.by_settings:
             settings = self.is_controlled, any(map(_has_image, self.context))
-        use, marked = (
-            cache.request(self.context, sums, self._seconds, settings)
-            for cache in (self.cache, self.marked_cache)
-        )
-        tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
+        use, marked = self.cache.request(self.context, sums, self._seconds, settings)
+        [raw] = await self.ledger.counter.counts([output])
+        tokens = self.settings.tokens_per_raw * raw
         moment.requests.append(Request(moment.call, purpose, use, tokens, marked))
         moment.reply = [output]
         if self.watch is not None:

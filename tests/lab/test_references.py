@@ -32,8 +32,7 @@ class Lab:
             Context(index, "s"),
             Store(index),
         )
-        for message in past:
-            self.past.learn(message)
+        self.past.learn(past)
         self.context.update(context)
         self.store.learn(files or {})
 

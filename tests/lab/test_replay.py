@@ -25,7 +25,7 @@ from benchmarks.baselines import Baseline, KeepLast
 from ctxpipe import BatchOffload, Budget, Collapse, Compact, ContextPipeline, DirectOffload
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
-from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay
+from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay, replay_all
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, compact_json, tool_calls, tool_results
@@ -289,14 +289,25 @@ async def test_without_refetching_or_much_weight_the_reply_is_simply_made(
 
 
 async def test_each_request_tells_what_it_would_use_with_all_four_marks():
-    transcript = recorded(work(60, long=range(60)))
-    two, four = [
-        await replay(transcript, offloading(8), Settings(refetch=False, cache=rules))
-        for rules in (CacheRules(), CacheRules(mark_behind=True))
-    ]
+    found = await replay(recorded(work(60, long=range(60))), offloading(8), FREE)
+    marked = [request.marked for request in found.requests if request.marked]
 
-    assert [request.marked for request in two.requests] == [one.use for one in four.requests]
-    assert sum(one.use.read for one in two.requests) < sum(one.use.read for one in four.requests)
+    assert len(marked) == len(found.requests)
+    assert [use.prompt for use in marked] == [request.use.prompt for request in found.requests]
+    assert sum(use.read for use in marked) > sum(request.use.read for request in found.requests)
+
+
+async def test_policies_replayed_together_are_as_each_alone():
+    transcript = recorded(work(12, long=range(12), last=f"Here it is:\n{FACT}"))
+    makers: dict[str, PipelineMaker] = {
+        "none": NONE,
+        "offloading": offloading(2),
+        "coding": Policy("coding"),
+    }
+
+    together = await replay_all(transcript, makers)
+
+    assert together == {name: await replay(transcript, make) for name, make in makers.items()}
 
 
 async def test_reading_back_costs():
