@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from anthropic.types.beta import BetaMessage
 
     from .messages import Message
+    from .observers import Diagnostics
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
-    from .stages.observers import Diagnostics
     from .stages.reports import Result
     from .storage import JournalStorage
 

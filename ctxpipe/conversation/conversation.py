@@ -24,10 +24,10 @@ from ..errors import (
 )
 from ..messages import Message, ensure_messages, field
 from ..messages.identity import says_the_same
+from ..observers import Diagnostics, Shaped, observers_of
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
 from ..stages.compact import Compact
-from ..stages.observers import Diagnostics, Shaped, observers_of
 from ..stages.reports import Result
 from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ..activity import is_failure, one_line, target, touched_paths
 from ..messages import (
     Message,
     ToolCall,
@@ -30,6 +29,7 @@ from ..messages import (
 from ..placeholders.notes import Note, note_of, step_line, words_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
+from .activity import is_failure, one_line, target, touched_paths
 from .atoms import Atom, atoms, block_text, message_texts, path_atom
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length

@@ -11,7 +11,6 @@ from typing import TypeAlias, TypeVar
 
 from .._logs import logger
 from .._text import last_within
-from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
 from ..messages import (
     MEDIA,
     Message,
@@ -51,6 +50,7 @@ from ..placeholders.summaries import (
     safe_summary,
     text_of,
 )
+from .activity import commands, identifiers, is_one_line, one_line, touched_paths
 from .groups import after_compaction
 from .offload import newest
 

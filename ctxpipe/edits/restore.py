@@ -7,14 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 
-from ..activity import (
-    command_line,
-    is_failure,
-    paths_to_deny,
-    says_failure,
-    written_lines,
-    written_paths,
-)
 from ..messages import (
     Message,
     ToolCall,
@@ -36,6 +28,14 @@ from ..providers.agent_tools import (
     WRITTEN_GUTTER,
     ReadingTools,
     view,
+)
+from .activity import (
+    command_line,
+    is_failure,
+    paths_to_deny,
+    says_failure,
+    written_lines,
+    written_paths,
 )
 from .compact import put_last
 from .offload import placeholder_file

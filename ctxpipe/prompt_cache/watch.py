@@ -10,8 +10,8 @@ from .._logs import logger
 from .._threads.threads import in_thread
 from ..conversation.state import PipelineSettings
 from ..messages import Message
+from ..observers import Observer, Shaped
 from ..providers.prices import Prices, find_prices
-from ..stages.observers import Observer, Shaped
 from .diagnostics import CacheDiagnostics
 from .misses import CacheMiss, Cause, Tally, as_bill, most_tokens_first
 from .prompts import Sent

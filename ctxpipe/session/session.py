@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from anthropic.types import RawMessageStreamEvent
     from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
-    from ..stages.observers import Diagnostics
+    from ..observers import Diagnostics
     from ..stages.reports import Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters

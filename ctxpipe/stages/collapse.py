@@ -64,7 +64,7 @@ class Collapse:
     Raises SettingsError for settings that are invalid.
     """
 
-    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.stages.signals:Watch",)
+    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.observers.signals:Watch",)
 
     storage: TextWriter
     prices: Prices = field(default_factory=Prices.relative)

@@ -13,7 +13,7 @@ from anyio import to_thread
 from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
-from ..activity import is_one_line
+from ..edits.activity import is_one_line
 from ..edits.restore import (
     WorkingFile,
     files_of_results,

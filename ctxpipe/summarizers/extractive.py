@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from .._text import last_within, short_repr
 from .._threads.threads import in_thread
-from ..activity import is_about_file, is_failure, target, touched_paths
+from ..edits.activity import is_about_file, is_failure, target, touched_paths
 from ..messages import (
     Message,
     ToolCall,

@@ -19,12 +19,11 @@ from ctxpipe import (
     LocalStorage,
     SmartTruncate,
     TrimReadBacks,
-    activity,
 )
 from ctxpipe import _values as values
 from ctxpipe._threads import bulk, pieces
 from ctxpipe.conversation import repair, stages
-from ctxpipe.edits import offload, truncate
+from ctxpipe.edits import activity, offload, truncate
 from ctxpipe.messages import (
     Message,
     compact_json,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import repeat
 
-from ._threads.pieces import pieces_at_blanks
-from .messages import (
+from .._threads.pieces import pieces_at_blanks
+from ..messages import (
     Message,
     ToolCall,
     compact_json,
@@ -23,7 +23,7 @@ from .messages import (
     tool_calls,
     tool_results,
 )
-from .providers.agent_tools import (
+from ..providers.agent_tools import (
     EDITOR_COMMANDS,
     LINES_KEY,
     NEW_TEXT_KEY,

@@ -6,7 +6,7 @@ import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user
 from hypothesis import given
 
-from ctxpipe.activity import commands, identifiers, touched_paths
+from ctxpipe.edits.activity import commands, identifiers, touched_paths
 from ctxpipe.messages import Message, tool_calls
 
 

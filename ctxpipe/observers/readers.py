@@ -15,7 +15,7 @@ from ..providers.agent_tools import (
     READ_BACK_TOOLS,
     SHELL_TOOLS,
 )
-from .observers import Observer, Shaped
+from . import Observer, Shaped
 
 
 class ReaderWatch(Observer):

@@ -13,9 +13,9 @@ from .._threads.threads import in_thread_if
 from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..placeholders.names import session_folder
 from ..placeholders.notes import find_imitations, note_of
+from ..stages.reports import Collapsed, Outcome
 from ..tokens.memo import Memo
-from .observers import Observer, Shaped, Signals
-from .reports import Collapsed, Outcome
+from . import Observer, Shaped, Signals
 
 if TYPE_CHECKING:
     from ..conversation.state import PipelineSettings

@@ -10,9 +10,9 @@ from histories import assistant, conversation, step, user
 from ctxpipe import Budget, Collapse, ContextPipeline, LocalStorage, Session
 from ctxpipe.conversation.state import PipelineSettings
 from ctxpipe.messages import Message
+from ctxpipe.observers import Signals
+from ctxpipe.observers.signals import Watch
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.observers import Signals
-from ctxpipe.stages.signals import Watch
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.tokens import TokenCounter
 

@@ -11,8 +11,8 @@ from processes import new_python
 
 from ctxpipe import ContextPipeline
 from ctxpipe.messages import Message
+from ctxpipe.observers import Observer, Shaped
 from ctxpipe.session.session import conversation_of
-from ctxpipe.stages.observers import Observer, Shaped
 from ctxpipe.stages.protocol import Turn
 
 

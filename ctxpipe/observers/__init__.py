@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ..messages import Message
-from .reports import Result
+from ..stages.reports import Result
 
 if TYPE_CHECKING:
     from ..conversation.state import PipelineSettings, Request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OBSERVERS = (
     "ctxpipe.prompt_cache.watch:CacheWatch",
-    "ctxpipe.stages.readers:ReaderWatch",
+    "ctxpipe.observers.readers:ReaderWatch",
 )
 
 

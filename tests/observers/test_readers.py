@@ -12,8 +12,8 @@ from in_memory import in_memory, messages_api
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, MemoryStorage, offload_tools
 from ctxpipe.adapters.openai import ctxpipe_client
-from ctxpipe.stages import readers
-from ctxpipe.stages.readers import can_open
+from ctxpipe.observers import readers
+from ctxpipe.observers.readers import can_open
 from ctxpipe.testing import MessagesServer, OpenAIServer, answer
 
 LONG = "a long line of output\n" * 2000
