@@ -15,11 +15,16 @@ from ..stages.protocol import Stage
 from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
+from ..tokens.memo import Memo
 
 WINDOW = 200_000
 LONG_WINDOW = 1_000_000
 LONG_CONTEXT = "context-1m"
 """How the beta is called that gives a model its long window."""
+MAX_LEARNED = 10_000
+"""So many windows of models are remembered; a client may name any model."""
+MAX_PIPELINES = 200
+"""So many pipelines are kept for new conversations; one that goes on has its own."""
 
 
 def _coding(storage: Any, work_dir: Any) -> list[Stage]:
@@ -62,8 +67,8 @@ class Pipelines:
         work_dir: str | PathLike[str] | None = None,
     ) -> None:
         self._window = window
-        self._learned: dict[tuple[str | None, str], int] = {}
-        self._made: dict[int | None, ContextPipeline] = {}
+        self._learned: Memo[tuple[str | None, str], int] = Memo(MAX_LEARNED)
+        self._made: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
         self._stages = _stages(preset, storage, work_dir)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
@@ -72,13 +77,16 @@ class Pipelines:
         learned = self._learned.get((model, betas))
         if learned is not None:
             window = min(learned, window or WINDOW)
-        if window not in self._made:
-            self._made[window] = ContextPipeline(self._stages, budget=Budget(window))
-        return self._made[window]
+        pipeline = self._made.get(window)
+        if pipeline is None:
+            pipeline = ContextPipeline(self._stages, budget=Budget(window))
+            self._made.put(window, pipeline, 1)
+        return pipeline
 
     def learn_window(self, model: str | None, betas: str, window: int) -> None:
         """Take *window* tokens, which a refusal has named, for later conversations."""
-        self._learned[model, betas] = min(self._learned.get((model, betas), window), window)
+        known = self._learned.get((model, betas))
+        self._learned.put((model, betas), min(known or window, window), 1)
 
 
 def _stages(preset: str, storage: Any, work_dir: str | PathLike[str] | None) -> list[Stage]:
