@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from agents import MODEL, SUMMARIES, Agent, Tool, api, asked, call, playing, reading
 from api_rules import faults
 from histories import (
     assistant,
@@ -25,6 +24,7 @@ from histories import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from own_agent import MODEL, SUMMARIES, Agent, Tool, api, asked, call, playing, reading
 from processes import new_python
 
 from ctxpipe import (

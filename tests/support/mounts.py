@@ -41,9 +41,9 @@ def offloading(folder: Path) -> ContextPipeline:
     return ContextPipeline([DirectOffload(LocalStorage(folder, clock=float), min_chars=500)])
 
 
-def compacting(folder: Path) -> ContextPipeline:
+def compacting(folder: Path, window: int = 7_000) -> ContextPipeline:
     storage = LocalStorage(folder)
-    return ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(7_000))
+    return ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(window))
 
 
 class Factors:
