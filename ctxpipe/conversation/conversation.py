@@ -347,7 +347,8 @@ class Conversation:
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
             elif await commit(memory, step):
-                await self._ensure_not_deleted(step)
+                if step.edits:  # else nothing was written: a deletion meanwhile came after the turn
+                    await self._ensure_not_deleted(step)
                 return await self._finish(step, asked, result)
             await memory.catch_up(history)
 
