@@ -100,7 +100,7 @@ MOUNTS = (
         "litellm",
         cannot=((("overflow",), "only the caller's next attempt: no hook sends again"),),
     ),
-    Mount("openai-agents", "openai-agents", "0.24.0", "openai", row="OpenAI Agents SDK"),
+    Mount("openai-agents", "openai-agents", "0.20.0", "openai", row="OpenAI Agents SDK"),
     Mount("crewai", "crewai", "1.15.30", "openai", row="CrewAI"),
     Mount(
         "llama-index",
@@ -129,7 +129,7 @@ MOUNTS = (
     Mount(
         "smolagents",
         "smolagents",
-        "1.26.0",
+        "1.24.0",
         "openai",
         cannot=(
             (
@@ -139,9 +139,9 @@ MOUNTS = (
         ),
         row="smolagents",
     ),
-    Mount("strands", "strands-agents", "1.62.0", "openai", row="Strands"),
-    Mount("haystack", "haystack-ai", "3.4.1", "openai", row="Haystack"),
-    Mount("ag2", "ag2", "1.2.1", "openai", row="AG2"),
+    Mount("strands", "strands-agents", "1.58.0", "openai", row="Strands"),
+    Mount("haystack", "haystack-ai", "3.1.1", "openai", row="Haystack"),
+    Mount("ag2", "ag2", "1.1.0", "openai", row="AG2"),
 )
 
 
