@@ -70,8 +70,8 @@ def archive_record(
 def _encode_facts(facts: Facts) -> dict[str, object]:
     # Pairs: as keys two paths could become one when they are redacted.
     return {
-        "paths": [[path, written] for path, written in facts.paths.items()],
-        "commands": [[line, failed] for line, failed in facts.commands.items()],
+        "paths": list(facts.paths.items()),
+        "commands": list(facts.commands.items()),
         "identifiers": list(facts.identifiers),
         "requests": list(facts.requests),
         "orders": list(facts.orders),
@@ -151,9 +151,7 @@ def _parse(text: str, path: str | os.PathLike[str]) -> Archived:
             record = record.get("messages")
         messages: list[Message] = record
         ensure_messages(messages)
-        before: list[tuple[str, str]] = []
-        for name, digest in names:
-            before.append((str(name), str(digest)))
+        before = [(str(name), str(digest)) for name, digest in names]
     except (TypeError, ValueError, KeyError, RecursionError) as error:  # InvalidHistory, too
         reason = textwrap.shorten(str(error), 200)
         raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
@@ -175,45 +173,33 @@ def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
 # Archives that a context names --------------------------------------------------------------------
 
 
-async def archive_digest(archive: Archive, path: str) -> str | None:
+async def archive_digest(archive: Archive | None, path: str) -> str | None:
     """The digest of the archive just saved at *path*, over what is stored.
 
     None when it cannot be read back.
     """
+    text = await _stored_text(archive, path)
+    return None if text is None else await in_thread(_digest, text)
+
+
+async def _stored_text(archive: object, path: str) -> str | None:
+    """The whole text of the archive at *path*; None where it cannot be read."""
     if not isinstance(archive, TextReader):
         return None
     try:
         with storage_errors():
             page = await archive.read(path, 0, MAX_CHARACTERS)
-    except StorageError:
+    except StorageError as error:
+        logger.debug("an archive cannot be read: %s", error)
         return None
-    if page.next_offset is not None:
-        return None
-    return await in_thread(_digest, page.text)
-
-
-async def verified_archive(
-    archive: Archive | None, session_id: str, path: object, digest: object
-) -> Archived | None:
-    """The archive that a context names by *path* and *digest*; None unless it is the session's own.
-
-    It must be one of the records of the session *session_id* in *archive*, recognized by its name
-    because the model may see another form of the path, and its text must have the *digest*. Nothing
-    else is ever opened.
-    """
-    if not isinstance(path, str) or not isinstance(digest, str):
-        return None
-    records = await records_by_name(archive, session_id)
-    record = records.get(last_part(path))
-    if record is None:
-        return None
-    return await read_verified(archive, record, digest)
+    return page.text if page.next_offset is None else None
 
 
 async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[str, str]:
     """The records of the session *session_id*, by the last part of their paths.
 
-    None where they cannot be listed.
+    A context names an archive by a path of which the model may see another form. None where they
+    cannot be listed.
     """
     if archive is None:
         return {}
@@ -228,14 +214,11 @@ async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[s
 
 async def read_verified(archive: Archive | None, record: str, digest: str) -> Archived | None:
     """What *record*, one of `records_by_name`, holds; None where it has not this *digest*."""
-    if archive is None or not isinstance(archive, TextReader):
+    text = await _stored_text(archive, record)
+    if text is None:
         return None
     try:
-        with storage_errors():
-            page = await archive.read(record, 0, MAX_CHARACTERS)
-        if page.next_offset is not None:
-            return None
-        return await in_thread(_verify, page.text, digest, record)
+        return await in_thread(_verify, text, digest, record)
     except CtxpipeError as error:
         logger.debug("an archive that the context names is not believed: %s", error)
         return None

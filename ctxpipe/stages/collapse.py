@@ -107,7 +107,9 @@ class Collapse:
         texts = await in_thread(collapse.step_texts, layout, whole)
         # The steps first: what is written again after a failure has the same name, an archive not.
         files, suffix = await self._write_steps(turn, layout, texts)
-        archive = await self._archive_messages(turn, layout)
+        leaving = [turn.messages[index] for index in layout.leaving]
+        record = archive_record(leaving, _ranges(layout.leaving))
+        archive = await cast("Archive", self.storage).save(turn.session_id, "collapse", record)
         if suffix:
             rewritten = await self._rewrite(turn, layout, whole, suffix)
         return _change(layout, rewritten, files, archive)
@@ -193,12 +195,6 @@ class Collapse:
             self._shape,
             turn.counter,
         )
-
-    async def _archive_messages(self, turn: Turn, layout: Layout) -> str:
-        archive = cast("Archive", self.storage)
-        leaving = [turn.messages[index] for index in layout.leaving]
-        record = archive_record(leaving, _ranges(layout.leaving))
-        return await archive.save(turn.session_id, "collapse", record)
 
     async def _write_steps(
         self, turn: Turn, layout: Layout, texts: Sequence[str]

@@ -587,7 +587,7 @@ class Compact:
         """
         head, rest = split_system(turn.messages)
         path = ""
-        if self.archive is not None and archive:
+        if archive:
             path = shown(archive)
             digest = await archive_digest(self.archive, archive) or ""
             facts = replace(facts, archives=[*facts.archives, path], digest=digest)

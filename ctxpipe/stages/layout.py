@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .._logs import logger
 from .._threads.threads import in_thread
 from ..edits.compact import EvidenceBudget, Replacement, evidence_block, has_words
 from ..edits.offload import newest
-from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..errors import StorageError, safe_text, storage_errors
 from ..messages import Message
 from ..placeholders.names import session_folder
 from ..providers.refusals import FAR_BELOW
-from ..settings import excerpt
+from ..settings import instance_of
 from ..storage import Archive, TextWriter
 from ..tokens import TokenCounter, conservative
 from .protocol import Turn
@@ -23,6 +23,7 @@ from .restore import RestoredFile, RestoredFiles
 PATHS_INDEX = "compact-paths.txt"
 
 
+@runtime_checkable
 class FileFolder(Protocol):
     async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
         """What each (path, source text) is reduced to, as a text that follows a summary.
@@ -32,14 +33,7 @@ class FileFolder(Protocol):
         ...
 
 
-def check_folder(folder: object) -> None:
-    """Raise SettingsError unless *folder* is a `FileFolder`, or None."""
-    if folder is None:
-        return
-    if isinstance(folder, type) or not callable(getattr(folder, "fold", None)):
-        raise SettingsError(
-            f"folder is {excerpt(folder)}; give something that can fold, such as a Folder, or None"
-        )
+FOLDER = instance_of(FileFolder, "something that can fold, such as a Folder")
 
 
 async def fold_files(
@@ -174,7 +168,7 @@ async def list_paths(
     replacement: Replacement,
     layout: Layout,
     archive: Archive | None,
-    shown: Callable[[str], str] = str,
+    shown: Callable[[str], str],
 ) -> tuple[Layout, str]:
     """List the paths left out of *layout* in a file, and return a layout that names the file.
 

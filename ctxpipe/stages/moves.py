@@ -98,27 +98,22 @@ class Pointers:
         return re.compile(rf"(?<![\w.-])(?:{'|'.join(forms)})")
 
 
-@dataclass(slots=True)
-class _SelectionMemory:
-    """What a stage may offload in a session, and the current folder that relative paths are for."""
-
-    selection: offload.Selection | None = None
-    folder: str = ""
+class _Selections(dict[str, Selection]):
+    """What a stage may offload in a session, by the current folder that relative paths are for."""
 
 
 def recall_selection(
-    turn: Turn, storage: TextWriter, make: Callable[[str], offload.Selection]
-) -> offload.Selection:
+    turn: Turn, storage: TextWriter, make: Callable[[str], Selection]
+) -> Selection:
     """What *make* returns for the session, called once.
 
     It costs more than all else in a turn with nothing to do.
     """
-    memory = turn.recall(_SelectionMemory)
+    selections = turn.recall(_Selections)
     folder = os.getcwd() if reference_of(storage) == "relative" else ""
-    if memory.selection is None or memory.folder != folder:
-        memory.selection = make(turn.session_id)
-        memory.folder = folder
-    return memory.selection
+    if folder not in selections:
+        selections[folder] = make(turn.session_id)
+    return selections[folder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +125,6 @@ class Move:
     text: str
     predicted: str  # the replacement, as long as the key is free
     pointers: Pointers
-
-    def replacement(self, location: str) -> str:
-        """What replaces the text, now that it is at *location*."""
-        return self.pointers.replacement(self.key, location, self.text)
 
 
 async def worthwhile_moves(
@@ -180,14 +171,16 @@ def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> li
     return [(f"-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 
-def _change(
-    turn: Turn, moves: Sequence[Move], replacements: Sequence[str], files: Sequence[str]
-) -> Change:
+def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[str]) -> Change:
+    """The context with placeholders instead of the texts of *moves*, which are in *files*."""
+    locations: dict[str, str] = {}
     results: dict[Place, object] = {}
     texts_of_inputs: dict[Place, dict[str, str]] = {}  # by place: text and replacement
     chars = 0
     saved = 0
-    for move, replacement in zip(moves, replacements, strict=True):
+    for move, file in zip(moves, files, strict=True):
+        locations[move.text] = file
+        replacement = move.pointers.replacement(move.key, file, move.text)
         chars += len(move.text)
         saved += len(move.text) - len(replacement)
         item = move.candidate.item
@@ -203,7 +196,7 @@ def _change(
     detail = Offloaded(
         tuple(files), chars=chars, saved_chars=saved, results=len(results), inputs=len(inputs)
     )
-    return Change(messages, detail)
+    return Change(messages, detail, stored=Stored(moves[0].pointers.storage, locations))
 
 
 def _substitute(value: Any, texts: Mapping[str, str]) -> Any:
@@ -252,22 +245,10 @@ async def _write_one_by_one(storage: TextWriter, turn: Turn, moves: Sequence[Mov
     return add_failures(await in_thread(_point_to_files, turn, written, files), *errors)
 
 
-def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[str]) -> Change:
-    replacements: list[str] = []
-    locations: dict[str, str] = {}
-    for move, file in zip(moves, files, strict=True):
-        replacements.append(move.replacement(file))
-        locations[move.text] = file
-    change = _change(turn, moves, replacements, files)
-    return replace(change, stored=Stored(moves[0].pointers.storage, locations))
-
-
 async def predict_moves(turn: Turn, moves: Sequence[Move]) -> Change:
     """What `write_moves` would propose as long as every key is free; nothing is written."""
-    replacements = [move.predicted for move in moves]
-    return _change(
-        turn, moves, replacements, [move.pointers.storage.location(move.key) for move in moves]
-    )
+    files = [move.pointers.storage.location(move.key) for move in moves]
+    return replace(_point_to_files(turn, moves, files), stored=None)
 
 
 Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]

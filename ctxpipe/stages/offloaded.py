@@ -64,18 +64,13 @@ async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int
     for where, text in _pointers(timeline):
         texts.setdefault(where, text)
     gone = await _missing(storage, list(texts))
-    lost = {where: texts[where] for where in gone}
-    # A journal that refers to a file has an empty text in its place: that is not the file's.
-    known = {where: text for where, text in lost.items() if text}
     if not isinstance(storage, TextWriter):
-        return 0, len(lost)
-    batch: list[tuple[str, str]] = []
-    for where, text in known.items():
-        batch.append((_key(where), text))
+        return 0, len(gone)
+    # A journal that refers to a file has an empty text in its place: that is not the file's.
+    batch = [(_key(where), texts[where]) for where in gone if texts[where]]
     if batch:
         await storage.write(batch)
-    written = len(known)
-    return written, len(lost) - written
+    return len(batch), len(gone) - len(batch)
 
 
 def _key(where: str) -> str:

@@ -89,8 +89,7 @@ class Turn:
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
-        raw = await self.ledger.total(self.messages, known=self._ledger_length)
-        return self.ledger.estimate(raw + self.overhead, self.messages)
+        return self.ledger.estimate(await self.raw_tokens(), self.messages)
 
     async def prefix_sums(self) -> Sequence[int]:
         """Raw tokens of the first 0, 1, 2 … messages, without the overhead.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from .._logs import logger
 from .._text import short_repr
@@ -24,7 +24,7 @@ from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_record
-from .layout import FileFolder, check_folder, fold_files
+from .layout import FOLDER, FileFolder, fold_files
 from .protocol import Change, Skip, Turn
 from .reports import Truncated
 
@@ -77,12 +77,12 @@ async def smart_truncate(
     settings = SmartTruncate(None, max_tokens, middle_start, middle_end, reading_tools, shell)
     one_of("average", "covering").check("window", window)
     TEXT.check("marker", marker)
-    check_folder(folder)
+    FOLDER.optional.check("folder", folder)
     counter = as_counter(counter)
-    sizes = _Sizes(messages, [0, *accumulate(await counter.counts(messages))], counter)
+    sums = [0, *accumulate(await counter.counts(messages))]
     overhead = await counter.count([], system=system, tools=tools)
     return await _shorten(
-        settings, _Input(messages, sizes, overhead, max_tokens, window, folder, marker)
+        settings, _Input(messages, sums, counter, overhead, max_tokens, window, folder, marker)
     )
 
 
@@ -162,12 +162,11 @@ class SmartTruncate:
             return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
         if tokens <= limit:
             return Skip(f"{tokens:,} tokens are within the {limit:,} that truncation leaves")
-        messages = turn.messages
-        if not isinstance(messages, list):
-            messages = list(messages)
+        messages = list(turn.messages)
         given = _Input(
             messages,
-            _Sizes(messages, await turn.prefix_sums(), turn.counter),
+            await turn.prefix_sums(),
+            turn.counter,
             overhead=turn.overhead,
             limit=_raw_limit(turn, limit),
             protected=turn.protected,
@@ -191,37 +190,18 @@ def _raw_limit(turn: Turn, limit: int) -> int:
 # What the function and the stage share ------------------------------------------------------------
 
 
-class _Sizes:
-    """The tokens of messages: known for those of the history, counted once for others."""
-
-    def __init__(
-        self, messages: Sequence[Message], sums: Sequence[int], counter: TokenCounter
-    ) -> None:
-        self.sums = sums
-        self.counter = counter
-        # The messages are kept with their ids, so that no id is used again.
-        self._known: dict[int, tuple[Message, int]] = {}
-        for message, (before, after) in zip(messages, pairwise(sums), strict=True):
-            self._known[id(message)] = message, after - before
-
-    async def of(self, parts: Sequence[Part]) -> list[int]:
-        messages = [part.message for part in parts]
-        new = [message for message in messages if id(message) not in self._known]
-        for message, tokens in zip(new, await self.counter.counts(new), strict=True):
-            self._known[id(message)] = message, tokens
-        return [self._known[id(message)][1] for message in messages]
-
-
 @dataclass(frozen=True, slots=True)
 class _Input:
     """What to bring down to *limit* tokens, raw and with those of *overhead*.
 
+    *sums* are the tokens of the first 0, 1, 2 … messages; *counter* knows those of each text.
     Nothing before message *protected* changes; with *strict* nothing outside the middle either,
     except file views that are not of the last turn.
     """
 
     messages: list[Message]
-    sizes: _Sizes
+    sums: Sequence[int]
+    counter: TokenCounter
     overhead: int
     limit: int
     window: Window = "covering"
@@ -232,17 +212,17 @@ class _Input:
 
 
 async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
-    messages, sizes = given.messages, given.sizes
+    messages = given.messages
     ground, views, foldable = await in_thread(_survey, settings, given)
-    folds = await _fold_views(foldable, given.folder, sizes.counter)
+    folds = await _fold_views(foldable, given.folder, given.counter)
     folded, left, calls = await in_thread(_drop_calls, messages, folds, ground, views)
-    tokens = await sizes.of(left)
+    tokens = await _counts(left, given.counter)
     excess = given.overhead + sum(tokens) - given.limit
     delete = partial(truncate.delete_centre, window=given.window, marker=given.marker)
     parts = await in_thread(delete, left, tokens, ground, excess)
     deleted = len(left) - len(parts)
-    tokens = await sizes.of(parts)
-    before = given.overhead + sizes.sums[len(messages)]
+    tokens = await _counts(parts, given.counter)
+    before = given.overhead + given.sums[len(messages)]
     after = given.overhead + sum(tokens)
     detail = Truncated(before, after, calls, len(folds), deleted)
     if after > given.limit:
@@ -255,12 +235,16 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     return Truncation(folded, detail)
 
 
+async def _counts(parts: Iterable[Part], counter: TokenCounter) -> list[int]:
+    return await counter.counts(part.message for part in parts)
+
+
 def _survey(
     settings: SmartTruncate, given: _Input
 ) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
-    middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
+    middle = truncate.middle(messages, given.sums, settings.middle_start, settings.middle_end)
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     if settings.pin:
         stays |= pinned_indices(messages, settings.pin)

@@ -53,7 +53,6 @@ REASONS = {
     "stored_text": NOUN,
     "touched_paths": NOUN,
     "unanswered_calls": NOUN,
-    "verified_archive": NOUN,
     "viewed_path": NOUN,
     "written_lines": NOUN,
     "written_paths": NOUN,
