@@ -410,19 +410,9 @@ def _identifiers_said(message: Message, redact: Callable[[str], str]) -> set[str
 
 def _mentions(text: str, names: AbstractSet[str]) -> set[str]:
     """Those of the identifiers *names* that are in *text*."""
-    if len(names) > _FEW_NAMES:
-        return set(_IDENTIFIER.findall(text)) & names
-    return {name for name in names if _is_mentioned(name, text)}
-
-
-def _is_mentioned(name: str, text: str) -> bool:
-    start = text.find(name)
-    while start >= 0:
-        found = _IDENTIFIER.match(text, start)
-        if found and found[0] == name:
-            return True
-        start = text.find(name, start + 1)
-    return False
+    if len(names) <= _FEW_NAMES and not any(name in text for name in names):
+        return set()
+    return set(_IDENTIFIER.findall(text)) & names
 
 
 def _searchable_texts(message: Message, redact: Callable[[str], str]) -> Iterator[str]:

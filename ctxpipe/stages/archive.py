@@ -215,10 +215,10 @@ async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[s
 async def read_verified(archive: Archive | None, record: str, digest: str) -> Archived | None:
     """What *record*, one of `records_by_name`, holds; None where it has not this *digest*."""
     text = await _stored_text(archive, record)
-    if text is None:
+    if text is None or await in_thread(_digest, text) != digest:
         return None
     try:
-        return await in_thread(_verify, text, digest, record)
+        return await in_thread(_parse, text, record)
     except CtxpipeError as error:
         logger.debug("an archive that the context names is not believed: %s", error)
         return None
@@ -227,12 +227,6 @@ async def read_verified(archive: Archive | None, record: str, digest: str) -> Ar
 def last_part(path: str) -> str:
     """The name of the file at *path*, written with slashes of either kind."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _verify(text: str, digest: str, path: str) -> Archived | None:
-    if _digest(text) != digest:
-        return None
-    return _parse(text, path)
 
 
 def _digest(text: str) -> str:

@@ -11,18 +11,6 @@ from .._text import as_dollars, count_phrase, one_line
 from ..messages import Message, Problem
 from ..providers.prices import RewriteCost
 
-__all__ = [
-    "Collapsed",
-    "Compacted",
-    "Detail",
-    "Offloaded",
-    "Outcome",
-    "Result",
-    "StageReport",
-    "Truncated",
-]
-
-
 MAX_LINE = 180  # of a report in the log, whatever happened
 
 
@@ -203,11 +191,8 @@ class StageReport:
         took = f" ({self.seconds * 1000:.1f} ms)"
         stage, session = one_line(self.stage, 40), one_line(self.session_id, 40)
         name = f"{stage} [{session}] {self.outcome}"
-        text = name
-        facts = [str(self.reason), *self._changes()]
-        facts = [fact for fact in facts if fact]
-        if facts:
-            text = f"{name}: {'; '.join(facts)}"
+        facts = "; ".join(filter(None, [str(self.reason), *self._changes()]))
+        text = f"{name}: {facts}" if facts else name
         return one_line(text, MAX_LINE - len(took)) + took
 
     def _changes(self) -> Iterator[str]:
