@@ -178,11 +178,11 @@ async def archive_digest(archive: Archive | None, path: str) -> str | None:
 
     None when it cannot be read back.
     """
-    text = await _stored_text(archive, path)
+    text = await _archive_text(archive, path)
     return None if text is None else await in_thread(_digest, text)
 
 
-async def _stored_text(archive: object, path: str) -> str | None:
+async def _archive_text(archive: object, path: str) -> str | None:
     """The whole text of the archive at *path*; None where it cannot be read."""
     if not isinstance(archive, TextReader):
         return None
@@ -214,7 +214,7 @@ async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[s
 
 async def read_verified(archive: Archive | None, record: str, digest: str) -> Archived | None:
     """What *record*, one of `records_by_name`, holds; None where it has not this *digest*."""
-    text = await _stored_text(archive, record)
+    text = await _archive_text(archive, record)
     if text is None or await in_thread(_digest, text) != digest:
         return None
     try:

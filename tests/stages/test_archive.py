@@ -33,7 +33,7 @@ from ctxpipe.storage.records import encode_record
 from ctxpipe.summarizers import Summary
 
 
-async def verified_archive(
+async def find_archive(
     storage: Archive | None, session_id: str, path: str, digest: str
 ) -> Archived | None:
     """What a context gets that names an archive of its session by *path* and *digest*."""
@@ -209,14 +209,14 @@ async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_p
 
     assert digest is not None
     for seen in (path, f"./s/{Path(path).name}", f"C:\\mnt\\s\\{Path(path).name}"):
-        assert await verified_archive(storage, "s", seen, digest) == Archived(HISTORY, [])
+        assert await find_archive(storage, "s", seen, digest) == Archived(HISTORY, [])
 
 
 async def test_what_is_stored_decides_and_not_what_was_said(tmp_path):
     storage = LocalStorage(tmp_path, redact=lambda text: text.replace("lot", "***"))
     path = await storage.save("s", "compact", archive_record(HISTORY))
 
-    found = await verified_archive(storage, "s", path, await archive_digest(storage, path) or "")
+    found = await find_archive(storage, "s", path, await archive_digest(storage, path) or "")
 
     assert found == Archived([user("go"), assistant("a ***"), user("on")], [])
 
@@ -229,7 +229,7 @@ async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path):
     other = await storage.save("t", "truncate", archive_record(HISTORY))
     [text] = await storage.write([("s/a.md", Path(path).read_text())])
 
-    assert await verified_archive(storage, "s", path, digest) == Archived(HISTORY, [])
+    assert await find_archive(storage, "s", path, digest) == Archived(HISTORY, [])
     for name in (
         foreign,
         other,
@@ -244,10 +244,10 @@ async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path):
         "a\nb",
         "x" * 10**6,
     ):
-        assert await verified_archive(storage, "s", name, digest) is None
+        assert await find_archive(storage, "s", name, digest) is None
     for wrong in ("", digest[:-1], digest.upper() + " ", "0" * 35, "\ud800"):
-        assert await verified_archive(storage, "s", path, wrong) is None
-    assert await verified_archive(None, "s", path, digest) is None
+        assert await find_archive(storage, "s", path, wrong) is None
+    assert await find_archive(None, "s", path, digest) is None
 
 
 async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path):
@@ -262,7 +262,7 @@ async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path):
         '{"form": 2}',
     ):
         Path(path).write_text(text)
-        assert await verified_archive(storage, "s", path, digest) is None
+        assert await find_archive(storage, "s", path, digest) is None
 
 
 async def test_a_record_with_the_right_digest_that_holds_no_messages_is_not_believed(
@@ -273,6 +273,6 @@ async def test_a_record_with_the_right_digest_that_holds_no_messages_is_not_beli
         path = await storage.save("s", "compact", record)
 
         assert (
-            await verified_archive(storage, "s", path, await archive_digest(storage, path) or "")
+            await find_archive(storage, "s", path, await archive_digest(storage, path) or "")
             is None
         )
