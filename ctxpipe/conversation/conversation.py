@@ -413,8 +413,7 @@ class Conversation:
     def compact_next(self, focus: str = "") -> None:
         """As `Session.compact_next`."""
         self._gate.ensure_open()
-        if not self.can_compact:
-            raise SettingsError(NO_COMPACT)
+        self._compact_stages(focus)  # raises without any
         self._next_focus = focus
 
     def _compact_stages(self, focus: str) -> dict[int, Stage]:
@@ -540,7 +539,7 @@ class Conversation:
 
     @property
     def _can_flush(self) -> bool:
-        is_needed = bool(self.appended) or self._memory.has_unwritten
+        is_needed = bool(self.appended or self._memory.unwritten)
         return is_needed and self.journal is not None
 
     def flush_soon(self) -> None:
@@ -561,13 +560,13 @@ class Conversation:
         That is what was appended, what the journal could not take, a compaction that is due, and
         without a journal the history that the session owns.
         """
-        if self.appended or self._memory.has_unwritten or self.is_compaction_due:
+        if self.appended or self._memory.unwritten or self.is_compaction_due:
             return True
         return self.journal is None and self._is_owner
 
     def give_up(self) -> bool:
         """Say what is lost when it is let go now; False when it can still be written."""
-        can_be_written = self.journal is not None and not self._memory.has_unwritten
+        can_be_written = self.journal is not None and not self._memory.unwritten
         if self.is_running or (self.appended and can_be_written):
             return False
         self._memory.notify("let go, since memory is short, with what is in no journal")

@@ -6,14 +6,8 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import (
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
-from contextvars import ContextVar, Token
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import TypeVar
 
 from ..errors import SettingsError
@@ -23,10 +17,10 @@ from ..settings import excerpt
 T = TypeVar("T")
 
 _asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
-_passes: ContextVar[tuple[Pass, ...]] = ContextVar("ctxpipe_passes", default=())
+_exchanges: ContextVar[tuple[object, ...]] = ContextVar("ctxpipe_exchanges", default=())
 
 
-class _Line:
+class Line:
     """The tasks of one event loop that wait at a gate, and the one that was let in."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -34,32 +28,10 @@ class _Line:
         self.lock: asyncio.Lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
         self.tasks: int = 0
 
-
-class Pass:
-    """The right to work, until `leave`."""
-
-    def __init__(self, line: _Line) -> None:
-        self._line = line
-        self._token: Token[tuple[Pass, ...]] | None = None
-
-    def is_held_here(self) -> bool:
-        """Whether the code that asks is inside the work that was let in with this pass."""
-        return self in _passes.get()
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """What runs meanwhile is inside the work, in whatever thread that is."""
-        token = _passes.set((*_passes.get(), self))
-        try:
-            yield
-        finally:
-            with suppress(ValueError):  # it ends in another task than it began in
-                _passes.reset(token)
-
     def leave(self) -> None:
-        """Let the next one in."""
-        self._line.tasks -= 1
-        self._line.lock.release()
+        """End the work that was let in, and let the next in."""
+        self.tasks -= 1
+        self.lock.release()
 
 
 class Gate:
@@ -73,7 +45,7 @@ class Gate:
         self._session_id = session_id
         self._pid = os.getpid()
         self._guard = threading.Lock()  # nobody waits for it longer than for a few instructions
-        self._line = _Line(None)
+        self._line = Line(None)
         self.is_closed: bool = False  # its `async with` has ended
 
     @property
@@ -90,43 +62,44 @@ class Gate:
         owner = self._line.loop
         return not self.is_busy and (owner is None or owner is loop or owner.is_closed())
 
-    async def enter(self) -> Pass:
-        """Wait for the work that is under way. Raises SettingsError where that is not possible."""
+    async def enter(self) -> Line:
+        """Wait for the work that is under way; `leave` ends one's own.
+
+        Raises SettingsError where that is not possible.
+        """
         line = self._join()
         try:
             await line.lock.acquire()
         except BaseException:
             line.tasks -= 1
             raise
-        return Pass(line)
+        return line
 
     def ensure_open(self) -> None:
         """Raise SettingsError after the session's ``async with``."""
         if self.is_closed:
-            session = excerpt(self._session_id)
             raise SettingsError(
-                f"session {session} is used after its `async with` has ended; "
+                f"session {excerpt(self._session_id)} is used after its `async with` has ended; "
                 "do it inside, or ask the pipeline for the session again"
             )
 
-    def _join(self) -> _Line:
+    def _join(self) -> Line:
         self.ensure_open()
         if self._pid != os.getpid():
-            session = excerpt(self._session_id)
             raise SettingsError(
-                f"session {session} belongs to another process: make a new one after a fork"
+                f"session {excerpt(self._session_id)} belongs to another process: "
+                "make a new one after a fork"
             )
         loop = asyncio.get_running_loop()
         with self._guard:
             line = self._line
             if line.loop is not loop:  # an asyncio lock is of one loop
                 if line.tasks and line.loop is not None and not line.loop.is_closed():
-                    session = excerpt(self._session_id)
                     raise SettingsError(
-                        f"session {session} is in use by another event loop; for threads use "
-                        "ctxpipe.sync.Session, for several processes a journal"
+                        f"session {excerpt(self._session_id)} is in use by another event loop; "
+                        "for threads use ctxpipe.sync.Session, for several processes a journal"
                     )
-                line = self._line = _Line(loop)
+                line = self._line = Line(loop)
             line.tasks += 1
             return line
 
@@ -140,7 +113,7 @@ class Exchanges:
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._gate = Gate(session_id)
-        self._pass: Pass | None = None  # of the exchange that is under way
+        self._current: object | None = None  # the exchange that is under way
         self._claims: dict[object, Message | None] = {}  # of those that wait
 
     @property
@@ -154,30 +127,36 @@ class Exchanges:
 
         Raises SettingsError where it would wait for itself.
         """
-        if self._pass is not None and self._pass.is_held_here():
-            session = excerpt(self._session_id)
+        if self._current is not None and self._current in _exchanges.get():
             raise SettingsError(
-                f"session {session} would wait for itself: its history is in use by the create or "
-                "stream inside which it is asked; wait until that has ended, or give messages="
+                f"session {excerpt(self._session_id)} would wait for itself: its history is in "
+                "use by the create or stream inside which it is asked; wait until that has ended, "
+                "or give messages="
             )
         has_waited = self.is_busy
-        ticket = object()
-        self._claims[ticket] = claim
+        exchange = object()
+        self._claims[exchange] = claim
         try:
             entered = await self._gate.enter()
         finally:
-            del self._claims[ticket]
-        self._pass = entered
+            del self._claims[exchange]
+        self._current = exchange
         try:
-            with entered.inside():
+            with self.inside():
                 yield has_waited
         finally:
-            self._pass = None
+            self._current = None
             entered.leave()
 
-    def inside(self) -> AbstractContextManager[None]:
-        """For a body in another thread: it is inside the exchange that is under way, if one is."""
-        return nullcontext() if self._pass is None else self._pass.inside()
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What runs meanwhile, in whatever thread, is inside the exchange that is under way."""
+        token = _exchanges.set((*_exchanges.get(), self._current))
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # it ends in another task than it began in
+                _exchanges.reset(token)
 
     def before_claims(self, appended: Sequence[Message]) -> list[Message]:
         """Those of *appended* that come before what another exchange is to answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,7 +89,8 @@ class Memory:
         """The storage of the journal, if there is one."""
         self._journal = Journal(journal, session_id, keys) if journal else None
         self._packing = Packing(journal, session_id, texts=texts)
-        self._is_read = journal is None
+        self.is_read: bool = journal is None
+        """Whether the journal has been read, if there is one."""
         self._seen: int | None = None  # entries that were there when the history was asked for
         self._base = 0
         self._seal = ""  # of entry number base - 1
@@ -101,19 +102,10 @@ class Memory:
         self.is_behind: bool = False  # the branch has entries that the history does not continue
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
-        self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
+        self.unwritten: list[dict[str, Any]] = []
+        """Turns that could not be written."""
         self._saved = self._calibration()
         self._saved_attempts: dict[str, Any] = {}
-
-    @property
-    def has_unwritten(self) -> bool:
-        """Whether turns could not be written."""
-        return bool(self._unwritten)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the journal has been read, if there is one."""
-        return self._is_read
 
     def notify(self, text: str) -> None:
         """Log *text*, and add it to the notices of the next result."""
@@ -138,17 +130,17 @@ class Memory:
             return
         try:
             is_stale = self.is_behind or self._refused_at is not None
-            if not self._is_read:
+            if not self.is_read:
                 await self._resume(journal, history)
             elif is_stale or await self._has_news(journal):
                 await self._follow(journal, history)
         except StorageError as error:
             problem = "the journal cannot be read"
-            if not self._is_read:
+            if not self.is_read:
                 self._journal = self.storage = None
                 problem += "; the session begins anew, and without a journal"
             self.notify(f"{problem}: {safe_text(error)}")
-        self._is_read = True
+        self.is_read = True
         touch = getattr(texts_of(journal.storage), "touch", None)  # where it wants to know of use
         if touch is not None:
             with self._notify_failure("the texts cannot be marked as used"):
@@ -201,7 +193,7 @@ class Memory:
         entries, [line] = await self._read_lines(journal, history, self._branch)
         if not self._is_in(entries):
             self._base = 0
-            self._unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
+            self.unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
             self.notify(REPLACED)
             return
         is_at_end = line.base == _length(entries, line.branch)
@@ -269,7 +261,7 @@ class Memory:
         self._base = line.base
         self._branch = line.branch
         self.is_behind = line.base < _length(entries, line.branch)
-        self._unwritten = []
+        self.unwritten = []
         self._found = ""
         self._state.agreed = 0
         if line.base:
@@ -308,19 +300,16 @@ class Memory:
 
         It saves money, nothing else: without one the turn goes on.
         """
-        leased: AbstractAsyncContextManager[object] | None = None
+        leased = AsyncExitStack()
         acquire = getattr(self.storage, "lease", None)
         if acquire is not None:
             with self._notify_failure("the session cannot be leased"):
-                lease = acquire(self._session_id, seconds)
-                await lease.__aenter__()
-                leased = lease
+                await leased.enter_async_context(acquire(self._session_id, seconds))
         try:
             yield
         finally:
-            if leased is not None:
-                with self._notify_failure("the lease cannot be given back"):
-                    await leased.__aexit__(None, None, None)
+            with self._notify_failure("the lease cannot be given back"):
+                await leased.aclose()
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -331,15 +320,19 @@ class Memory:
         """
         self._doubtful = self.taken  # if this is cancelled, until the entry is found or is not
         journal = self._journal
-        if journal is None or not self._must_write(step):
+        if journal is None:
             return True
         calibration, attempts = self._calibration(), self._attempts()
-        turns = self._unwritten
+        is_news = attempts != self._saved_attempts
+        if step.is_idle and not self.unwritten:
+            has_news = is_news or self._has_learned()
+            if self.is_behind or not has_news:
+                return True
+        turns = self.unwritten
         edited = [message for edit in step.edits for message in edit.messages]
         is_bulk = step.agreement.is_bulk is not False or bool(turns) or is_bulky(edited)
         journal.unanswered = ""
         try:
-            is_news = attempts != self._saved_attempts
             if is_news or not step.is_idle:
                 turn = await in_thread_if(is_bulk, self._packing.pack, step)
                 if is_news:
@@ -348,21 +341,15 @@ class Memory:
             if not await self._append(journal, turns, is_bulk=is_bulk):
                 return False
         except StorageError as error:
-            self._unwritten = turns
+            self.unwritten = turns
             journal.unanswered = ""  # the turn counts, wherever its entry is
             self.notify(f"the journal cannot be written: {safe_text(error)}")
         else:
-            self._unwritten = []
+            self.unwritten = []
             self._saved = calibration
         self._saved_attempts = attempts
         self._refused_at = None
         return True
-
-    def _must_write(self, step: Step) -> bool:
-        if self._unwritten or not step.is_idle:
-            return True
-        has_news = self._has_learned() or self._attempts() != self._saved_attempts
-        return has_news and not self.is_behind
 
     async def _append(
         self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
@@ -457,7 +444,7 @@ class Memory:
         if not self._packing.texts:
             raise SettingsError("the journal holds no texts: it was kept with history=False")
         entries = await self._entries()
-        if branch is None and self._is_read and not self._is_in(entries):
+        if branch is None and self.is_read and not self._is_in(entries):
             # Gone, and not deleted: the next turn writes it anew.
             return list(self.timeline.history)
         if branch and not _length(entries, branch):
@@ -468,7 +455,7 @@ class Memory:
             replay = await in_thread(self._longest, packing, entries, branch, known)
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
-        if packing.redacts and replay.raw:
+        if packing.redact and replay.raw:
             self.notify("the history was redacted when it was written down")
         raw, lost = await packing.restore(replay)
         for reason in lost:
@@ -479,15 +466,15 @@ class Memory:
         """The history with what others have added to it. Raises StorageError."""
         if self._journal is None:
             return self.timeline.history
-        if not self._is_read:
+        if not self.is_read:
             return await self.history(None)
         try:
             has_news = await self._has_news(copy(self._journal))
         except StorageError:
-            if self._unwritten:
+            if self.unwritten:
                 return self.timeline.history
             raise
-        if not has_news or (self._unwritten and not self._found):
+        if not has_news or (self.unwritten and not self._found):
             return self.timeline.history
         return await self.history(self._branch, self.timeline.history)
 
@@ -499,7 +486,7 @@ class Memory:
         if self._journal is None:
             return []
         entries, _ = await copy(self._journal).read()
-        if not self._is_read:
+        if not self.is_read:
             self._seen = len(entries)
         return entries
 
@@ -507,12 +494,12 @@ class Memory:
         self, packing: Packing, entries: list[Entry], branch: str | None, known: Sequence[Message]
     ) -> Replay:
         """The longest history; that of *branch*, or of this session once it has read its own."""
-        if branch is None and self._is_read:
+        if branch is None and self.is_read:
             seals = [entry.seal for entry in entries]
             found = self._found in seals
             path = _path(entries, seals.index(self._found) + 1 if found else self._base)
             if not found:  # it holds what could not be written before
-                path.append(self._entry(self._branch, self._unwritten))
+                path.append(self._entry(self._branch, self.unwritten))
             return packing.replay(path, known, Timeline)
         names = sorted(_branches(entries)) if branch is None else [branch]
         paths = [_path(entries, _length(entries, name)) for name in names]

@@ -98,15 +98,10 @@ class Packing:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
         self._text_reader = texts_of(storage) if storage else None
-        self._redact = None
-        redact = getattr(storage, "redact", None)
-        if redact:
-            self._redact = redact_except_folder(session_folder(session_id), redact)
-
-    @property
-    def redacts(self) -> bool:
-        """Whether secrets are hidden in what is written."""
-        return self._redact is not None
+        self.redact = getattr(storage, "redact", None)
+        """What hides secrets in what is written, if anything does."""
+        if self.redact:
+            self.redact = redact_except_folder(session_folder(session_id), self.redact)
 
     # Packing --------------------------------------------------------------------------------------
 
@@ -123,14 +118,11 @@ class Packing:
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
-            turn["edits"] = list(map(self._pack_edit, step.edits))
+            edits = step.edits
+            turn["edits"] = [[edit.start, edit.stop, *self._hide(edit.messages)] for edit in edits]
         if step.stale:
             turn["stale"] = list(step.stale.items())
         return turn
-
-    def _pack_edit(self, edit: Edit) -> list[Any]:
-        messages, digests = self._hide(edit.messages)
-        return [edit.start, edit.stop, messages, digests]
 
     def _pack_history(self, step: Step) -> dict[str, Any]:
         # Copies: the caller may empty a message while this is encoded and written.
@@ -165,11 +157,11 @@ class Packing:
         """*messages* without cache marks and secrets; and the digest of each that had a secret."""
         plain: list[Any] = list(map(without_marks, messages))
         digests = [""] * len(plain)
-        if self._redact is None:
+        if not self.redact:
             return plain, digests
         hidden: list[Any] = []
         for index, message in enumerate(plain):
-            safe = redact_message(message, self._redact)
+            safe = redact_message(message, self.redact)
             hidden.append(safe)
             if not says_the_same(message, cast("Message", safe)):
                 digests[index] = self._digest(message)

@@ -94,14 +94,17 @@ async def _ask_stage(
 ) -> tuple[Change | None, StageReport]:
     """Ask one stage about a turn of *tokens*, None before the first *count*, and report on it.
 
-    The change is None unless it counts.
+    For a plan it answers with no write and no model call. The change is None unless it counts.
     """
     started = perf_counter()
     change: Change | None = None
     acted = Outcome.PLANNED if is_plan else Outcome.CHANGED
     facts: dict[str, Any] = {"outcome": Outcome.SKIPPED}
     try:
-        asked = (_plan_of(stage) if is_plan else stage)(turn)
+        answers = stage
+        if is_plan:
+            answers = stage.plan if isinstance(stage, PlannedStage) else _no_plan
+        asked = answers(turn)
         if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
             name = type(asked).__name__
             raise SettingsError(  # noqa: TRY301  as an error of the stage's own
@@ -132,11 +135,6 @@ async def _ask_stage(
             tokens = await count(turn.messages)
         facts |= {"tokens_before": tokens, "tokens_after": tokens}
     return change, StageReport(stage_name(stage), turn.session_id, seconds=seconds, **facts)
-
-
-def _plan_of(stage: object) -> Callable[[Turn], Any]:
-    """What answers as *stage* would, with no write and no model call."""
-    return stage.plan if isinstance(stage, PlannedStage) else _no_plan
 
 
 async def _no_plan(_turn: Turn) -> Intent:

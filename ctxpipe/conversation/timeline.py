@@ -152,21 +152,6 @@ class Timeline:
     With *verify* every edit inside a known message is noticed, and every turn reads all messages.
     """
 
-    __slots__ = (
-        "_contents",
-        "_cursor",
-        "_digests",
-        "_ends",
-        "_sizes",
-        "_starts",
-        "context",
-        "history",
-        "placeholders",
-        "sent",
-        "stale",
-        "verify",
-    )
-
     def __init__(self, *, verify: bool = False, placeholders: Placeholders | None = None) -> None:
         self.verify: bool = verify
         self.placeholders: Placeholders = {} if placeholders is None else placeholders

@@ -282,12 +282,8 @@ def _result_changes(block: Block) -> dict[str, object]:
 
 def _blocks_with_types(content: Sequence[Any]) -> list[Any]:
     """*content*, in which blocks without a type became text blocks, or are gone."""
-    valid: list[Any] = []
-    for block in content:
-        typed = block if kind(block) else _as_text(block)
-        if typed is not None:
-            valid.append(typed)
-    return valid
+    typed = (block if kind(block) else _as_text(block) for block in content)
+    return [block for block in typed if block is not None]
 
 
 def _valid_id(given: object, name: str) -> str:

@@ -162,17 +162,10 @@ def status_of(error: object) -> int | None:
         value = getattr(holder, name, None)
         if isinstance(value, int) and 100 <= value < 600:  # else a number of the provider's own
             return value
-    return _boto3_status(response)
-
-
-def _boto3_status(response: object) -> int | None:
-    if not isinstance(response, Mapping):
-        return None
-    metadata = response.get("ResponseMetadata")
-    if not isinstance(metadata, Mapping):
-        return None
-    status = metadata.get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
+    match response:
+        case {"ResponseMetadata": {"HTTPStatusCode": int(status)}}:  # boto3
+            return status
+    return None
 
 
 def _texts(error: BaseException) -> Iterator[str]:

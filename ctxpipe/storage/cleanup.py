@@ -119,7 +119,7 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
         uses.append(files[SESSION_MARK].st_mtime)
     journal_time = max(uses, default=None)
     for name, info in files.items():
-        if mark.owns(name):
+        if name in mark.files or is_temporary(name):
             kind = file_kind(name)
             yield OwnFile(folder, name, kind, info.st_size, info.st_mtime_ns, journal_time)
 

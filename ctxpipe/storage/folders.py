@@ -10,6 +10,11 @@ from contextlib import contextmanager, suppress
 
 from ..errors import SettingsError, StorageError
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a LocalStorage refuses
+    fcntl = None  # type: ignore[assignment]
+
 FAULTS = frozenset(
     {
         errno.EIO,
@@ -195,6 +200,16 @@ def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, 
         with ignore_unsupported():
             os.fchmod(folder, 0o700)
     return folder, is_new
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file or folder; False when that must wait. Raises OSError."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # A root -------------------------------------------------------------------------------------------

@@ -17,14 +17,10 @@ from .folders import (
     open_file,
     open_to_append,
     translate_errors,
+    try_lock,
 )
 from .ownership import JOURNAL, StorageRoot
 from .waiting import Locked
-
-try:
-    import fcntl
-except ImportError:  # Windows, where a LocalStorage refuses
-    fcntl = None  # type: ignore[assignment]
 
 _BLOCK = 1 << 20
 
@@ -172,11 +168,10 @@ def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) ->
         root.list_file(folder_name, folder, name)
     file = open_to_append(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        if not try_lock(file):
+            raise Locked(root.path_of(folder_name, name))
+    except OSError:
         os.close(file)
-        if isinstance(error, BlockingIOError):
-            raise Locked(root.path_of(folder_name, name)) from None
         raise
     return file
 

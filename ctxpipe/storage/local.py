@@ -10,15 +10,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import PurePosixPath
-from typing import Literal, TypeVar, TypeVarTuple
+from typing import Literal
 
 from .._text import short_repr
 from .._threads.pieces import pieces
-from .._threads.threads import thread_limiter
 from ..errors import StorageError
 from ..messages import Message, ensure_messages
 from ..placeholders.locations import key_parts
@@ -58,16 +57,9 @@ from .ownership import StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, encode_text, record_stamp
 from .references import check_reference
-from .waiting import acquire_within, wait_for_lock
-
-Arguments = TypeVarTuple("Arguments")
-T = TypeVar("T")
+from .waiting import acquire_within, run_in_thread, run_locked
 
 _CHUNK = 1 << 16
-
-# Batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
-# descriptors.
-_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -101,8 +93,8 @@ class LocalStorage:
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
-    _seen: dict[str, Position] = field(init=False, repr=False, compare=False)
-    _touched: dict[str, float] = field(init=False, repr=False, compare=False)
+    _seen: dict[str, Position] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     __repr__ = short_repr
 
@@ -121,8 +113,6 @@ class LocalStorage:
         folders = StorageRoot(path, marked=self.on_conflict == "hash")
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
-        object.__setattr__(self, "_seen", {})
-        object.__setattr__(self, "_touched", {})
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -133,7 +123,7 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await _run_locked(self.write_blocking, texts)
+        return await run_locked(self.write_blocking, texts)
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """What `write` does, in the calling thread: for a program that has no event loop."""
@@ -212,7 +202,7 @@ class LocalStorage:
         SIZE.optional.check("limit", limit)
         end = sys.maxsize if limit is None else offset + limit
         # One hop for the whole file: with a hop for each step it would take five times as long.
-        return await _run_in_thread(self._read, location, offset, end)
+        return await run_in_thread(self._read, location, offset, end)
 
     def _read(self, location: str, offset: int, end: int) -> Page:
         text = io.StringIO()
@@ -269,7 +259,7 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        return await _run_locked(self._save, session_folder(session_id), safe_name(stem), record)
+        return await run_locked(self._save, session_folder(session_id), safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
@@ -291,7 +281,7 @@ class LocalStorage:
 
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
-        return await _run_in_thread(self._records, session_folder(session_id))
+        return await run_in_thread(self._records, session_folder(session_id))
 
     def _records(self, folder: str) -> list[str]:
         with ignore_absent(), self._folders.folder(folder) as fd:
@@ -309,7 +299,7 @@ class LocalStorage:
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        return await _run_locked(self._append, self._journal(session_id), number, entry)
+        return await run_locked(self._append, self._journal(session_id), number, entry)
 
     def _append(self, journal: JournalFile, number: int, entry: str) -> bool:
         line = map(str.encode, pieces(entry))
@@ -320,7 +310,7 @@ class LocalStorage:
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
-        return await _run_in_thread(self._entries, session_id, start)
+        return await run_in_thread(self._entries, session_id, start)
 
     def _entries(self, session_id: str, start: int) -> list[str]:
         self._folders.check(session_folder(session_id))
@@ -335,7 +325,7 @@ class LocalStorage:
         Raises StorageError.
         """
         journal = self._journal(session_id)
-        return await _run_in_thread(journal.set_aside, self._last_position(journal))
+        return await run_in_thread(journal.set_aside, self._last_position(journal))
 
     def _journal(self, session_id: str) -> JournalFile:
         return JournalFile(self._folders, session_folder(session_id))
@@ -351,7 +341,7 @@ class LocalStorage:
         """
         lock = SessionLock(self._folders, session_folder(session_id))
         try:
-            yield await acquire_within(seconds, partial(_run_in_thread, lock.acquire))
+            yield await acquire_within(seconds, partial(run_in_thread, lock.acquire))
         finally:
             lock.release()
 
@@ -366,19 +356,19 @@ class LocalStorage:
         now = time.monotonic()
         if now - self._touched.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
             return
-        await _run_in_thread(self._folders.touch, folder, session_id)
+        await run_in_thread(self._folders.touch, folder, session_id)
         remember(self._touched, folder, now)
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
         """Raise SessionDeleted when the session that runs here was deleted; or StorageError."""
-        await _run_in_thread(self._folders.check, session_folder(session_id))
+        await run_in_thread(self._folders.check, session_folder(session_id))
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
         """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
 
         Raises StorageError, and SettingsError for an empty prefix.
         """
-        return ids_below(prefix, await _run_in_thread(self._folders.session_ids))
+        return ids_below(prefix, await run_in_thread(self._folders.session_ids))
 
     async def cleanup(
         self,
@@ -406,16 +396,11 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await _run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
+        limits = Limits(max_bytes, max_age, records)
+        return await run_in_thread(self._cleanup, histories, limits)
 
-    def _cleanup(
-        self,
-        live: Sequence[Sequence[Message]],
-        max_bytes: int | None,
-        max_age: float | None,
-        records: bool,
-    ) -> Cleaned:
-        limits = Limits(max_bytes, max_age, records, files_named_in(chain.from_iterable(live)))
+    def _cleanup(self, live: Sequence[Sequence[Message]], limits: Limits) -> Cleaned:
+        limits = replace(limits, kept=files_named_in(chain.from_iterable(live)))
         now = self.clock()
         cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
         drop_empty_folders(self._folders, now - STALE_SECONDS)
@@ -429,7 +414,7 @@ class LocalStorage:
         made.
         """
         SESSION_ID.check("session_id", session_id)
-        return await _run_locked(delete_session, self._folders, session_folder(session_id))
+        return await run_locked(delete_session, self._folders, session_folder(session_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,19 +424,6 @@ class _Folder:
     name: str
     descriptor: int
     reserved: set[str] = field(default_factory=set)
-
-
-async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-    from anyio import to_thread
-
-    return await to_thread.run_sync(
-        function, *arguments, limiter=thread_limiter("storage", _AT_ONCE)
-    )
-
-
-async def _run_locked(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-    """The same, again while another process holds the lock."""
-    return await wait_for_lock(partial(_run_in_thread, function, *arguments))
 
 
 def _is_record(name: str) -> bool:

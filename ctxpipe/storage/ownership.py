@@ -30,24 +30,20 @@ from .atomic import (
     temporary_name,
 )
 from .folders import (
-    FAULTS,
     PinnedFolder,
     RootError,
     check_platform,
     enter_folder,
     has_name,
     ignore_absent,
+    ignore_unsupported,
     open_file,
     regular_files,
     translate_errors,
+    try_lock,
 )
 from .generations import new_tombstone, running_generation, tombstone_name, tombstone_seconds
 from .waiting import Locked
-
-try:
-    import fcntl
-except ImportError:  # Windows, where a LocalStorage refuses
-    fcntl = None  # type: ignore[assignment]
 
 ROOT_MARK = ".ctxpipe-root"
 SESSION_MARK = ".ctxpipe-session"
@@ -70,10 +66,6 @@ class Mark:
     files: frozenset[str] = frozenset()
     session_id: str | None = None
     has_journal: bool = False
-
-    def owns(self, name: str) -> bool:
-        """Whether ctxpipe has written the file of that name."""
-        return name in self.files or is_temporary(name)
 
 
 def _parse_mark(lines: Iterable[bytes]) -> Mark:
@@ -171,7 +163,7 @@ class StorageRoot:
         Raises StorageError, with ENOENT where there is no folder and none may be made.
         """
         with translate_errors("cannot delete the session in", self.path_of(name)):
-            descriptor = self._open_locked(name, fcntl.LOCK_EX, create=self._marked)
+            descriptor = self._open_locked(name, create=self._marked)
         try:
             self._bury(name)
             yield descriptor
@@ -204,7 +196,7 @@ class StorageRoot:
         """The folder for a writer: that of a session is kept from being deleted meanwhile."""
         is_of_session = name != "" and "/" not in name
         if is_of_session:
-            descriptor = self._open_locked(name, fcntl.LOCK_SH, create=True)
+            descriptor = self._open_locked(name, create=True, shared=True)
         else:
             descriptor = self._open(name, create=True)
         try:
@@ -219,13 +211,13 @@ class StorageRoot:
             raise
         return descriptor
 
-    def _open_locked(self, name: str, lock: int, *, create: bool) -> int:
+    def _open_locked(self, name: str, *, create: bool, shared: bool = False) -> int:
         """The folder, locked, which still has its name. Raises Locked, and OSError."""
         while True:
             descriptor = self._open(name, create=create)
             is_ours = False
             try:
-                if not _lock(descriptor, lock):
+                if not _lock(descriptor, shared=shared):
                     raise Locked(self.path_of(name))
                 is_ours = has_name(descriptor, self.path_of(name))
             finally:
@@ -300,7 +292,7 @@ class StorageRoot:
     def drop(self, name: str) -> bool:
         """Remove the session folder *name* if nothing but its mark is in it, and nobody writes."""
         with suppress(OSError), self.folder(name) as descriptor:
-            return _lock(descriptor, fcntl.LOCK_EX) and self._drop(name, descriptor)
+            return _lock(descriptor) and self._drop(name, descriptor)
         return False
 
     def _drop(self, name: str, descriptor: int) -> bool:
@@ -437,16 +429,12 @@ class StorageRoot:
         self._prepared = True
 
 
-def _lock(folder: int, lock: int) -> bool:
+def _lock(folder: int, *, shared: bool = False) -> bool:
     """Lock an open *folder*; False when that must wait, True also where nothing can be locked."""
-    try:
-        fcntl.flock(folder, lock | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in FAULTS:
-            raise
-    return True
+    is_ours = True
+    with ignore_unsupported():
+        is_ours = try_lock(folder, shared=shared)
+    return is_ours  # noqa: RET504  it is True still where the error was ignored
 
 
 def _mark_name(folder: str) -> str:

@@ -7,21 +7,16 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 
-from anyio import to_thread
-
-from .._threads.threads import thread_limiter
 from ..errors import StorageError
 from ..settings import FLAG, PATH
 from .protocol import TextReader
 from .records import Redact
 from .sql_journals import SQLJournal, Work
-from .waiting import Locked, wait_for_lock
+from .waiting import Locked, run_in_thread, run_locked
 
 T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
 
 FORM = 1
 _ERRNO = {
@@ -30,7 +25,6 @@ _ERRNO = {
     "SQLITE_LOCKED": errno.EAGAIN,
     "SQLITE_READONLY": errno.EROFS,
 }
-_AT_ONCE = 4  # threads of an event loop, for all files
 _TABLE = """
 create table if not exists ctxpipe_journal (
     session text not null,
@@ -79,7 +73,7 @@ class SQLiteJournal(SQLJournal):
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
         if self._pid == os.getpid():
-            await _run_in_thread(self._close)
+            await run_in_thread(self._close)
 
     async def _delete(self, session: str, tombstone: str) -> None:
         await super()._delete(session, tombstone)
@@ -100,7 +94,7 @@ class SQLiteJournal(SQLJournal):
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What *work* returns, in a thread, again while another connection holds the lock."""
-        return await wait_for_lock(partial(_run_in_thread, self._use, work))
+        return await run_locked(self._use, work)
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
@@ -160,11 +154,6 @@ class SQLiteJournal(SQLJournal):
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-
-
-async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-    limiter = thread_limiter("sqlite", _AT_ONCE)
-    return await to_thread.run_sync(function, *arguments, limiter=limiter)
 
 
 def _connect(path: str) -> sqlite3.Connection:

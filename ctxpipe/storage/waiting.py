@@ -7,11 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, TypeVarTuple
 
+from .._threads.threads import thread_limiter
 from ..errors import StorageError
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 LOCK_SECONDS = 10.0
 """How long a session's turn, or another call, waits. Under its lock a process does nothing but read
@@ -21,6 +24,10 @@ LEAST_SECONDS = 0.5
 _LEASE_POLL = 0.05
 _SHORTEST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
+
+# Batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
+# descriptors.
+_AT_ONCE = 8
 
 _deadline: ContextVar[float | None] = ContextVar("ctxpipe_lock_deadline", default=None)
 
@@ -70,3 +77,16 @@ async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
                 raise
         await sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+async def run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    """What *function* returns, called in one of the threads that all storages share."""
+    from anyio import to_thread
+
+    limiter = thread_limiter("storage", _AT_ONCE)
+    return await to_thread.run_sync(function, *arguments, limiter=limiter)
+
+
+async def run_locked(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    """The same, again while another process holds the lock."""
+    return await wait_for_lock(partial(run_in_thread, function, *arguments))

@@ -63,38 +63,30 @@ def offload_tools(
     Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars*
     no number above 0.
     """
-    session = storage if isinstance(storage, Session) else None
-    if session is not None:
+    source: object = storage
+    can_compact = False
+    if isinstance(storage, Session):
         if session_id is not None:
             raise SettingsError("session_id is given beside a session, which has its own")
-        session_id = session.session_id
-    source = _source(storage)
-    SESSION_ID.optional.check("session_id", session_id)
-    COUNT.check("max_chars", max_chars)
-    texts = _Reader(source, session_id, max_chars)
-    tools = [
-        Tool(_read_tool(max_chars), texts.read),
-        Tool(_DEFINITIONS["search_offloaded"], texts.search),
-    ]
-    if session is not None:
-        conversation = conversation_of(session)
-        if conversation.can_compact:
-            ask = _Compaction(conversation).ask
-            tools.append(Tool(_DEFINITIONS["compact_context"], ask))
-    return tools
-
-
-def _source(storage: object) -> TextReader:
-    """What the tools read from. Raises SettingsError where that is not possible."""
-    source = storage
-    if isinstance(storage, Session):
-        source = conversation_of(storage).text_reader
+        session_id = storage.session_id
+        conversation = conversation_of(storage)
+        can_compact = conversation.can_compact
+        source = conversation.text_reader
         if source is None:
             raise SettingsError(
                 "the session has no storage to read from; give a TextReader and session_id= instead"
             )
     _READER.check("storage", source)
-    return cast("TextReader", source)
+    SESSION_ID.optional.check("session_id", session_id)
+    COUNT.check("max_chars", max_chars)
+    texts = _Reader(cast("TextReader", source), session_id, max_chars)
+    tools = [
+        Tool(_read_tool(max_chars), texts.read),
+        Tool(_DEFINITIONS["search_offloaded"], texts.search),
+    ]
+    if can_compact:
+        tools.append(Tool(_DEFINITIONS["compact_context"], _Compaction(conversation).ask))
+    return tools
 
 
 _DEFINITIONS: Mapping[str, ToolParam] = json.loads(

@@ -301,7 +301,7 @@ async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
     assert not reading.is_held
     assert writing.tries
     assert clock.now < 1.5 * SECONDS
-    assert conversation_of(session)._memory.has_unwritten
+    assert conversation_of(session)._memory.unwritten
 
 
 async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own(
@@ -318,9 +318,9 @@ async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_o
         tasks.start_soon(release, writing, 0.7 * SECONDS)
         assert (await second.run(FIRST)).notices == ()
 
-    assert conversation_of(first)._memory.has_unwritten
+    assert conversation_of(first)._memory.unwritten
     await first.run(SECOND)
-    assert not conversation_of(first)._memory.has_unwritten
+    assert not conversation_of(first)._memory.unwritten
 
 
 FORKED = """
