@@ -20,12 +20,11 @@ from ..messages import (
     is_blank,
     kind,
     pending_calls,
-    program,
     tool_results,
 )
 from ..messages import field as read
+from ..messages.facts import is_server_result
 from ..messages.identity import digest
-from ..messages.rules import closes_turn, server_call, server_result
 from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import is_cut, shorten
 from ..placeholders.summaries import (
@@ -401,20 +400,29 @@ def _open_server_calls(messages: Sequence[Message]) -> int:
 
     Words of the user end a turn, and with it what was open in it.
     """
-    waiting: set[str | None] = set()
+    waiting: set[str] = set()
     for message in messages:
-        if closes_turn(message):
+        role = message["role"]
+        if role == "user" and has_words(message):
             waiting.clear()
+        if role != "assistant":
+            continue
         for block in blocks(message):
-            waiting.add(server_call(block))
-            waiting.discard(server_result(block))
-    return len(waiting - {None})
+            if _is_server_call(block):
+                waiting.add(str(read(block, "id")))
+            elif is_server_result(kind(block)):
+                waiting.discard(str(read(block, "tool_use_id")))
+    return len(waiting)
 
 
 def has_words(message: Message) -> bool:
     """Whether *message* holds more than tool results."""
     content = blocks(message)
     return not content or any(kind(block) != "tool_result" for block in content)
+
+
+def _is_server_call(block: object) -> bool:
+    return kind(block).endswith("_tool_use")
 
 
 # The end of the context ---------------------------------------------------------------------------
@@ -432,7 +440,7 @@ def open_tail(messages: Sequence[Message]) -> int:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
         called, wanted = _server_ids(messages[start:])
-        missing = wanted - called - {None}
+        missing = wanted - called
         if not missing:
             return start
         calling = [index for index in range(start) if missing & _server_ids([messages[index]])[0]]
@@ -441,11 +449,21 @@ def open_tail(messages: Sequence[Message]) -> int:
         start = calling[-1]
 
 
-def _server_ids(messages: Iterable[Message]) -> tuple[set[str | None], set[str | None]]:
+def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
     """The calls of server tools in *messages*, and those that other blocks there refer to."""
-    content = [block for message in messages for block in blocks(message)]
-    wanted = {*map(server_result, content), *map(program, content)}
-    return set(map(server_call, content)), wanted
+    called: set[str] = set()
+    wanted: set[str] = set()
+    for message in messages:
+        for block in blocks(message):
+            if _is_server_call(block):
+                called.add(str(read(block, "id")))
+            elif is_server_result(kind(block)):
+                wanted.add(str(read(block, "tool_use_id")))
+            elif kind(block) == "tool_use":
+                caller = read(read(block, "caller"), "tool_id")
+                if caller:
+                    wanted.add(str(caller))
+    return called, wanted
 
 
 @dataclass(frozen=True, slots=True)
