@@ -55,7 +55,7 @@ def run(root: Path, check: str, log: Path) -> Done:
     """Run ``make CHECK`` in *root*; its output goes to *log*."""
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as file:
-        command = ["make", check]
+        command = ["make", "--no-print-directory", check]
         nothing = subprocess.DEVNULL
         done = subprocess.run(
             command, cwd=root, stdin=nothing, stdout=file, stderr=file, check=False

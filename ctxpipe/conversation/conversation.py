@@ -24,7 +24,7 @@ from ..errors import (
 )
 from ..messages import Message, ensure_messages, field
 from ..messages.identity import says_the_same
-from ..observers import Diagnostics, Shaped, observers_of
+from ..observers import Diagnostics, Observer, Shaped, observers_of
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
 from ..stages.compact import Compact
@@ -106,7 +106,7 @@ class Conversation:
         """Know nothing of the conversation yet."""
         self._state = self._settings.new_state()
         self._memory = self._new_memory(self._state)
-        self.observers = observers_of(self._settings, self.session_id, self._clock)
+        self.observers: list[Observer] = observers_of(self._settings, self.session_id, self._clock)
         """What follows the requests; none is needed for a turn."""
         self._cached_at: float | None = None
         self._recovered_at: int | None = None  # tokens of the context that was refused last

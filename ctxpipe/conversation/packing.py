@@ -21,7 +21,7 @@ from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..placeholders.names import session_folder
 from ..storage import JournalStorage
 from ..storage.protocol import texts_of
-from ..storage.records import redact_except_folder, redact_message
+from ..storage.records import Redact, redact_except_folder, redact_message
 from ..storage.sealed import Entry
 from .timeline import Step, Timeline
 
@@ -98,7 +98,7 @@ class Packing:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
         self._text_reader = texts_of(storage) if storage else None
-        self.redact = getattr(storage, "redact", None)
+        self.redact: Redact | None = getattr(storage, "redact", None)
         """What hides secrets in what is written, if anything does."""
         if self.redact:
             self.redact = redact_except_folder(session_folder(session_id), self.redact)

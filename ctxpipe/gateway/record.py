@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._text import as_dollars, count_phrase
+from ..providers.prices import Prices
 from ..providers.prices import find_prices as listed_prices
 
 if TYPE_CHECKING:
@@ -128,8 +129,10 @@ class Record:
         return ", ".join(parts)
 
 
-find_prices = lru_cache(64)(listed_prices)
-"""The first call reads the list: make it in a worker thread."""
+@lru_cache(maxsize=64)
+def find_prices(model: str) -> Prices | None:
+    """As in `providers.prices`; the first call reads the list: make it in a worker thread."""
+    return listed_prices(model)
 
 
 def dollars(model: str, usage: Mapping[str, int]) -> float | None:

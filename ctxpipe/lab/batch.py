@@ -38,6 +38,8 @@ from .replay import Moment, PipelineMaker, Replay, Settings, replay_all
 from .report import Report
 from .transcripts import STDIN, Format, Transcript, read_bytes, read_transcript
 
+__all__ = ["FileReplay", "Reporter", "Workers", "cluster", "replay_files", "workers"]
+
 Reporter: TypeAlias = Callable[[Transcript, Mapping[str, tuple[Replay, Sequence[Moment]]]], Report]
 """Makes the report of a page, where the file is replayed: only that process has its contexts."""
 

@@ -13,6 +13,17 @@ from ..prompt_cache.cache import Mark, PrefixCache
 from ..providers.prices import FIVE_MINUTES, Prices
 from .records import Sums
 
+__all__ = [
+    "Bill",
+    "CacheRules",
+    "CacheUse",
+    "PromptCache",
+    "Purpose",
+    "Request",
+    "bill",
+    "with_all_marks",
+]
+
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 """Why a request was made.
 

@@ -22,6 +22,8 @@ from .references import Context, Past, Source, Store, Use, sources_to_fetch, use
 from .transcripts import Transcript
 from .workbench import Clock, MessageCounter, SeenFiles, Workbench
 
+__all__ = ["LAPSES_EVERY", "Moment", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
+
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
 
@@ -186,8 +188,9 @@ class _Run:
         self.session: Session = pipeline.session(
             transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=bench.clock
         )
-        # A replay has figures of its own, and nothing prints what they would find.
-        conversation_of(self.session).observers.clear()
+        if isinstance(self.session, Session):  # not where a benchmark replays a peer's
+            # A replay has figures of its own, and nothing prints what they would find.
+            conversation_of(self.session).observers.clear()
         self.ledger = Ledger(pipeline.counter)
         self.cache = PromptCache(settings.cache)
         self.past = past

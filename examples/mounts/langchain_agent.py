@@ -27,7 +27,7 @@ def structured(reader: Tool) -> StructuredTool:
 
     return StructuredTool(
         name=reader.name,
-        description=reader.definition["description"],
+        description=reader.definition.get("description", ""),
         args_schema=reader.definition["input_schema"],
         coroutine=read,
     )

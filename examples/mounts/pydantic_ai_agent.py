@@ -27,7 +27,7 @@ def by_schema(reader: ctxpipe.Tool) -> Tool[Any]:
         return await reader(arguments)
 
     schema = dict(reader.definition["input_schema"])
-    description = reader.definition["description"]
+    description = reader.definition.get("description")
     return Tool.from_schema(read, reader.name, description, schema)
 
 

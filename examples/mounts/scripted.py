@@ -51,5 +51,5 @@ async def tool_message(call: Any, others: Sequence[Tool]) -> dict[str, Any]:
     except ValueError:
         arguments = {}
     block: Any = {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
-    result = await answer(block, [tool, *others])
+    result: Any = await answer(block, [tool, *others])
     return {"role": "tool", "tool_call_id": call.id, "content": result.get("content", "")}

@@ -184,8 +184,8 @@ async def test_a_dry_run_shapes_nothing_and_says_what_it_would_have_saved(tmp_pa
         reply = await post(gateway, raw)
         record = gateway.gateway.record
     assert api.bodies == [raw]
-    assert int(reply.headers["x-ctxpipe-saved"]) > 5_000
-    assert record.whole - record.sent > 5_000
+    assert int(reply.headers["x-ctxpipe-saved"]) > 4_500  # of 20,000 characters, estimated
+    assert record.whole - record.sent > 4_500
     assert not root.exists()
 
 

@@ -35,8 +35,8 @@ from ctxpipe.tokens import TokenCounter
 
 LENGTHS = [200, 2_000]
 
-LOOKS = 2
-"""Where no journal says it, each end of a turn asks whether the session was deleted: a hop."""
+LOOKS = 1
+"""Where no journal says it, a turn asks whether the session was deleted: a hop."""
 
 
 class Counted(dict[str, Any]):
