@@ -32,7 +32,7 @@ def test_its_first_table_is_what_the_demo_prints(capsys):
     printed = re.findall(r"^ +(?:in all|120) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
     last, in_all = [[int(number.replace(",", "")) for number in row] for row in printed]
     told = re.search(r"in all \| ([\d.]+) million \| ([\d.]+) million \|", README)
-    told_last = re.search(r"the last request \| ([\d,]+), .*200,000 \| ([\d,]+) \|", README)
+    told_last = re.search(r"the last request \| ([\d,]+), .*200,000 \| under ([\d,]+) \|", README)
     assert told is not None
     assert told_last is not None
 
@@ -40,9 +40,10 @@ def test_its_first_table_is_what_the_demo_prints(capsys):
     assert [float(number) * MILLION for number in told.groups()] == pytest.approx(
         in_all[::-1], rel=0.1
     )
-    assert [int(number.replace(",", "")) for number in told_last.groups()] == pytest.approx(
-        last[::-1], rel=0.1
-    )
+    ours, bare = last
+    told_bare, told_most = (int(number.replace(",", "")) for number in told_last.groups())
+    assert told_bare == pytest.approx(bare, rel=0.1)
+    assert ours < told_most  # how much, depends on where a batch of old results leaves
 
 
 def test_the_table_of_settings_names_every_variable_with_its_default():
