@@ -543,6 +543,8 @@ FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content
 CODE = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {}}
 RAN = {"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_1", "content": {}}
 MCP = {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "x", "server_name": "s", "input": {}}
+UNKNOWN = {"type": "hologram_tool_use", "id": "holotoolu_1", "name": "draw", "input": {}}
+DRAWN = {"type": "hologram_tool_result", "tool_use_id": "holotoolu_1", "content": []}
 BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}}
 
 
@@ -572,6 +574,15 @@ BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"
             ],
             4,
         ),
+        (
+            [
+                assistant(UNKNOWN, tool_use("t", "a", {})),
+                user(tool_result("t", "x")),
+                assistant(DRAWN, tool_use("u", "b", {})),
+                user(tool_result("u", "x")),
+            ],
+            4,
+        ),
         ([assistant("done")], 0),
     ],
 )
@@ -591,6 +602,8 @@ def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Messa
         ([user("a"), assistant(tool_use("t", "bash", {}))], "postponed: 1 calls"),
         ([user("a"), assistant("b", SEARCH)], "postponed: 1 calls of server tools"),
         ([user("a"), assistant(MCP)], "postponed: 1 calls of server tools"),
+        ([user("a"), assistant(UNKNOWN)], "postponed: 1 calls of server tools"),
+        ([user("a"), assistant(UNKNOWN, DRAWN), user("b")], ""),
         (
             [user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x"))],
             "postponed",
