@@ -32,7 +32,7 @@ from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target, touched_paths
 from .atoms import Atom, atoms, block_text, message_texts, path_atom
 from .excerpts import Passage, PassageKind, choose_lines
-from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
+from .exchanges import ANSWER_CHARS, TEXT_CHARS, answer_of, blocks_to_keep, exchange_length
 from .offload import placeholder_file, text_of
 from .views import viewed_path
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
 
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
+LINE_CHARS = 100  # of what a call was about: longer lines made a note no more useful
+MAX_SHARE = 0.5  # of what leaves: the lines that are quoted
 
 _ANSWERED = re.compile(r"^(\d{1,9}) answered: ", re.MULTILINE)
 _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
@@ -90,9 +92,7 @@ def _steps_of(run: Iterable[Line]) -> list[Step]:
     return [line for line in run if isinstance(line, Step)]
 
 
-def lay_out(
-    messages: Sequence[Message], start: int, stop: int, first_number: int, shape: Shape
-) -> Layout:
+def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: int) -> Layout:
     """The steps of the exchanges from *start* up to *stop*, numbered from *first_number* on.
 
     User messages, the user's blocks beside results, media and earlier notes stay as they are.
@@ -103,7 +103,7 @@ def lay_out(
     number = first_number
     index = start
     while index < stop:
-        length = exchange_length(messages, index, shape)
+        length = exchange_length(messages, index)
         if not length:
             parts.append(messages[index])
             run = []
@@ -112,7 +112,7 @@ def lay_out(
         leaving += range(index, index + length)
         if not run:
             parts.append(run)
-        lines = list(_lines(messages, index, length, number, shape))
+        lines = list(_lines(messages, index, length, number))
         number += len(_steps_of(lines))
         run += lines
         kept = blocks_to_keep(messages[index + 1]) if length == 2 else []
@@ -123,15 +123,13 @@ def lay_out(
     return Layout(messages, start, stop, parts, leaving)
 
 
-def _lines(
-    messages: Sequence[Message], index: int, length: int, number: int, shape: Shape
-) -> Iterator[Line]:
+def _lines(messages: Sequence[Message], index: int, length: int, number: int) -> Iterator[Line]:
     """The lines of the exchange of *length* messages at *index*, its first step being *number*."""
     message = messages[index]
     if length == 1:
         yield Step(number, index, answer=answer_of(message))
         return
-    words = _beginning(" ".join(texts(message)), shape.text_chars)
+    words = _beginning(" ".join(texts(message)), TEXT_CHARS)
     if words:
         yield words
     yield from _steps_at(messages, index, number)
@@ -146,12 +144,10 @@ def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[
 
 
 def _beginning(text: str, chars: int) -> str:
-    """The first *chars* characters of *text* on one line; "" where there is nothing to show."""
+    """The first *chars* characters of *text*, on one line."""
     line = one_line(text[: chars + MOST_READ_CHARS])
     if len(line) <= chars:
         return line
-    if not chars:
-        return ""
     return f"{line[:chars]}…"
 
 
@@ -262,26 +258,27 @@ def collapse(
     folder: str,
     suffix: str,
     keep_recent: int,
-    shape: Shape,
+    min_value: float,
     counter: TokenCounter,
 ) -> Rewritten:
     """The context with a note for each run, and under each step the lines worth keeping.
 
-    The file of step n is ``{folder}s{n}{suffix}.md``.
+    The file of step n is ``{folder}s{n}{suffix}.md``. A line is worth keeping with *min_value*
+    expected uses per 1,000 tokens.
     """
     before = layout.messages[: layout.start]
     after = layout.messages[layout.stop :]
-    bare = [*before, *_with_notes(layout, {}, whole, folder, suffix, shape), *after]
+    bare = [*before, *_with_notes(layout, {}, whole, folder, suffix), *after]
     leaving_tokens = sum(map(counter.message, [layout.messages[index] for index in layout.leaving]))
     passages = list(_passages(layout, whole, path_atoms(bare[-2 * keep_recent :])))
     chosen = choose_lines(
         passages,
         _visible(bare),
         counter.text,
-        min_value=shape.min_value,
-        max_tokens=shape.max_share * leaving_tokens,
+        min_value=min_value,
+        max_tokens=MAX_SHARE * leaving_tokens,
     )
-    parts = _with_notes(layout, chosen, whole, folder, suffix, shape)
+    parts = _with_notes(layout, chosen, whole, folder, suffix)
     # Counted here, in a worker thread: what is asked of it later is a look-up.
     known = set(map(id, layout.messages))
     new = [message for message in parts if id(message) not in known]
@@ -299,7 +296,6 @@ def _with_notes(
     whole: Mapping[str, str],
     folder: str,
     suffix: str,
-    shape: Shape,
 ) -> list[Message]:
     messages: list[Message] = []
     for part in layout.parts:
@@ -311,7 +307,7 @@ def _with_notes(
             if not isinstance(line, Step):
                 lines.append(words_line(line))
                 continue
-            lines.append(_line_of_step(line, whole, shape))
+            lines.append(_line_of_step(line, whole))
             lines += [f" {quoted}" for quoted in chosen.get(line.number, ())]
         # What a tool has said stands in a message of the user's now: a tag of ours in it must not
         # pass for the user's command or the harness's reminder.
@@ -322,13 +318,13 @@ def _with_notes(
     return messages
 
 
-def _line_of_step(step: Step, whole: Mapping[str, str], shape: Shape) -> str:
+def _line_of_step(step: Step, whole: Mapping[str, str]) -> str:
     chars = len(_result_text(step, whole))
     if step.call is None:
-        beginning = one_line(step.answer[: shape.answer_chars])
+        beginning = one_line(step.answer[:ANSWER_CHARS])
         return step_line(step.number, f"answered: {beginning}…", chars)
     name = one_line(step.call.name[:MOST_READ_CHARS])
-    beginning = _beginning(_subject(step.call), shape.line_chars)
+    beginning = _beginning(_subject(step.call), LINE_CHARS)
     failed = step.result is not None and is_failure(
         {"is_error": step.result.is_error, "content": step.result.content}
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..messages import (
@@ -32,34 +31,18 @@ if TYPE_CHECKING:
     from ..messages import Columns, Message
     from ..tokens import TokenCounter
 
-LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
-CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate is concerned
+# What stays of an exchange, in characters. More words made a note no more useful on recorded
+# sessions.
+TEXT_CHARS = 200  # of the assistant's words before the calls
+ANSWER_CHARS = 600  # of a long reply without calls
+LONG_ANSWER = 900  # a reply without calls that is no longer is not worth a step of its own
+
+# As far as the gate is concerned:
+CHARS_PER_TOKEN = 4  # of the words that stay
+STEP_TOKENS = 25  # in the line of a step
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How much of an exchange stays.
-
-    *line_chars* of what a call was about; *text_chars* of the assistant's words before the calls;
-    *answer_chars* of a reply without calls that is one and a half times as long;
-    lines worth *min_value* expected uses per 1,000 tokens, at most *max_share* of what leaves.
-    *step_tokens* is what the gate expects a step's line to take. More words and longer lines made a
-    note no more useful on recorded sessions.
-    """
-
-    line_chars: int = 100
-    text_chars: int = 200
-    answer_chars: int = 600
-    min_value: float = 3.0
-    max_share: float = 0.5
-    step_tokens: int = 25
-
-    def is_long(self, answer: str) -> bool:
-        """Whether *answer*, a reply without calls, is a step of its own."""
-        return len(answer) > LONG_ANSWER * self.answer_chars
-
-
-def exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> int:
+def exchange_length(messages: Sequence[Message], index: int) -> int:
     """How many messages from *index* on are an exchange that may become part of a note, or 0.
 
     Whatever the API wants back as it was stays: calls of server tools and of their programs, blocks
@@ -74,7 +57,7 @@ def exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> in
         return 0
     if has_calls(message):
         return 2 if _is_answered(messages, index) else 0
-    return int(shape.is_long(answer_of(message)))
+    return int(len(answer_of(message)) > LONG_ANSWER)
 
 
 def _is_answered(messages: Sequence[Message], index: int) -> bool:
@@ -127,52 +110,39 @@ class ExchangeIndex:
     Each is looked at once, when it gets old.
     """
 
-    __slots__ = ("_freed", "_known", "_places")
+    __slots__ = ("_freed", "_places", "known")
 
     def __init__(self) -> None:
-        self._known = 0
+        self.known = 0
+        """How many messages were looked at."""
         self._places = array("q")  # the first message of each exchange
         self._freed = array("q")  # tokens
-
-    @property
-    def known(self) -> int:
-        """How many messages were looked at."""
-        return self._known
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
         # The call before the first message that changed may have another result now.
-        self._forget_from(max(0, known - 1))
-
-    def _forget_from(self, index: int) -> None:
-        """Forget the exchanges from message *index* on."""
-        self._known = min(self._known, index)
-        count = bisect_left(self._places, self._known)
+        self.known = min(self.known, max(0, known - 1))
+        count = bisect_left(self._places, self.known)
         del self._places[count:]
         del self._freed[count:]
 
     def extend(
-        self,
-        messages: Sequence[Message],
-        end: int,
-        sums: Sequence[int],
-        shape: Shape,
-        counter: TokenCounter,
+        self, messages: Sequence[Message], end: int, sums: Sequence[int], counter: TokenCounter
     ) -> None:
         """Know the exchanges up to *end*; the first 0, 1, 2 … messages have *sums* tokens."""
-        self._forget_from(end)  # a conversation that was cut makes some recent again
-        index = self._known
+        self.rewind(end + 1)  # a conversation that was cut makes some recent again
+        index = self.known
         while index < end:
-            length = exchange_length(messages, index, shape)
+            length = exchange_length(messages, index)
             if length:
                 stop = index + length
-                stays = _tokens_that_stay(messages, index, shape, counter)
+                stays = _tokens_that_stay(messages, index, counter)
                 freed = sums[stop] - sums[index] - stays
                 if freed > 0:
                     self._places.append(index)
                     self._freed.append(freed)
             index += max(1, length)
-        self._known = end
+        self.known = end
 
     def table(
         self, columns: Columns, sums: Sequence[int], cached: int, keep_recent: int
@@ -189,14 +159,12 @@ class ExchangeIndex:
         return self._places[number]
 
 
-def _tokens_that_stay(
-    messages: Sequence[Message], index: int, shape: Shape, counter: TokenCounter
-) -> int:
+def _tokens_that_stay(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
     """What stays of the exchange at *index*, as far as it is known before its lines are chosen."""
     message = messages[index]
     if not has_calls(message):
-        return shape.step_tokens + shape.answer_chars // CHARS_PER_TOKEN
+        return STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
     words = sum(counter.block(block) for block in blocks(message) if kind(block) == "text")
     steps = len(list(tool_calls([message])))
     kept = sum(map(counter.block, blocks_to_keep(messages[index + 1])))
-    return steps * shape.step_tokens + min(words, shape.text_chars // CHARS_PER_TOKEN) + kept
+    return steps * STEP_TOKENS + min(words, TEXT_CHARS // CHARS_PER_TOKEN) + kept

@@ -10,7 +10,7 @@ from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
 from ..edits import collapse
 from ..edits.collapse import Layout
-from ..edits.exchanges import ExchangeIndex, Shape
+from ..edits.exchanges import ExchangeIndex
 from ..errors import SettingsError, StorageError
 from ..messages import without_surrogates
 from ..placeholders.names import content_hash, session_folder
@@ -137,10 +137,6 @@ class Collapse:
             return Skip("a note would be as long as what it replaces")
         return layout, whole, rewritten
 
-    @property
-    def _shape(self) -> Shape:
-        return Shape(min_value=self.min_value)
-
     def _visible_folder(self, session_id: str) -> str:
         """The folder of the session's steps as the model sees it, ending in a separator."""
         folder = session_folder(session_id)
@@ -161,7 +157,7 @@ class Collapse:
         index = turn.recall(ExchangeIndex)
         is_long = turn.is_bulky(index.known)
         counter = turn.counter
-        await in_thread_if(is_long, index.extend, turn.messages, stop, sums, self._shape, counter)
+        await in_thread_if(is_long, index.extend, turn.messages, stop, sums, counter)
         cached = 0 if turn.cache_expired else sums[columns.messages_sent]
         table = index.table(columns, sums, cached, self.keep_recent)
         if not table.freed:
@@ -178,7 +174,7 @@ class Collapse:
         number = collapse.first_free_number(
             note for note in _own_notes(turn) if note.folder == folder
         )
-        return collapse.lay_out(turn.messages, start, stop, number, self._shape)
+        return collapse.lay_out(turn.messages, start, stop, number)
 
     # What -----------------------------------------------------------------------------------------
 
@@ -192,7 +188,7 @@ class Collapse:
             self._visible_folder(turn.session_id),
             suffix,
             self.keep_recent,
-            self._shape,
+            self.min_value,
             turn.counter,
         )
 

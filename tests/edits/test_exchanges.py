@@ -10,14 +10,11 @@ from histories import assistant, conversation, histories, step, text, tool_resul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.edits.exchanges import ExchangeIndex, Shape
+from ctxpipe.edits.exchanges import ExchangeIndex
 from ctxpipe.messages import Columns, Message
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()
-SHAPE = Shape(
-    line_chars=100, text_chars=200, answer_chars=600, min_value=3.0, max_share=0.5, step_tokens=25
-)
 LONG = "word " * 400
 
 
@@ -33,7 +30,7 @@ def index_of(messages: Sequence[Message], keep_recent: int) -> ExchangeIndex:
 
 def extend(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int):
     recent = Columns(messages).recent_from(keep_recent)
-    index.extend(messages, recent, sums(messages), SHAPE, COUNTER)
+    index.extend(messages, recent, sums(messages), COUNTER)
 
 
 def columns(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int) -> Any:
