@@ -9,7 +9,7 @@ from typing import Any
 
 from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
 from ..messages.facts import SERVER_RESULTS
-from ..messages.rules import is_for_hour, mark_at
+from ..messages.rules import is_for_hour
 from ..settings import Wanted, is_size
 
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
@@ -134,7 +134,7 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     """
     marks = [body.get("cache_control")]
     for message in body.get("messages", ())[index:]:
-        marks += [mark_at(message, *mark) for mark in cache_marks(message)]
+        marks += [mark for _, mark in cache_marks(message)]
     if any(map(is_for_hour, marks)):
         return {**MARK, "ttl": "1h"}
     return dict(MARK)

@@ -55,6 +55,7 @@ from ..messages.facts import (
 )
 from ..messages.rules import (
     NO_MARKS,
+    MarkPlace,
     MarksBeside,
     closes_turn,
     is_replacement,
@@ -75,9 +76,6 @@ _PASSES = 3
 
 Place: TypeAlias = tuple[int, int]
 """Message and block index."""
-
-Mark: TypeAlias = tuple[int, int | None]
-"""The position of a cache mark in a message: block index, and the index inside a tool result."""
 
 PROGRAM = "server_tool_use"  # the call whose code calls tools
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
@@ -597,7 +595,7 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
     No mark for an hour stays after a shorter one.
     """
     numbered = enumerate(messages)
-    marks = [(index, mark) for index, message in numbered for mark in cache_marks(message)]
+    marks = [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
     surplus = max(0, len(marks) - marks_left(beside))
     messages = _without_marks(messages, marks[:surplus])
     late = late_hours(messages, range(len(messages)), beside)
@@ -605,7 +603,7 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
 
 
 def _without_marks(
-    messages: Sequence[Message], marks: Iterable[tuple[int, Mark]], *, hour_only: bool = False
+    messages: Sequence[Message], marks: Iterable[tuple[int, MarkPlace]], *, hour_only: bool = False
 ) -> list[Message]:
     """*messages* without these *marks*; with *hour_only* they lose only their hour."""
     changed = list(messages)
@@ -614,7 +612,7 @@ def _without_marks(
     return changed
 
 
-def _unmark(message: Message, mark: Mark, *, hour_only: bool) -> Message:
+def _unmark(message: Message, mark: MarkPlace, *, hour_only: bool) -> Message:
     place, inner = mark
     content: list[Any] = list(blocks(message))
     if inner is None:

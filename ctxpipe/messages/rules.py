@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from .columns import Columns
 from .facts import (
@@ -26,6 +26,9 @@ from .facts import (
 from .vocabulary import SERVER_CALLS, Block, Message, blocks, field, head_length, kind, program
 
 MAX_CACHE_MARKS = 4
+
+MarkPlace: TypeAlias = tuple[int, int | None]
+"""The index of a block with a cache mark, and the inner index where a tool result holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +466,7 @@ def _surplus_problem(messages: Sequence[Message], columns: Columns, beside: Mark
     text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
     if beside.number:
         text += f", {beside.number} of them in the rest of the request"
-    place, _ = next(cache_marks(messages[first]))
+    (place, _), _ = next(cache_marks(messages[first]))
     return Problem(first, text, place, "cache-marks")
 
 
@@ -477,34 +480,26 @@ def is_for_hour(mark: object) -> bool:
     return bool(field(mark, "ttl") == "1h")
 
 
-def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
-    """The block index of each cache mark, and the inner index where a tool result holds it."""
+def cache_marks(message: Message) -> Iterator[tuple[MarkPlace, object]]:
+    """The cache marks of *message*, and where each is."""
     for place, block in enumerate(blocks(message)):
         content = field(block, "content")  # of a tool result
         if isinstance(content, list | tuple):
             for inner, inner_block in enumerate(content):
-                if field(inner_block, "cache_control"):
-                    yield place, inner
-        if field(block, "cache_control"):
-            yield place, None
-
-
-def mark_at(message: Message, place: int, inner: int | None) -> object:
-    """The mark at an index, and inner index, of `cache_marks`."""
-    block = blocks(message)[place]
-    if inner is not None:
-        block = field(block, "content")[inner]
-    return field(block, "cache_control")
+                if mark := field(inner_block, "cache_control"):
+                    yield (place, inner), mark
+        if mark := field(block, "cache_control"):
+            yield (place, None), mark
 
 
 def late_hours(
     messages: Sequence[Message], marked: Iterable[int], beside: MarksBeside
-) -> Iterator[tuple[int, tuple[int, int | None]]]:
+) -> Iterator[tuple[int, MarkPlace]]:
     """The marks for an hour that come after a shorter one, in the messages at *marked*."""
     is_after_short = beside.begin_short
     for index in marked:
-        for place, inner in cache_marks(messages[index]):
-            if not is_for_hour(mark_at(messages[index], place, inner)):
+        for place, mark in cache_marks(messages[index]):
+            if not is_for_hour(mark):
                 is_after_short = True
             elif is_after_short:
-                yield index, (place, inner)
+                yield index, place

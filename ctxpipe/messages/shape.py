@@ -7,10 +7,7 @@ from collections.abc import Iterable
 from .._text import one_line
 from .._threads.bulk import MAPPINGS
 from ..errors import InvalidHistory
-from .vocabulary import MESSAGE_KEYS, ROLES, SPOKEN, Block, field, kind
-
-_SPEAKERS = ("user", "assistant")
-_TEXT_KEYS = {"text": "text", "tool_result": "content"}  # what is a text in most such blocks
+from .vocabulary import ROLES, SPOKEN, Block, field, kind
 
 SEE = (
     "ctxpipe takes the messages of Anthropic's Messages API;"
@@ -40,8 +37,7 @@ def ensure_messages(messages: object, start: int = 0) -> None:
         hint = _history_hint(messages)
         raise InvalidHistory(f"a history is a list of messages, not {name}{hint}")
     for index in range(start, len(messages)):
-        if not _is_common(messages[index]):
-            _ensure_message(index, messages[index])
+        _ensure_message(index, messages[index])
 
 
 def _history_hint(history: object) -> str:
@@ -57,25 +53,6 @@ def _history_hint(history: object) -> str:
     if isinstance(history, Iterable):
         return "; give list(…) of it"
     return ""
-
-
-def _is_common(message: object) -> bool:
-    """Whether *message* has the most common form, which needs no further check."""
-    if type(message) is not dict or message.keys() != MESSAGE_KEYS:
-        return False
-    if message["role"] not in _SPEAKERS:
-        return False
-    content = message["content"]
-    if type(content) is not list:
-        return type(content) is str
-    for block in content:
-        if type(block) is not dict:
-            return False
-        name = block.get("type")
-        text = _TEXT_KEYS.get(name) if type(name) is str else None
-        if name != "tool_use" and (text is None or type(block.get(text)) is not str):
-            return False
-    return True
 
 
 def _ensure_message(index: int, message: object) -> None:

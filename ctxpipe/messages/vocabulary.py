@@ -7,7 +7,7 @@ a list of blocks; a block is a mapping or a model object of the anthropic SDK (p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
 from functools import partial
@@ -137,27 +137,32 @@ def tool_calls(
     messages: Sequence[Message], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolCall]:
     """Every tool call of the messages from *start* up to *stop*, oldest first."""
-    if stop is None:
-        stop = len(messages)
-    for index in range(start, stop):
-        if messages[index]["role"] != "assistant":
+    for index, place, read in _blocks_of_kind("tool_use", "assistant", messages, start, stop):
+        arguments = read("input")
+        if hasattr(arguments, "model_dump"):
+            arguments = as_dict(arguments)
+        yield ToolCall(
+            index,
+            place,
+            id=str(read("id", "")),
+            name=str(read("name", "")),
+            input=arguments if isinstance(arguments, MAPPINGS) else {},
+            program=_program(read("caller")),
+        )
+
+
+def _blocks_of_kind(
+    name: str, role: str, messages: Sequence[Message], start: int, stop: int | None
+) -> Iterator[tuple[int, int, Callable[..., Any]]]:
+    """The blocks of the kind *name* in messages of *role*: where each is, and what reads it."""
+    for index in range(start, len(messages) if stop is None else stop):
+        if messages[index]["role"] != role:
             continue
         for place, block in enumerate(blocks(messages[index])):
             # A dict's own method: `field` for each key would take most of the time.
             read = block.get if isinstance(block, dict) else partial(field, block)
-            if read("type") != "tool_use":
-                continue
-            arguments = read("input")
-            if hasattr(arguments, "model_dump"):
-                arguments = as_dict(arguments)
-            yield ToolCall(
-                index,
-                place,
-                id=str(read("id", "")),
-                name=str(read("name", "")),
-                input=arguments if isinstance(arguments, MAPPINGS) else {},
-                program=_program(read("caller")),
-            )
+            if read("type") == name:
+                yield index, place, read
 
 
 def program(block: Block) -> str | None:
@@ -175,22 +180,14 @@ def tool_results(
     messages: Sequence[Message], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolResult]:
     """Every tool result of the messages from *start* up to *stop*, oldest first."""
-    if stop is None:
-        stop = len(messages)
-    for index in range(start, stop):
-        if messages[index]["role"] != "user":
-            continue
-        for place, block in enumerate(blocks(messages[index])):
-            read = block.get if isinstance(block, dict) else partial(field, block)
-            if read("type") != "tool_result":
-                continue
-            yield ToolResult(
-                index,
-                place,
-                tool_use_id=str(read("tool_use_id", "")),
-                content=read("content"),
-                is_error=bool(read("is_error", False)),
-            )
+    for index, place, read in _blocks_of_kind("tool_result", "user", messages, start, stop):
+        yield ToolResult(
+            index,
+            place,
+            tool_use_id=str(read("tool_use_id", "")),
+            content=read("content"),
+            is_error=bool(read("is_error", False)),
+        )
 
 
 def results_by_id(messages: Sequence[Message]) -> dict[str, ToolResult]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from .._text import as_dollars
 from ..messages import field
 from ..providers.prices import Prices
-from ..tokens.billed import context_tokens
+from ..tokens.billed import context_tokens, usage_of
 
 
 class Cause(StrEnum):
@@ -74,8 +74,7 @@ def as_bill(given: object) -> Bill | None:
     None where it says nothing of it, or bills more than the one request that was sent: the server
     ran tools, or has cleared results.
     """
-    held = field(given, "usage")
-    usage = given if held is None else held
+    usage = usage_of(given)
     read = field(usage, "cache_read_input_tokens")
     written = field(usage, "cache_creation_input_tokens")
     uncached = field(usage, "input_tokens")

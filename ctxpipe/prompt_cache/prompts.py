@@ -25,7 +25,6 @@ from ..messages import (
     kind,
 )
 from ..messages import field as read
-from ..messages.rules import mark_at
 from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
 from .cache import Mark, seconds_to_live
@@ -339,8 +338,8 @@ def _has_image(block: Block) -> bool:
 def _marks(message: Message, start: int) -> list[Mark]:
     """The marks of *message*, whose first block is at *start*; one on a block for each."""
     found: dict[int, Mark] = {}
-    for place, inner in cache_marks(message):
-        found[place] = _mark(mark_at(message, place, inner), start + place)
+    for (place, _), mark in cache_marks(message):
+        found[place] = _mark(mark, start + place)
     return list(found.values())
 
 

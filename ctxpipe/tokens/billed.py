@@ -44,8 +44,7 @@ def part_after_summary(message: Message) -> Message:
 
 def has_usage(given: object) -> bool:
     """Whether *given* is the usage of a reply, or a whole reply with one. Gateways leave it out."""
-    held = field(given, "usage")
-    return field(given if held is None else held, "input_tokens", _MISSING) is not _MISSING
+    return field(usage_of(given), "input_tokens", _MISSING) is not _MISSING
 
 
 def check_usage(given: object) -> None:
@@ -64,7 +63,7 @@ def context_tokens(reply: object) -> int:
     first of them, which is among its iterations, is the bill of what was sent. What the server has
     cleared was sent, too.
     """
-    usage = _usage(reply)
+    usage = usage_of(reply)
     iterations = _items(usage, "iterations")
     if iterations:
         tokens = _first_request(iterations)
@@ -79,10 +78,11 @@ def context_tokens(reply: object) -> int:
 
 def cached_tokens(reply: object) -> int:
     """The input tokens of *reply*, or of its usage alone, that the cache has read or written."""
-    return _sum(_usage(reply), _CACHED)
+    return _sum(usage_of(reply), _CACHED)
 
 
-def _usage(reply: object) -> object:
+def usage_of(reply: object) -> object:
+    """The usage of *reply*, or *reply* itself where it is one."""
     usage = field(reply, "usage")
     return reply if usage is None else usage
 

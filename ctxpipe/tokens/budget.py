@@ -48,28 +48,25 @@ class Budget:
         target: Share | None = None,
         reserve_output: int | None = None,
     ) -> None:
-        is_default = False
+        is_default = window is None and CONTEXT_TOKEN_LIMIT() == CONTEXT_TOKEN_LIMIT.default
+        name = "window"
         if window is None:
-            is_default = CONTEXT_TOKEN_LIMIT() == CONTEXT_TOKEN_LIMIT.default
             name = f"the window ({CONTEXT_TOKEN_LIMIT.name})"
-            window_tokens = _tokens(name, CONTEXT_TOKEN_LIMIT())
-        else:
-            name = "window"
-            window_tokens = _tokens(name, window)
-        if window_tokens < _LEAST_WINDOW:
+            window = CONTEXT_TOKEN_LIMIT()
+        _check_tokens(name, window)
+        if window < _LEAST_WINDOW:
             raise SettingsError(
-                f"{name} is {window_tokens} tokens, too few for any request; "
+                f"{name} is {window} tokens, too few for any request; "
                 "give the model's context window, such as 200_000"
             )
+        name = "trigger"
         if trigger is None:
             name = f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
-            trigger_share = _share(name, COMPACT_THRESHOLD_RATIO(), window_tokens)
-        else:
-            trigger_share = _share("trigger", trigger, window_tokens)
-        trigger_tokens = math.ceil(trigger_share)
+            trigger = COMPACT_THRESHOLD_RATIO()
+        trigger_tokens = math.ceil(_share(name, trigger, window))
         if reserve_output is not None:
-            reserve = _tokens("reserve_output", reserve_output, least=0, most=window_tokens)
-            usable = window_tokens * _USABLE_OF_WINDOW - reserve
+            _check_tokens("reserve_output", reserve_output, least=0, most=window)
+            usable = window * _USABLE_OF_WINDOW - reserve_output
             if usable <= 0:
                 raise SettingsError(
                     f"reserve_output leaves {math.floor(usable)} tokens of the window"
@@ -79,14 +76,14 @@ class Budget:
         if target is None:
             target_share = trigger_tokens * _TARGET_OF_TRIGGER
         else:
-            target_share = _share("target", target, window_tokens, least=0)
+            target_share = _share("target", target, window, least=0)
         target_tokens = math.floor(target_share)
         if target_tokens >= trigger_tokens:
             raise SettingsError(
                 f"target is {target_tokens} tokens, which is not below the trigger,"
                 f" {trigger_tokens}"
             )
-        object.__setattr__(self, "window", window_tokens)
+        object.__setattr__(self, "window", window)
         object.__setattr__(self, "trigger", trigger_tokens)
         object.__setattr__(self, "target", target_tokens)
         object.__setattr__(self, "reserve_output", reserve_output)
@@ -108,7 +105,8 @@ class Budget:
 
 def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
     if isinstance(value, int):
-        return Fraction(_tokens(name, value, least=least, most=window))
+        _check_tokens(name, value, least=least, most=window)
+        return Fraction(value)
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
         raise SettingsError(
             f"{name} is {excerpt(value)}: neither a whole number of tokens"
@@ -118,7 +116,7 @@ def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
     return Fraction(str(value)) * window
 
 
-def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
+def _check_tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise SettingsError(f"{name} is {excerpt(value)}, not a whole number of tokens")
     if value < least or (most is not None and value > most):
@@ -126,4 +124,3 @@ def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -
         if most is not None:
             valid = f"between {least} and {most}, the window"
         raise SettingsError(f"{name} is {value} tokens: it must be {valid}")
-    return value

@@ -87,9 +87,7 @@ def is_possible(raw: int, billed: int) -> bool:
 
 
 def _clamp(billed: int, raw: int) -> Fraction:
-    factor = Fraction(billed, raw)
-    factor = max(LEAST_FACTOR, factor)
-    return min(MOST_FACTOR, factor)
+    return min(MOST_FACTOR, max(LEAST_FACTOR, Fraction(billed, raw)))
 
 
 class Savings(NamedTuple):
@@ -235,30 +233,26 @@ class Ledger:
         if same < max(len(messages), len(self._seen)):
             new = messages[same:]
             counts, summaries = await self._count(new, same)
-            self._seen[same:] = new
-            # A new array: those that were handed out do not move.
-            sums = itertools.accumulate(counts, initial=self._sums[same])
-            self._sums = self._sums[:same] + array("q", sums)
-            self._summaries[bisect_left(self._summaries, same) :] = summaries
-            self._note_change()
+            self._replace_from(same, new, counts, summaries)
         self.known = len(messages)
 
     def _same_at_start(self, messages: list[Message], known: int | None) -> int:
         """How many of *messages*, from the first on, are those counted already."""
         if self._seen and not is_equal(_content(self._seen[-1]), self._tail):
-            self._forget_last()  # agents append results to the last message in place
+            # Agents append results to the last message in place.
+            self._replace_from(len(self._seen) - 1, [], [], [])
+            self.rewind(len(self._seen))
         return common_prefix(messages, self._seen, known or 0)
 
-    def _forget_last(self) -> None:
-        left = len(self._seen) - 1
-        del self._seen[left:]
-        self._sums = self._sums[:-1]
-        del self._summaries[bisect_left(self._summaries, left) :]
-        self._note_change()
-        self.rewind(left)
-
-    def _note_change(self) -> None:
-        """Derive anew what follows from the messages and their sums."""
+    def _replace_from(
+        self, start: int, messages: list[Message], counts: list[int], summaries: list[int]
+    ) -> None:
+        """Have *messages*, of so many tokens, be what was counted last from index *start* on."""
+        self._seen[start:] = messages
+        # A new array: those that were handed out do not move.
+        sums = itertools.accumulate(counts, initial=self._sums[start])
+        self._sums = self._sums[:start] + array("q", sums)
+        self._summaries[bisect_left(self._summaries, start) :] = summaries
         self._unbilled = self._sums[self._summaries[-1]] if self._summaries else 0
         self._tail = None
         if self._seen:
@@ -394,11 +388,8 @@ _NO_SAMPLE = UsageSample()
 
 def _summaries(messages: Sequence[Message], start: int) -> list[int]:
     """The indexes, counted from *start*, of the messages with a summary by the server."""
-    found: list[int] = []
-    for index, message in enumerate(messages, start):
-        if server_summary(message) is not None:
-            found.append(index)
-    return found
+    numbered = enumerate(messages, start)
+    return [index for index, message in numbered if server_summary(message) is not None]
 
 
 def _content(message: Message) -> object:

@@ -14,7 +14,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -43,15 +43,12 @@ _HEADER_CHARS = 4_096
 Size: TypeAlias = tuple[int, int]
 """Width and height in pixels."""
 
-Reader: TypeAlias = Callable[[bytes], Size | None]
-"""Reads the size of a picture from the beginning of its file."""
-
 
 def image_tokens(source: object) -> int:
     """The tokens of an image: one per 28 x 28 pixels, scaled down to a long edge of 1,568."""
     data = field(source, "data")
     size = size_of(data) if isinstance(data, str) else None
-    if size is None:
+    if size is None or 0 in size:
         return IMAGE_TOKENS
     scale = min(1.0, LONG_EDGE / max(size))
     width, height = (math.ceil(edge * scale / PATCH) for edge in size)
@@ -120,11 +117,15 @@ def size_of(data: str) -> Size | None:
 
 
 def _read_size(head: bytes) -> Size | None:
-    for magic, read in _FORMATS.items():
-        if head.startswith(magic):
-            with suppress(struct.error):  # it ends too early
-                size = read(head)
-                return size if size and min(size) > 0 else None
+    with suppress(struct.error):  # it ends too early
+        if head.startswith(b"\x89PNG\r\n\x1a\n"):
+            return struct.unpack_from(">II", head, 16)
+        if head.startswith(b"GIF8"):
+            return struct.unpack_from("<HH", head, 6)
+        if head.startswith(b"\xff\xd8"):
+            return _jpeg(head)
+        if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+            return _webp(head)
     return None
 
 
@@ -133,16 +134,6 @@ def _decode(data: str) -> bytes | None:
         return binascii.a2b_base64(data)
     except ValueError:
         return None
-
-
-def _png(head: bytes) -> Size:
-    width, height = struct.unpack_from(">II", head, 16)
-    return width, height
-
-
-def _gif(head: bytes) -> Size:
-    width, height = struct.unpack_from("<HH", head, 6)
-    return width, height
 
 
 def _jpeg(head: bytes) -> Size | None:
@@ -159,7 +150,7 @@ _NO_FRAME_START = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of a start of f
 
 
 def _webp(head: bytes) -> Size | None:
-    if len(head) < 30 or head[8:12] != b"WEBP":
+    if len(head) < 30:
         return None
     if head[12:16] == b"VP8X":
         width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
@@ -169,11 +160,3 @@ def _webp(head: bytes) -> Size | None:
     else:
         width, height = (edge & 0x3FFF for edge in struct.unpack_from("<HH", head, 26))
     return width, height
-
-
-_FORMATS: dict[bytes, Reader] = {
-    b"\x89PNG\r\n\x1a\n": _png,
-    b"GIF8": _gif,
-    b"\xff\xd8": _jpeg,
-    b"RIFF": _webp,
-}

@@ -7,7 +7,7 @@ includes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ..messages import MEDIA, Block, compact_json, field, kind, rebuilt
@@ -17,8 +17,6 @@ Part: TypeAlias = str | int
 """A text whose tokens count, or a number of tokens."""
 
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
-
-Reader: TypeAlias = Callable[[Block], Iterable[Part]]
 
 # Encrypted or encoded content, at any depth of an unknown block: never counted by its length.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
@@ -41,32 +39,30 @@ def content_parts(content: object) -> list[Part]:
                 if name in RESULTS:
                     todo.append(field(block, "content"))
                 else:
-                    found += _READERS.get(name, _unknown)(block)
+                    found += _parts_of(block, name)
         elif held is not None:
             todo.append([held])
     return found
 
 
-def _text(block: Block) -> Iterable[Part]:
-    return (_as_text(field(block, "text")),)
-
-
-def _tool_use(block: Block) -> Iterable[Part]:
-    call_id = _as_text(field(block, "id"))
-    return (call_id, _as_text(field(block, "name")), compact_json(field(block, "input", {})))
-
-
-def _thinking(block: Block) -> Iterable[Part]:
-    return (_as_text(field(block, "thinking")),)
-
-
-def _redacted_thinking(block: Block) -> Iterable[Part]:
-    # Cipher text in base64: three bytes in four characters, and about four bytes to a token.
-    return (len(_as_text(field(block, "data"))) * 3 // 16,)
-
-
-def _image(block: Block) -> Iterable[Part]:
-    return (media.image_tokens(field(block, "source")),)
+def _parts_of(block: Block, name: str) -> Iterable[Part]:
+    """The parts of *block*, of the kind *name*."""
+    match name:
+        case "text" | "thinking":
+            return (_as_text(field(block, name)),)
+        case "tool_use" | "server_tool_use" | "mcp_tool_use":
+            made = _as_text(field(block, "id")), _as_text(field(block, "name"))
+            return (*made, compact_json(field(block, "input", {})))
+        case "redacted_thinking":
+            # Cipher text in base64: three bytes in four characters, and about four bytes to a
+            # token.
+            return (len(_as_text(field(block, "data"))) * 3 // 16,)
+        case "image":
+            return (media.image_tokens(field(block, "source")),)
+        case "document":
+            return _document(block)
+        case _:
+            return _unknown(block)
 
 
 def _document(block: Block) -> Iterator[Part]:
@@ -124,15 +120,3 @@ def _as_text(value: object) -> str:
     if value is None:
         return ""
     return compact_json(value)
-
-
-_READERS: dict[str, Reader] = {
-    "text": _text,
-    "tool_use": _tool_use,
-    "server_tool_use": _tool_use,
-    "mcp_tool_use": _tool_use,
-    "thinking": _thinking,
-    "redacted_thinking": _redacted_thinking,
-    "image": _image,
-    "document": _document,
-}
