@@ -28,7 +28,7 @@ def structured(reader: Tool) -> StructuredTool:
     return StructuredTool(
         name=reader.name,
         description=reader.definition.get("description", ""),
-        args_schema=reader.definition["input_schema"],
+        args_schema=dict(reader.definition["input_schema"]),
         coroutine=read,
     )
 
