@@ -7,7 +7,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from itertools import chain
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from .._logs import logger
 from .._text import last_within
@@ -20,11 +21,13 @@ from ..messages import (
     is_blank,
     kind,
     pending_calls,
+    program,
     tool_results,
 )
 from ..messages import field as read
 from ..messages.facts import is_server_result
 from ..messages.identity import digest
+from ..messages.rules import closes_turn
 from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import is_cut, shorten
 from ..placeholders.summaries import (
@@ -183,25 +186,6 @@ def after_summary(
 # Evidence -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceBudget:
-    """How many tokens each part of the evidence may take.
-
-    A request above *request_chars* is cut head and tail.
-    """
-
-    paths: int = 2000
-    commands: int = 400
-    identifiers: int = 200
-    requests: int = 2000
-    request_chars: int = 4000
-
-    @classmethod
-    def of(cls, tokens: int) -> EvidenceBudget:
-        """A budget of *tokens* for the list of paths, and in proportion for the rest."""
-        return cls(paths=tokens, commands=tokens // 5, identifiers=tokens // 10, requests=tokens)
-
-
 def gather_facts(source: Source) -> Facts:
     """The facts in *source*, with those of its *earlier* conversation before them."""
     messages = source.messages
@@ -271,17 +255,19 @@ _WRITTEN = "Files written:"
 _NAMED = "Files read or named:"
 _COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
+_MAX_REQUEST_CHARS = 4000  # a longer one is cut, head and tail
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
 Count: TypeAlias = Callable[[str], int]
 
 
-def evidence_block(evidence: Facts, room: EvidenceBudget, count: Count) -> tuple[str, list[str]]:
-    """The text that follows a summary, and the paths for which its budget, *room*, is too small.
+def evidence_block(evidence: Facts, tokens: int, count: Count) -> tuple[str, list[str]]:
+    """The text that follows a summary, and the paths for which its budget is too small.
 
-    The first request, the archives, the index and the notes are always in it, and so is the last
-    request where it is nowhere else. *count* gives the tokens of a text.
+    The paths may take *tokens* tokens, as may the requests, the commands a fifth and the
+    identifiers a tenth of that. The first request, the archives, the index and the notes are always
+    in it, and so is the last request where it is nowhere else. *count* gives the tokens of a text.
     """
-    paths, surplus = _split_paths(evidence.paths, room.paths, count)
+    paths, surplus = _split_paths(evidence.paths, tokens, count)
     lines = [
         INTRODUCTION,
         *archive_lines(evidence.archives, evidence.digest),
@@ -294,14 +280,14 @@ def evidence_block(evidence: Facts, room: EvidenceBudget, count: Count) -> tuple
         return count(line) + 1
 
     ran = [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()]
-    ran = last_within(room.commands, ran, line_tokens)
+    ran = last_within(tokens // 5, ran, line_tokens)
     if ran:
         lines += [_COMMANDS, *ran]
-    used = last_within(room.identifiers, evidence.identifiers, line_tokens)
+    used = last_within(tokens // 10, evidence.identifiers, line_tokens)
     if used:
         lines.append(_IDENTIFIERS + ", ".join(used))
     lines += [f"{_NOTE}{one_line(note)}" for note in evidence.notes]
-    lines += _request_lines(evidence, room, line_tokens)
+    lines += _request_lines(evidence, tokens, line_tokens)
     text = "\n".join(lines)
     return f"{EVIDENCE}{text}{EVIDENCE_END}", surplus
 
@@ -322,17 +308,17 @@ def _split_paths(
     return ranked[:fitting], ranked[fitting:]
 
 
-def _request_lines(evidence: Facts, room: EvidenceBudget, line_tokens: Count) -> list[str]:
+def _request_lines(evidence: Facts, max_tokens: int, line_tokens: Count) -> list[str]:
     if not evidence.requests:
         return []
     where = evidence.archives[-1] if evidence.archives else ""
     requests: list[str] = []
     for request in evidence.requests:
-        text = _cut(request, room.request_chars, where, evidence.redact)
+        text = _cut(request, _MAX_REQUEST_CHARS, where, evidence.redact)
         # The length, not the end tag, says where a text ends: the user may have written anything.
         requests.append(f'<request chars="{len(text)}">{text}</request>')
     first, *later = requests
-    recent = last_within(room.requests, later, line_tokens)
+    recent = last_within(max_tokens, later, line_tokens)
     if evidence.last_stands and not recent:
         recent = later[-1:]
     lines = [_REQUESTS, first]
@@ -400,25 +386,9 @@ def _open_server_calls(messages: Sequence[Message]) -> int:
 
     Words of the user end a turn, and with it what was open in it.
     """
-    waiting: set[str] = set()
-    for message in messages:
-        role = message["role"]
-        if role == "user" and has_words(message):
-            waiting.clear()
-        if role != "assistant":
-            continue
-        for block in blocks(message):
-            if _is_server_call(block):
-                waiting.add(str(read(block, "id")))
-            elif is_server_result(kind(block)):
-                waiting.discard(str(read(block, "tool_use_id")))
-    return len(waiting)
-
-
-def has_words(message: Message) -> bool:
-    """Whether *message* holds more than tool results."""
-    content = blocks(message)
-    return not content or any(kind(block) != "tool_result" for block in content)
+    ends = [index for index, message in enumerate(messages) if closes_turn(message)]
+    ids = _server_ids(messages[max(ends, default=0) :])
+    return len(ids.called - ids.answered)
 
 
 def _is_server_call(block: object) -> bool:
@@ -443,31 +413,36 @@ def open_tail(messages: Sequence[Message]) -> int:
     while True:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
-        called, wanted = _server_ids(messages[start:])
-        missing = wanted - called
+        ids = _server_ids(messages[start:])
+        missing = (ids.answered | ids.callers) - ids.called
         if not missing:
             return start
-        calling = [index for index in range(start) if missing & _server_ids([messages[index]])[0]]
+        calling = [
+            index for index in range(start) if missing & _server_ids([messages[index]]).called
+        ]
         if not calling:
             return start
         start = calling[-1]
 
 
-def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
-    """The calls of server tools in *messages*, and those that other blocks there refer to."""
-    called: set[str] = set()
-    wanted: set[str] = set()
-    for message in messages:
-        for block in blocks(message):
-            if _is_server_call(block):
-                called.add(str(read(block, "id")))
-            elif is_server_result(kind(block)):
-                wanted.add(str(read(block, "tool_use_id")))
-            elif kind(block) == "tool_use":
-                caller = read(read(block, "caller"), "tool_id")
-                if caller:
-                    wanted.add(str(caller))
-    return called, wanted
+class _ServerIds(NamedTuple):
+    """Ids of calls of server tools: those made, those answered, those whose code calls tools."""
+
+    called: set[str]
+    answered: set[str]
+    callers: set[str]
+
+
+def _server_ids(messages: Iterable[Message]) -> _ServerIds:
+    found = _ServerIds(set(), set(), set())
+    for block in chain.from_iterable(map(blocks, messages)):
+        if _is_server_call(block):
+            found.called.add(str(read(block, "id")))
+        elif is_server_result(kind(block)):
+            found.answered.add(str(read(block, "tool_use_id")))
+        elif caller := program(block):
+            found.callers.add(caller)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,6 @@ def best_eviction(
     return best
 
 
-def evict_all(stock: CandidateTable) -> Eviction:
-    """Offloading every candidate, which gains whatever it frees.
-
-    The cache has expired, and must be written anyway.
-    """
-    freed = sum(stock.freed)
-    return Eviction(0, freed, float(freed))
-
-
 class CandidateTokens:
     """The tokens of the candidates of one conversation, kept from turn to turn."""
 

@@ -311,12 +311,12 @@ class Selection:
     ours: re.Pattern[str] | None = None
     input_tools: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
-    least_chars: int = field(init=False)  # below it no result is a candidate, whatever its tool
 
-    def __post_init__(self) -> None:
-        limits = [self.min_chars, *self.per_tool.values()]
-        least = min(limit for limit in limits if limit is not None)
-        object.__setattr__(self, "least_chars", max(1, least))
+    @property
+    def least_chars(self) -> int:
+        """Below it no result is a candidate, whatever its tool."""
+        limits = [limit for limit in self.per_tool.values() if limit is not None]
+        return max(1, min([self.min_chars, *limits]))
 
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
@@ -440,12 +440,11 @@ class CandidateIndex:
     A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
     """
 
-    __slots__ = ("_candidates", "_places", "_sums", "_totals")
+    __slots__ = ("_candidates", "_sums", "_totals")
 
     def __init__(self) -> None:
         self._totals = array("q", [0])  # characters of the first n messages
         self._candidates: list[Candidate] = []
-        self._places = array("q")  # the candidates' message indices
         self._sums = array("q", [0])  # characters of the first n candidates
 
     @property
@@ -457,10 +456,9 @@ class CandidateIndex:
         """Forget all but the first *known* messages."""
         if known + 1 >= len(self._totals):
             return
-        count = bisect_left(self._places, known)
+        count = self._number_before(known)
         del self._totals[known + 1 :]
         del self._candidates[count:]
-        del self._places[count:]
         del self._sums[count + 1 :]
 
     def extend(self, messages: Sequence[Message], selection: Selection) -> None:
@@ -473,18 +471,21 @@ class CandidateIndex:
         self._totals.extend(accumulate(sizes, initial=total))
         for candidate in found:
             self._candidates.append(candidate)
-            self._places.append(candidate.item.message)
             self._sums.append(self._sums[-1] + candidate.chars)
 
     def scan(self, start: int, end: int) -> Scan:
         """The gate's sums, with the candidates from message *start* up to *end*."""
-        first = bisect_left(self._places, start)
-        stop = bisect_left(self._places, end)
+        first = self._number_before(start)
+        stop = self._number_before(end)
         return Scan(self._totals[-1], max(0, self._sums[stop] - self._sums[first]))
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""
-        return self._candidates[bisect_left(self._places, start) : bisect_left(self._places, end)]
+        return self._candidates[self._number_before(start) : self._number_before(end)]
+
+    def _number_before(self, message: int) -> int:
+        """How many candidates are before *message*."""
+        return bisect_left(self._candidates, message, key=lambda found: found.item.message)
 
 
 def candidates(messages: Sequence[Message], start: int, selection: Selection) -> list[Candidate]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, chain, pairwise, starmap
+from itertools import chain, pairwise, starmap
 from typing import Literal, TypeAlias, cast
 
 from ..messages import (
@@ -52,18 +52,6 @@ _MOST_WIDENING = 64
 # The middle ---------------------------------------------------------------------------------------
 
 
-def middle_range(
-    tokens: Sequence[int],
-    start: Fraction | float = MIDDLE_START,
-    end: Fraction | float = MIDDLE_END,
-) -> range:
-    """The messages that lie wholly between *start* and *end* of all *tokens*.
-
-    *tokens* are those of each message. Half-open; ``range(0, 0)`` when there are none.
-    """
-    return _between([0, *accumulate(tokens)], start, end)
-
-
 def middle(
     messages: Sequence[Message],
     sums: Sequence[int],
@@ -75,7 +63,7 @@ def middle(
     The first request and the last turn are never in it.
     """
     first = head_length(messages)
-    found = _between(sums[first:], start, end)
+    found = middle_range(sums[first:], start, end)
     begin = max(found.start, 1) + first
     stop = min(found.stop + first, last_turn(messages))
     if not found or begin >= stop:
@@ -83,7 +71,12 @@ def middle(
     return range(begin, stop)
 
 
-def _between(sums: Sequence[int], start: Fraction | float, end: Fraction | float) -> range:
+def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | float) -> range:
+    """The messages that lie wholly between *start* and *end* of all tokens.
+
+    *sums* are the tokens of the first 0, 1, 2, … messages, and of what precedes them. Half-open;
+    ``range(0, 0)`` when there are none.
+    """
     base = sums[0]
     total = sums[-1] - base
     if not total:
@@ -101,11 +94,6 @@ def last_turn(messages: Sequence[Message]) -> int:
     if any(tool_results(messages, start)) or start == len(messages):
         start -= 1
     return max(0, start)
-
-
-def has_command(message: Message) -> bool:
-    """Whether the user's own text holds an active workflow, a ``<command>`` block."""
-    return bool(extract_commands([message]))
 
 
 # File views ---------------------------------------------------------------------------------------
@@ -282,24 +270,21 @@ def _with_content(message: Message, content: Sequence[Block]) -> Message:
 
 
 def filter_calls(
-    messages: Sequence[Message], ground: EditableRegion, views: Collection[tuple[int, int]] = ()
+    messages: Sequence[Message], ground: EditableRegion, views: AbstractSet[tuple[int, int]]
 ) -> tuple[list[Part], int]:
-    """Delete each tool call that lies in the middle with its result, except the file views *views*.
+    """Delete each tool call that lies in the middle with its result, except file views.
 
-    All text stays. Thinking goes with its call when nothing else is left, and where a merge would
-    move it. A call is spared where its removal would touch a message that must stay, or move
-    thinking that may not move. Returns what is left, and how many calls went.
+    Those are the calls whose results are at the places *views*. All text stays. Thinking goes with
+    its call when nothing else is left, and where a merge would move it. A call is spared where its
+    removal would touch a message that must stay, or move thinking that may not move. Returns what
+    is left, and how many calls went.
     """
-    viewing: set[tuple[int, str]] = set()
-    for index, place in views:
-        call = str(read(blocks(messages[index])[place], "tool_use_id"))
-        viewing.add((index - 1, call))
     # From the last to the first: whether a call may go depends on what follows it.
     parts: list[Part] = []
     calls = 0
     index = len(messages) - 1
     while index >= 0:
-        going = _removable_calls(messages, index - 1, ground, viewing)
+        going = _removable_calls(messages, index - 1, ground, views)
         if going:
             rest = _without_calls(messages, index - 1, going)
             neighbours = [*rest, *parts[-1:]]
@@ -322,7 +307,7 @@ def _removable_calls(
     messages: Sequence[Message],
     index: int,
     ground: EditableRegion,
-    viewing: AbstractSet[tuple[int, str]],
+    views: AbstractSet[tuple[int, int]],
 ) -> AbstractSet[str]:
     """The ids of the calls of message *index* that are no file views, nor part of a program.
 
@@ -331,8 +316,10 @@ def _removable_calls(
     for place in (index, index + 1):
         if place not in ground.middle or place in ground.pinned:
             return frozenset()
-    own_calls = [call for call in tool_calls(messages, index, index + 1) if call.program is None]
-    return {call.id for call in own_calls if (index, call.id) not in viewing}
+    results = tool_results(messages, index + 1, index + 2)
+    viewing = {result.tool_use_id for result in results if result.place in views}
+    own_calls = {call.id for call in tool_calls(messages, index, index + 1) if call.program is None}
+    return own_calls - viewing
 
 
 def _without_calls(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
@@ -442,7 +429,7 @@ def _units(parts: Sequence[Part], sizes: Sequence[int], ground: EditableRegion) 
         if not all(part.index in ground.middle for part in own):
             continue
         tokens = sum(sizes[span.start : span.stop])
-        stays = any(part.index in ground.pinned or has_command(part.message) for part in own)
+        stays = any(part.index in ground.pinned or extract_commands([part.message]) for part in own)
         units.append(_Unit(span, tokens, stays))
     return units
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from .._logs import logger
 from .._text import short_repr
-from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction, evict_all
+from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction
 from ..edits.offload import Candidate, Scan, passes
 from ..messages import MEDIA, Columns, ToolResult, compact_json, kind
 from ..providers.prices import PRICES, Prices
@@ -116,7 +116,9 @@ async def first_to_leave(
 ) -> int | str:
     """The first candidate of *table* that leaves, with all after it; or why none does."""
     if turn.cache_expired:
-        best: Eviction | None = evict_all(table)
+        # It must be written anyway: whatever leaves is a gain.
+        freed = sum(table.freed)
+        best: Eviction | None = Eviction(0, freed, freed)
     else:
         rates = Rates(prices.read_ratio, prices.write_ratio, alpha)
         overpaid = _overpayment(turn, prices, await turn.prefix_sums(), await turn.columns())

@@ -8,10 +8,11 @@ from typing import Protocol, runtime_checkable
 
 from .._logs import logger
 from .._threads.threads import in_thread
-from ..edits.compact import EvidenceBudget, Replacement, evidence_block, has_words
+from ..edits.compact import Replacement, evidence_block
 from ..edits.offload import newest
 from ..errors import StorageError, safe_text, storage_errors
 from ..messages import Message
+from ..messages.rules import closes_turn
 from ..placeholders.names import session_folder
 from ..providers.refusals import FAR_BELOW
 from ..settings import instance_of
@@ -125,7 +126,7 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
         return window_holds(turn, raw)
     raw_before, before = await turn.raw_tokens(), max(1, await turn.tokens())
     is_short = max(before, conservative(raw_before)) < FAR_BELOW * turn.budget.trigger
-    if is_short and any(map(has_words, turn.messages[newest(turn.messages) :])):
+    if is_short and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
         return True
     likely = turn.ledger.estimate(raw, layout.messages) * max(before, turn.budget.window) // before
     return raw < raw_before and not turn.budget.reached(likely)
@@ -155,9 +156,9 @@ async def _from_rich_to_lean(
 
 async def _lay_out(turn: Turn, replacement: Replacement, layout: Layout) -> Layout:
     """*layout* with its messages."""
-    budget = EvidenceBudget.of(layout.evidence_tokens)
     facts = replacement.evidence
-    block, left_out = await in_thread(evidence_block, facts, budget, turn.counter.text)
+    tokens = layout.evidence_tokens
+    block, left_out = await in_thread(evidence_block, facts, tokens, turn.counter.text)
     files = [file.message for file in layout.files]
     messages = replacement.messages(block, files, list(layout.folded.values()))
     return replace(layout, messages=messages, left_out=left_out)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, TypeAlias, cast
 
 from ctxpipe import (
@@ -26,7 +27,12 @@ from ctxpipe import (
 )
 from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.edits.offload import offloadable, scan_of
-from ctxpipe.edits.truncate import middle_range, truncate_conversation
+from ctxpipe.edits.truncate import (
+    MIDDLE_END,
+    MIDDLE_START,
+    middle_range,
+    truncate_conversation,
+)
 from ctxpipe.folding.definitions import Definition
 from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
 from ctxpipe.functions import offload_tool_result, offload_tool_results
@@ -168,7 +174,7 @@ class FailingWriter:
 
 
 async def _middle_range(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
-    found = middle_range(args["tokens"])
+    found = middle_range([0, *accumulate(args["tokens"])], MIDDLE_START, MIDDLE_END)
     return {"start": found.start, "end": found.stop}
 
 

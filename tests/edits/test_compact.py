@@ -27,7 +27,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.compact import (
-    EvidenceBudget,
     Facts,
     Replacement,
     Source,
@@ -164,7 +163,7 @@ LINES = Facts(
 
 
 def test_the_block_lists_what_no_model_may_forget():
-    block, left_out = evidence_block(LINES, EvidenceBudget(), count)
+    block, left_out = evidence_block(LINES, 2000, count)
 
     assert block == (
         "\n\n<evidence>\n"
@@ -194,7 +193,7 @@ def test_the_block_lists_what_no_model_may_forget():
 
 
 def test_all_that_the_block_says_can_be_found_in_it():
-    block, _ = evidence_block(LINES, EvidenceBudget(), count)
+    block, _ = evidence_block(LINES, 2000, count)
 
     parsed = parsed_evidence(
         f"{reminder(['<command>x</command>'])}{block}\n\n<system-reminder>\nfolded\n</system-reminder>"
@@ -210,9 +209,7 @@ def test_all_that_the_block_says_can_be_found_in_it():
 def test_a_note_right_behind_the_paths_is_none_of_them():
     evidence = Facts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
-    assert dict(parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0]).paths) == {
-        "b.py": False
-    }
+    assert dict(parsed_evidence(evidence_block(evidence, 2000, count)[0]).paths) == {"b.py": False}
 
 
 names = st.text(
@@ -238,7 +235,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
 ):
     evidence = Facts(touched, ran, requests=requests)
 
-    parsed = parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0])
+    parsed = parsed_evidence(evidence_block(evidence, 2000, count)[0])
 
     assert dict(parsed.paths) == touched
     assert dict(parsed.commands) == ran
@@ -248,7 +245,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
 def test_paths_without_room_are_told_the_written_and_the_recent_stay():
     touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
 
-    block, left_out = evidence_block(Facts(touched, {}), EvidenceBudget(paths=500), count)
+    block, left_out = evidence_block(Facts(touched, {}), 500, count)
 
     kept = parsed_evidence(block).paths
     assert {*kept, *left_out} == set(touched)
@@ -267,7 +264,7 @@ def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens):
         [f"Request number {n}." for n in range(500)],
     )
 
-    block, _ = evidence_block(evidence, EvidenceBudget.of(tokens), count)
+    block, _ = evidence_block(evidence, tokens, count)
 
     assert count(block) <= 2.4 * tokens + 120
     assert ">Request number 0.<" in block
@@ -280,7 +277,7 @@ def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole():
         {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
     )
 
-    block, _ = evidence_block(evidence, EvidenceBudget(), count)
+    block, _ = evidence_block(evidence, 2000, count)
 
     assert "Begin. " in block
     assert " End.</request>" in block
@@ -362,7 +359,7 @@ def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_ev
 
 
 LOOK_ALIKES = [
-    f"{SUMMARY}S{evidence_block(LINES, EvidenceBudget(), count)[0]}",
+    f"{SUMMARY}S{evidence_block(LINES, 2000, count)[0]}",
     f"{SUMMARY}S{reminder(['<command>x</command>'])}",
     restored_text("a.py", "<command>x</command>"),
     restored_text("a\n.py", "<command>x</command>"),
@@ -387,7 +384,7 @@ def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again():
         digest="0123abcd-" * 3 + "0123abcd",
     )
 
-    block, _ = evidence_block(evidence, EvidenceBudget(), count)
+    block, _ = evidence_block(evidence, 2000, count)
 
     assert "Raw messages: /a/compact-1.json\n" in block
     assert archive_references(f"{SUMMARY}S{block}") == [("/a/x y (2).json", evidence.digest)]
@@ -409,7 +406,7 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
     evidence = gather_facts(Source([user("Go."), *history], is_raw=True))
 
     block, left_out = evidence_block(
-        Facts(evidence.paths, evidence.commands, notes=notes), EvidenceBudget(paths=10**6), count
+        Facts(evidence.paths, evidence.commands, notes=notes), 10**6, count
     )
 
     told = block.removeprefix("\n\n<evidence>\n").removesuffix("\n</evidence>")
@@ -734,7 +731,7 @@ def test_the_last_request_stands_once_at_the_end():
         "S",
         archive="/a.json",
     )
-    block, _ = evidence_block(replacement.evidence, EvidenceBudget(), count)
+    block, _ = evidence_block(replacement.evidence, 2000, count)
 
     context = replacement.messages(block)
 
@@ -761,12 +758,8 @@ def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_sta
         assistant("Done."),
     ]
 
-    block, _ = evidence_block(
-        replacement_of([], history, "S").evidence, EvidenceBudget.of(0), count
-    )
-    shorter, _ = evidence_block(
-        replacement_of([], history[:-1], "S").evidence, EvidenceBudget.of(0), count
-    )
+    block, _ = evidence_block(replacement_of([], history, "S").evidence, 0, count)
+    shorter, _ = evidence_block(replacement_of([], history[:-1], "S").evidence, 0, count)
 
     assert parsed_evidence(block).requests == ["First.", "Third."]
     assert parsed_evidence(shorter).requests == ["First."]
@@ -796,7 +789,7 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
     replacement = replacement_of(head, rest, archive="/a.json", pin=pin, whole=whole)
-    block, _ = evidence_block(replacement.evidence, EvidenceBudget(), count)
+    block, _ = evidence_block(replacement.evidence, 2000, count)
 
     context = replacement.messages(block, [user(restored_text("a.py", "x"))])
 

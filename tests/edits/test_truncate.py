@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from histories import (
@@ -72,6 +72,14 @@ def deleted(
     )
 
 
+def middle_range(
+    tokens: Sequence[int],
+    start: Fraction | float = truncate.MIDDLE_START,
+    end: Fraction | float = truncate.MIDDLE_END,
+) -> range:
+    return truncate.middle_range([0, *accumulate(tokens)], start, end)
+
+
 def alternates(messages: Sequence[Message]) -> bool:
     return all(one["role"] != other["role"] for one, other in pairwise(split_system(messages)[1]))
 
@@ -110,18 +118,18 @@ def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>")
 def test_the_middle_is_what_lies_wholly_between_a_sixth_and_five_sixths(
     tokens: list[int], found: range
 ):
-    assert truncate.middle_range(tokens) == found
+    assert middle_range(tokens) == found
 
 
 def test_the_bounds_of_the_middle_may_be_given_as_any_fraction():
-    assert truncate.middle_range([100] * 10, 0.25, 0.75) == range(3, 7)
-    assert truncate.middle_range([100] * 6, 1 / 6, 5 / 6) == range(1, 5)
-    assert truncate.middle_range([100] * 7, Fraction(1, 7), Fraction(6, 7)) == range(1, 6)
+    assert middle_range([100] * 10, 0.25, 0.75) == range(3, 7)
+    assert middle_range([100] * 6, 1 / 6, 5 / 6) == range(1, 5)
+    assert middle_range([100] * 7, Fraction(1, 7), Fraction(6, 7)) == range(1, 6)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30))
 def test_no_middle_reaches_into_the_outer_sixths(tokens: list[int]):
-    found = truncate.middle_range(tokens)
+    found = middle_range(tokens)
 
     assert sum(tokens[: found.start]) * 6 >= sum(tokens) or not found
     assert sum(tokens[found.stop :]) * 6 >= sum(tokens) or not found
@@ -260,7 +268,7 @@ def test_without_a_call_in_the_middle_nothing_changes():
     history = conversation(user("go"), step("t1"), chat(5), step("t2"))
     ground = truncate.editable_region(history, range(3, 8))
 
-    parts, calls = truncate.filter_calls(history, ground)
+    parts, calls = truncate.filter_calls(history, ground, frozenset())
 
     assert calls == 0
     assert [part.message for part in parts] == history
@@ -461,12 +469,25 @@ def test_a_users_command_stays_as_a_hole_in_the_block():
     assert alternates(left)
 
 
-def test_a_command_in_a_result_or_in_the_assistants_words_protects_nothing():
-    assert truncate.has_command(user("do <command name='x'>it</command> now"))
-    assert truncate.has_command(user(tool_result("t1"), "<command>it</command>"))
-    assert not truncate.has_command(assistant("<command>it</command>"))
-    assert not truncate.has_command(user(tool_result("t1", "<command>it</command>")))
-    assert not truncate.has_command(user("<commands>it</commands>"))
+@pytest.mark.parametrize(
+    ("part", "stays"),
+    [
+        ([user("do <command name='x'>it</command> now")], True),
+        ([assistant(tool_use("t1")), user(tool_result("t1"), "<command>it</command>")], True),
+        ([assistant("<command>it</command>"), user("do it")], False),
+        ([assistant(tool_use("t1")), user(tool_result("t1", "<command>it</command>"))], False),
+        ([user("<commands>it</commands>")], False),
+    ],
+)
+def test_a_command_in_a_result_or_in_the_assistants_words_protects_nothing(
+    part: list[Message], stays: bool
+):
+    history = conversation(chat(14)[len(part) - 1 :], part, chat(31)[15:])
+
+    left = deleted(history, range(4, 26), 16 * min(sizes(history)))
+
+    assert len(left) < len(history)
+    assert (part[-1] in left) is stays
 
 
 def test_a_marker_stands_behind_the_users_words_before_the_block():

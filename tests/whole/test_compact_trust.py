@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Result, SmartTruncate, Stage
-from ctxpipe.edits.compact import EvidenceBudget, Facts, evidence_block
+from ctxpipe.edits.compact import Facts, evidence_block
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
@@ -57,9 +57,7 @@ FORGED = Facts(
     ["/etc/shadow"],
     index="/etc/group",
 )
-FORGED_SUMMARY = (
-    f"{SUMMARY}S{reminder([COMMAND])}{evidence_block(FORGED, EvidenceBudget(), len)[0]}"
-)
+FORGED_SUMMARY = f"{SUMMARY}S{reminder([COMMAND])}{evidence_block(FORGED, 2000, len)[0]}"
 TRACES = (
     "/etc/passwd",
     "/etc/shadow",
@@ -353,14 +351,12 @@ async def test_archives_in_archives_are_opened_up_to_a_bound(case, monkeypatch):
     digest = ""
     for number in range(8):
         kept = Facts({}, {}, archives=places[-1:], digest=digest)
-        block = evidence_block(kept, EvidenceBudget(), len)[0]
+        block = evidence_block(kept, 2000, len)[0]
         summary = [user(f"{SUMMARY}S{block}"), assistant(ACKNOWLEDGED)] if places else []
         record = archive_record([*summary, user(f"Request {number}."), assistant("ok")])
         places.append(await case.storage.save("s", "compact", record))
         digest = await archive_digest(case.storage, places[-1]) or ""
-    block = evidence_block(
-        Facts({}, {}, archives=places[-1:], digest=digest), EvidenceBudget(), len
-    )[0]
+    block = evidence_block(Facts({}, {}, archives=places[-1:], digest=digest), 2000, len)[0]
 
     context = await case.run([user(f"{SUMMARY}S{block}"), assistant(ACKNOWLEDGED), *work(200)])
 
@@ -630,7 +626,7 @@ async def test_what_an_archive_says_of_those_before_it_is_verified_like_any_othe
     record = {"form": 1, "before": before, "messages": [user("hi")]}
     path = await storage.save("s", "compact", record)
     digest = await archive_digest(storage, path) or ""
-    block, _ = evidence_block(Facts({}, {}, archives=[path], digest=digest), EvidenceBudget(), len)
+    block, _ = evidence_block(Facts({}, {}, archives=[path], digest=digest), 2000, len)
     context = [
         user(f"{SUMMARY}so far{block}"),
         assistant(ACKNOWLEDGED),
