@@ -39,7 +39,6 @@ MAX_DEPTH = 1_000
 _IN_ONE_STEP = 1_000_000
 _CANNOT_BE_SENT = "a value in a message cannot be sent: {}"
 _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
-_PLAIN = frozenset({str, int, float, bool, type(None)})
 _JSON = (str, dict, list, tuple, int, float, type(None))
 _KEYS = (str, int, float, type(None))
 _KEY_LIKE_A_VALUE = re.compile(r'"(?:-?\d[^"\\]*|true|false|null)":')
@@ -254,7 +253,10 @@ def _inside(item: object) -> Iterable[object] | str:
     if isinstance(item, MAPPINGS):
         return _inside_mapping(item)
     if hasattr(item, "model_dump"):
-        return _inside_model(item)
+        try:
+            return (as_dict(item),)  # what is sent is the model's own dump
+        except InvalidHistory as error:
+            return str(error)
     if isinstance(item, _LISTS) and not isinstance(item, _CHARACTERS):
         return cast("Iterable[object]", item)
     if isinstance(item, Iterator):
@@ -278,16 +280,6 @@ def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
         if not (key == "data" and is_file):
             inside.append(value)
     return inside
-
-
-def _inside_model(item: object) -> Sequence[object] | str:
-    values = [*vars(item).values(), *(getattr(item, "__pydantic_extra__", None) or {}).values()]
-    if all(type(value) in _PLAIN for value in values):
-        return values
-    try:
-        return (as_dict(item),)  # what is sent is the model's own dump
-    except InvalidHistory as error:
-        return str(error)
 
 
 def _is_number(value: float) -> bool:

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from .errors import SettingsError
 from .session.session import Session as AsyncSession
 from .session.session import conversation_of
+from .session.sessions import PIPELINE
 
 if TYPE_CHECKING:
     from anthropic.types import Message as Reply
@@ -118,11 +118,7 @@ class Session:
     """
 
     def __init__(self, pipeline: ContextPipeline, session_id: str, **settings: Any) -> None:
-        if not callable(getattr(pipeline, "new_session", None)):
-            raise SettingsError(
-                "pipeline of a Session is none; "
-                "give a ContextPipeline such as ContextPipeline(stages)"
-            )
+        PIPELINE.check("pipeline", pipeline)
         self._session: AsyncSession = pipeline.new_session(session_id, **settings)
 
     def __repr__(self) -> str:

@@ -678,13 +678,12 @@ def _join(first: Result, second: Result) -> Result:
     """The outcome of two runs over the same history, one after the other."""
     first_changed = second.first_changed_index
     changed_end = second.changed_end
-    if first.first_changed_index is not None:
-        if first_changed is None:
-            first_changed = first.first_changed_index
-            changed_end = first.changed_end
-        else:
-            first_changed = min(first_changed, first.first_changed_index)
-            changed_end = len(second.messages)
+    if first_changed is None:
+        first_changed = first.first_changed_index
+        changed_end = first.changed_end
+    elif first.first_changed_index is not None:
+        first_changed = min(first_changed, first.first_changed_index)
+        changed_end = len(second.messages)
     return replace(
         second,
         reports=(*first.reports, *second.reports),

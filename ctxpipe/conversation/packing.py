@@ -206,7 +206,7 @@ class Packing:
                 known[self._digest(message)] = message
         replay = Replay(make())
         texts: dict[str, str] = {}
-        if any(_misses_texts(turn, known) for turn in turns):
+        if any("files" in turn for turn in turns):
             texts = {self._text_digest(text): text for text in strings(history)}
         for number, entry in enumerate(entries, 1):
             for turn in entry.turns:
@@ -269,11 +269,6 @@ def _has_digests(turn: Mapping[str, Any]) -> bool:
         return True
     edits = turn.get("edits", ())
     return any(any(digests) for *_, digests in edits)
-
-
-def _misses_texts(turn: Mapping[str, Any], known: Mapping[str, Message]) -> bool:
-    """Whether a message of *turn* that has texts in files is none of those that are *known*."""
-    return any(turn["digests"][int(number)] not in known for number in turn.get("files", ()))
 
 
 def _fill_texts(

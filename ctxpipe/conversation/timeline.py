@@ -18,6 +18,7 @@ from ..edits.offload import Placeholders, first_batch_placeholder, note_placehol
 from ..edits.thinking import Stale, mark_stale, shift_stale
 from ..messages import Message, common_prefix, ensure_messages, is_equal
 from ..messages.identity import digest, parse, says_the_same, with_marks, without_marks
+from ..messages.vocabulary import begins_with
 from ..stages.protocol import Stored
 
 RECENT = 64
@@ -500,12 +501,7 @@ def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[i
 
     Raises InvalidHistory.
     """
-    # In place: to slice 20,000 messages takes five times as long as to compare them.
-    rest = now[len(ours) :]
-    del now[len(ours) :]
-    are_equal = is_equal(now, ours)
-    now += rest
-    if are_equal:
+    if begins_with(now, ours):
         return len(ours), []
     agreed = common_prefix(ours, now)
     ensure_messages(now, agreed)

@@ -108,16 +108,16 @@ def _canonical(message: Message) -> list[Any]:
 
 
 def _canonical_block(block: Block) -> Any:
-    plain = _without_mark(block)
+    plain = without_mark(block)
     if not isinstance(plain, dict):
         return plain
     content = plain.get("content")
     if isinstance(content, list | tuple):
-        plain["content"] = [_without_mark(inner) for inner in content]
+        plain["content"] = [without_mark(inner) for inner in content]
     return plain
 
 
-def _without_mark(block: Block) -> Any:
+def without_mark(block: Block) -> Any:
     """*block* without its cache mark and the keys that are None; text and the like as it is."""
     if not isinstance(block, Mapping) and not hasattr(block, "model_dump"):
         return block

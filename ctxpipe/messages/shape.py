@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .._text import one_line
 from .._threads.bulk import MAPPINGS
 from ..errors import InvalidHistory
-from .vocabulary import ROLES, SPOKEN, Block, field, kind
+from .vocabulary import ROLES, SPOKEN, field, kind
 
 SEE = (
     "ctxpipe takes the messages of Anthropic's Messages API;"
@@ -89,20 +89,17 @@ def _ensure_message(index: int, message: object) -> None:
 
 def _shape_fault(block: object) -> str:
     """What keeps *block* from being read as a content block; "" when nothing does."""
-    fault = _own_fault(block)
-    if fault:
-        return fault
-    unread = _inner_blocks(block)
+    unread = [block]
     while unread:
-        inner = unread.pop()
-        fault = _own_fault(inner)
+        part = unread.pop()
+        fault = _own_fault(part, unread)
         if fault:
-            return f"holds a block that {fault}"
-        unread += _inner_blocks(inner)
+            return fault if part is block else f"holds a block that {fault}"
     return ""
 
 
-def _own_fault(block: object) -> str:
+def _own_fault(block: object, inner: list[object]) -> str:
+    """What is wrong with *block* itself; the blocks of a tool result are added to *inner*."""
     if not (isinstance(block, MAPPINGS) or hasattr(block, "model_dump")):
         return f"is {type(block).__name__}, not a mapping"
     name = kind(block)
@@ -116,14 +113,9 @@ def _own_fault(block: object) -> str:
     if name != "tool_result":
         return ""
     content = field(block, "content")
-    if content is None or isinstance(content, str | list | tuple):
-        return ""
-    type_name = type(content).__name__
-    return f"is a tool_result with {type_name} as content, not text or a list of blocks"
-
-
-def _inner_blocks(block: Block) -> list[object]:
-    if kind(block) != "tool_result":
-        return []
-    content = field(block, "content")
-    return list(content) if isinstance(content, list | tuple) else []
+    if isinstance(content, list | tuple):
+        inner += content
+    elif not isinstance(content, str | None):
+        type_name = type(content).__name__
+        return f"is a tool_result with {type_name} as content, not text or a list of blocks"
+    return ""

@@ -244,6 +244,16 @@ def common_prefix(before: Sequence[object], after: Sequence[object], known: int 
     return low
 
 
+def begins_with(messages: list[Message], first: Sequence[Message]) -> bool:
+    """Whether *messages*, a list that nobody else uses, begins with messages equal to *first*."""
+    # In place: to slice 20,000 messages takes five times as long as to compare them.
+    rest = messages[len(first) :]
+    del messages[len(first) :]
+    are_equal = is_equal(messages, first)
+    messages += rest
+    return are_equal
+
+
 def same_at_end(before: Sequence[Message], after: Sequence[Message], most: int) -> int:
     """How many of the last messages, at most *most*, are the very same objects."""
     same = 0

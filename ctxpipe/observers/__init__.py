@@ -89,18 +89,19 @@ class Shaped:
     rewritten_from: int | None
 
 
+@dataclass(eq=False)
 class Observer:
     """Follows the requests of one conversation, each known by its list of messages.
 
     What a subclass has no use for does nothing.
     """
 
-    def __init__(
-        self, settings: PipelineSettings, session_id: str, clock: Callable[[], float]
-    ) -> None:
-        self.settings = settings
-        self.session_id = session_id
-        self.clock = clock
+    settings: PipelineSettings
+    session_id: str
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        """Begin with nothing seen."""
 
     async def shaped(self, context: Shaped) -> Iterable[str]:  # noqa: ARG002
         """A context is ready, and probably sent next; sentences for the notices of its result."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-from .._threads.pieces import overlapping_pieces
+from .._threads.pieces import overlapping_pieces, text_digest
 from .._threads.threads import in_thread_if
 from ..messages import Message, ToolCall, compact_json, is_bulky, strings, texts, tool_calls
 from ..placeholders.names import session_folder
@@ -16,9 +14,6 @@ from ..placeholders.notes import find_imitations, note_of
 from ..stages.reports import Collapsed, Outcome
 from ..tokens.memo import Memo
 from . import Observer, Shaped, Signals
-
-if TYPE_CHECKING:
-    from ..conversation.state import PipelineSettings
 
 MOST_READ_BACK = 15.0
 """Steps read back per 100 calls; on recorded sessions there are five to seven."""
@@ -36,17 +31,12 @@ IMITATED = (
     "do without Collapse"
 )
 
-_DIGEST = 16  # bytes
-
 
 class Watch(Observer):
     """Counts the `Signals` of one session from its new messages, and warns of each once."""
 
-    def __init__(
-        self, settings: PipelineSettings, session_id: str, clock: Callable[[], float]
-    ) -> None:
-        super().__init__(settings, session_id, clock)
-        folder = re.escape(session_folder(session_id))
+    def __post_init__(self) -> None:
+        folder = re.escape(session_folder(self.session_id))
         self._step = re.compile(
             rf"{folder}[/\\]s[\d{{*?\[]|(?<![\w./\\-])s\d{{1,9}}(?:-[0-9a-f]{{8}})?\.md(?![\w-])"
         )
@@ -98,8 +88,7 @@ class Watch(Observer):
                 self._learn_call(call)
 
     def _learn_call(self, call: ToolCall) -> None:
-        given = f"{call.name}\n{compact_json(call.input)}".encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(given, digest_size=_DIGEST).digest()
+        digest = text_digest(f"{call.name}\n{compact_json(call.input)}")
         when = "after" if self._has_rewritten else "before"
         self._counts[f"tool_calls_{when}"] += 1
         self._counts[f"repeated_{when}"] += self._made.get(digest) is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .._threads.pieces import overlapping_pieces
 from ..providers.agent_tools import NOTE, NOTE_END
-from ..settings import Wanted, is_size
+from ..settings import SIZE, check_settings
 
 # Required word for word.
 DIRECT = "[Tool result offloaded to file: {}]"
@@ -31,7 +31,6 @@ _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to):
 _BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]  # in this order
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
-_CHARACTERS = Wanted(is_size, "a whole number of characters, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ class Preview:
     tail: int = 200
 
     def __post_init__(self) -> None:
-        _CHARACTERS.check("head of a Preview", self.head)
-        _CHARACTERS.check("tail of a Preview", self.tail)
+        check_settings(self, head=SIZE, tail=SIZE)
 
     def of(self, text: str) -> str:
         """The lines that follow the placeholder: head, how much is missing, tail.

@@ -299,7 +299,9 @@ class CacheDiagnostics:
         prompt = request.prompt
         if before is None or before.prompt is None or prompt is None:
             return []
-        expected = self._expectation(request, before, prompt, bill)
+        expected = _tokens(prompt, bill, request.known - 1)
+        if not request.found and before.bill is not None and before.bill.total:
+            expected = min(before.bill.total, bill.total)
         if expected - bill.read <= _tolerance(expected):
             return []
         if not bill.cached and not _is_cacheable(request.sent, prompt, expected):
@@ -318,13 +320,6 @@ class CacheDiagnostics:
             why = self._reason(request, before, prompt, beyond)
             misses.append(self._miss(why, bill, predicted, expected, prompt))
         return misses
-
-    @staticmethod
-    def _expectation(request: _Request, before: _Request, prompt: Prompt, bill: Bill) -> int:
-        """The tokens that would have been read if nothing had gone wrong."""
-        if not request.found and before.bill is not None and before.bill.total:
-            return min(before.bill.total, bill.total)
-        return _tokens(prompt, bill, request.known - 1)
 
     def _deeper_entries(
         self, request: _Request, prompt: Prompt, bill: Bill

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .._text import one_line
+from ..messages import common_prefix
 from .misses import Cause
 from .prompts import Prompt, Sent
 
@@ -45,17 +46,18 @@ def _head(before: Prompt, now: Prompt) -> Iterator[Difference]:
         yield Difference(0, Cause.MODEL, f"the model was switched, {names}")
     if new.betas != old.betas:
         yield Difference(0, Cause.BETAS, "the betas of the request changed")
-    same, is_equal = _common(before.keys[: len(before.tools)], now.keys[: len(now.tools)])
-    if not is_equal:
+    old_tools, new_tools = before.keys[: len(before.tools)], now.keys[: len(now.tools)]
+    if new_tools != old_tools:
+        same = common_prefix(old_tools, new_tools)
         first = f", {_name(now.tools[same])} first" if same < len(now.tools) else ""
         yield Difference(same, Cause.TOOLS, f"the tools changed{first}")
     if new.speed != old.speed:
         yield Difference(len(now.tools), Cause.SPEED, "the speed setting changed")
-    same, is_equal = _common(
-        before.keys[len(before.tools) : before.head], now.keys[len(now.tools) : now.head]
-    )
-    if not is_equal:
-        yield Difference(len(now.tools) + same, Cause.SYSTEM, "the system prompt changed")
+    old_system = before.keys[len(before.tools) : before.head]
+    new_system = now.keys[len(now.tools) : now.head]
+    if new_system != old_system:
+        place = len(now.tools) + common_prefix(old_system, new_system)
+        yield Difference(place, Cause.SYSTEM, "the system prompt changed")
     for name, (cause, detail) in _SETTINGS.items():
         if getattr(new, name) != getattr(old, name):
             yield Difference(now.head, cause, detail)
@@ -72,7 +74,7 @@ def _as_amended(difference: Difference) -> Difference:
 
 
 def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:
-    same, _ = _common(before.keys[before.head :], now.keys[now.head :])
+    same = common_prefix(before.keys[before.head :], now.keys[now.head :])
     if same == len(before.keys) - before.head:
         return
     place = now.head + same
@@ -98,7 +100,7 @@ def index_blocks(before: Prompt, now: Prompt) -> int:
 
     All of these, had nothing changed, would be read from the cache.
     """
-    same, _ = _common(before.keys[before.head :], now.keys[now.head :])
+    same = common_prefix(before.keys[before.head :], now.keys[now.head :])
     known = now.head + same
     # In order: what is found in the old prompt is looked for behind what was found last.
     places: dict[int, list[int]] = {}
@@ -110,11 +112,3 @@ def index_blocks(before: Prompt, now: Prompt) -> int:
         if found is not None:
             known, reached = index + 1, found
     return known
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> tuple[int, bool]:
-    """How many leading items are equal, and whether all are."""
-    stop = min(len(one), len(other))
-    if one[:stop] == other[:stop]:
-        return stop, len(one) == len(other)
-    return next(place for place in range(stop) if one[place] != other[place]), False

@@ -17,20 +17,19 @@ from ..messages import (
     Block,
     Message,
     as_blocks,
-    as_dict,
     cache_marks,
     common_prefix,
     compact_json,
-    is_equal,
     kind,
 )
 from ..messages import field as read
+from ..messages.identity import MARK, without_mark
+from ..messages.vocabulary import begins_with
 from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
 from .cache import Mark, seconds_to_live
 
 BETA_HEADER = "anthropic-beta"
-MARK = "cache_control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +199,7 @@ def _after_summary(
 
 def _common_length(before: list[Message], now: list[Message]) -> int:
     """How many leading messages are equal."""
-    if not before:
-        return 0
-    # In place: a slice touches every message, and so costs more than the comparison.
-    rest = now[len(before) :]
-    del now[len(before) :]
-    are_equal = is_equal(now, before)
-    now += rest
-    return len(before) if are_equal else common_prefix(before, now)
+    return len(before) if begins_with(now, before) else common_prefix(before, now)
 
 
 def _is_own(prompt: Prompt, mark: Mark) -> bool:
@@ -231,7 +223,7 @@ def _head(
     else:
         names = tuple(map(_tool_name, tools))
         keys = array("q", [_key("tools", tool) for tool in tools]) + system
-        sizes = [counter.total((), tools=[_fields(tool)]) for tool in tools]
+        sizes = [counter.total((), tools=[without_mark(tool)]) for tool in tools]
         sums = array("q", accumulate([*sizes, *map(size, blocks)], initial=0))
     settings = Settings(
         model=hash(model),
@@ -308,14 +300,10 @@ def _key(role: str, block: Block) -> int:
     return hash((role, _fields_key(block)))
 
 
-def _fields(block: Block) -> dict[str, object]:
-    """What the model is given of *block*."""
-    fields = block if isinstance(block, dict) else as_dict(block)
-    return {name: fields[name] for name in fields if name != MARK and fields[name] is not None}
-
-
 def _fields_key(block: Block) -> int:
-    return hash(tuple((name, _value_key(value)) for name, value in sorted(_fields(block).items())))
+    return hash(
+        tuple((name, _value_key(value)) for name, value in sorted(without_mark(block).items()))
+    )
 
 
 def _value_key(value: object) -> int:

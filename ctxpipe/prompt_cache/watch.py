@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .._logs import logger
 from .._threads.threads import in_thread
-from ..conversation.state import PipelineSettings
 from ..messages import Message
 from ..observers import Observer, Shaped
 from ..providers.prices import Prices, find_prices
@@ -25,12 +24,9 @@ class CacheWatch(Observer):
     *prices* are those of the pipeline; without any, those that are listed for the model count.
     """
 
-    def __init__(
-        self, settings: PipelineSettings, session_id: str, clock: Callable[[], float]
-    ) -> None:
-        super().__init__(settings, session_id, clock)
+    def __post_init__(self) -> None:
         self.misses: deque[CacheMiss] = deque(maxlen=MOST_MISSES)
-        self._diagnostics = CacheDiagnostics(settings.counter)
+        self._diagnostics = CacheDiagnostics(self.settings.counter)
         self._listed: dict[str | None, Prices | None] = {}
         self._tallies: dict[Cause, Tally] = {}
         self._unreported: list[CacheMiss] = []

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .._threads.bulk import weight
 from ..errors import SettingsError
-from ..settings import SESSION_ID, SIZE
+from ..settings import SESSION_ID, SIZE, Wanted
 from ..storage.protocol import JOURNAL_STORAGE
 from .session import Session, conversation_of
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ..conversation.conversation import Conversation
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
+
+PIPELINE = Wanted(
+    lambda value: callable(getattr(value, "new_session", None)),
+    "a ContextPipeline such as ContextPipeline(stages)",
+)
 
 MESSAGE_BYTES = 120
 """What a session remembers beside each message: `benchmarks/bench_session.py` prints it."""
@@ -48,11 +53,7 @@ class Sessions:
     ) -> None:
         JOURNAL_STORAGE.check("journal", journal)
         SIZE.check("max_bytes", max_bytes)
-        if not callable(getattr(pipeline, "new_session", None)):
-            raise SettingsError(
-                "pipeline of Sessions is none; "
-                "give a ContextPipeline such as ContextPipeline(stages)"
-            )
+        PIPELINE.check("pipeline", pipeline)
         self._pipeline = pipeline
         self._settings = {"journal": journal, **settings}
         self._held = Held(max_bytes, self._weigh)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from .._threads.bulk import weight
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
-from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, field
 from ..settings import (
     COMPACT_THRESHOLD_RATIO,
@@ -22,8 +21,6 @@ from ..settings import (
     FUNCTION,
     SIZE,
     Wanted,
-    excerpt,
-    is_async,
 )
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -37,16 +34,18 @@ Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 """What may be given as a counter: ours, or a function from a text to its number of tokens."""
 
 
-def _is_counting(value: object) -> bool:
-    if isinstance(value, str | TokenCounter):
-        return True
-    is_encoding = hasattr(value, "decode_bytes") and not isinstance(value, type)
-    return is_encoding or FUNCTION.accepts(value)
+def _is_encoding(value: object) -> bool:
+    if isinstance(value, type):
+        return False
+    return isinstance(value, str) or hasattr(value, "decode_bytes") or FUNCTION.accepts(value)
 
 
+_ENCODING = Wanted(
+    _is_encoding, "the name of an encoding, a tiktoken.Encoding, or a function that is not async"
+)
 COUNTING = Wanted(
-    _is_counting,
-    "a TokenCounter, the name of an encoding, a tiktoken.Encoding, or a function that is not async",
+    lambda value: isinstance(value, TokenCounter) or _is_encoding(value),
+    f"a TokenCounter, {_ENCODING.words}",
 )
 """What may be given as a counter, to be checked early."""
 
@@ -78,10 +77,7 @@ class TokenCounter:
         *,
         memo_bytes: int = MEMO_BYTES,
     ) -> None:
-        if isinstance(encoding, type) or is_async(encoding):
-            raise SettingsError(
-                f"{excerpt(encoding)} is no encoding: give a name, or a function that is not async"
-            )
+        _ENCODING.check("encoding", encoding)
         SIZE.check("memo_bytes", memo_bytes)
         self._encoder: Encoder
         if callable(encoding):

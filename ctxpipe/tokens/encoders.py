@@ -28,10 +28,6 @@ class Tiktoken:
     """A BPE encoding: one that ships with the package, by name, or any ``tiktoken.Encoding``."""
 
     def __init__(self, encoding: str | tiktoken.Encoding) -> None:
-        if not isinstance(encoding, str) and not hasattr(encoding, "decode_bytes"):
-            raise SettingsError(
-                f"{encoding!r} is no encoding: give a name, a tiktoken.Encoding or a function"
-            )
         self._encoding: tiktoken.Encoding | None = None
         if isinstance(encoding, str):
             self._shipped = True

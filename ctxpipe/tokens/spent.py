@@ -12,7 +12,6 @@ from ..messages import (
     Block,
     Message,
     ToolCall,
-    ToolResult,
     blocks,
     compact_json,
     kind,
@@ -103,7 +102,7 @@ class Pieces:
             yield self._block(message["role"], block)
 
     def _text(self, role: str, text: str) -> Piece:
-        of: Kind = _SPEAKERS.get(role, "user")
+        of = cast("Kind", role)
         if role == "user" and (text.startswith((SUMMARY, RESTORED)) or _is_note(text)):
             of = "summary"
         name = f"{role}: {one_line(text, LABEL_CHARS)}"
@@ -124,7 +123,7 @@ class Pieces:
             return Piece((name, text), "thinking", label, text, tokens)
         # Other blocks have no text to tell them apart by, only their identity.
         text = f"[{name}]"
-        return Piece((name, f"{text}{id(block)}"), _SPEAKERS.get(role, "user"), label, text, tokens)
+        return Piece((name, f"{text}{id(block)}"), cast("Kind", role), label, text, tokens)
 
     def _call(self, block: Block, tokens: int) -> Piece:
         call_id = str(field_of(block, "id"))
@@ -134,17 +133,15 @@ class Pieces:
 
     def _result(self, block: Block, tokens: int) -> Piece:
         call_id = str(field_of(block, "tool_use_id"))
-        result = ToolResult(0, 0, call_id, field_of(block, "content"))
         of: Kind = "results"
-        if any_reference(result.content) is not None:
+        if any_reference(field_of(block, "content")) is not None:
             of = "placeholders"
         called, tool = self._calls.get(call_id, _UNKNOWN_CALL)
-        text = result_text(result)
+        text = result_text(block)
         return Piece(("result", call_id), of, f"result of {called}", text, tokens, tool)
 
 
 _UNKNOWN_CALL = ("a tool", "a tool")
-_SPEAKERS: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "user": "user"}
 
 
 def _is_note(text: str) -> bool:
@@ -162,12 +159,12 @@ def _call_label(call: ToolCall) -> str:
     return f"{call.name}: {_end(argument)}"
 
 
-def _end(text: str, chars: int = LABEL_CHARS) -> str:
-    """The last *chars* characters of *text*; a path is cut between its segments."""
-    if len(text) <= chars:
+def _end(text: str) -> str:
+    """The last characters of *text*; a path is cut between its segments."""
+    if len(text) <= LABEL_CHARS:
         return text
-    end = text[-chars:]
+    end = text[-LABEL_CHARS:]
     slash = end.find("/")
-    if 0 <= slash < chars // 2:
+    if 0 <= slash < LABEL_CHARS // 2:
         end = end[slash:]
     return f"…{end}"

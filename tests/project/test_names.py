@@ -25,7 +25,6 @@ STATE = "a property or question that is public: a reader asks it of the object b
 EVENT = "an event, of which an observer is told"
 RESULT = "public, and reads as one phrase with what is before or after it"
 REASONS = {
-    "_redacted_thinking": API,
     "acknowledged_count": NOUN,
     "appended": STATE,
     "billed": EVENT,
