@@ -239,7 +239,7 @@ def encoding_fault(value: object) -> str:
             if not _is_number(item):
                 return "a number that JSON cannot say"
         elif item is not None and not isinstance(item, date):
-            inside = _inside(item)
+            inside = _inside_mapping(item) if isinstance(item, MAPPINGS) else _inside(item)
             if isinstance(inside, str):
                 return inside
             if depth > MAX_DEPTH:
@@ -250,8 +250,6 @@ def encoding_fault(value: object) -> str:
 
 def _inside(item: object) -> Iterable[object] | str:
     """The values in *item* that must be checked; or what keeps it from being sent."""
-    if isinstance(item, MAPPINGS):
-        return _inside_mapping(item)
     if hasattr(item, "model_dump"):
         try:
             return (as_dict(item),)  # what is sent is the model's own dump

@@ -217,7 +217,9 @@ class Timeline:
         ours = self.sent if adopted else self.history
         whole = len(ours)
         agreement.is_cut = known < whole
-        agreement.has_diverged = agreed < whole or not self._grows(step, whole)
+        # No more than the last message may be another, as when results are added to it in place.
+        is_kept = known >= whole - 1 and step.kept >= len(self.context) - 1
+        agreement.has_diverged = agreed < whole or not (is_kept and agreement.fresh >= known)
         if self.stale:
             kept = step.kept
             step.stale = {place: block for place, block in self.stale.items() if place < kept}
@@ -237,11 +239,6 @@ class Timeline:
         batch = first_batch_placeholder(context[step.kept :])
         if batch is not None:  # the model has answered to what it replaces
             mark_stale(step.stale, context, (step.kept + batch[0], batch[1]))
-
-    def _grows(self, step: Step, whole: int) -> bool:
-        """Whether no more than the last message was changed in place, of *whole*."""
-        is_kept = step.known >= whole - 1 and step.kept >= len(self.context) - 1
-        return is_kept and step.agreement.fresh >= step.known
 
     def _part_to_keep(self, step: Step, is_untouched: bool) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""

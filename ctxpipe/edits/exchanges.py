@@ -113,7 +113,7 @@ class ExchangeIndex:
     __slots__ = ("_freed", "_places", "known")
 
     def __init__(self) -> None:
-        self.known = 0
+        self.known: int = 0
         """How many messages were looked at."""
         self._places = array("q")  # the first message of each exchange
         self._freed = array("q")  # tokens

@@ -92,30 +92,20 @@ def _shape_fault(block: object) -> str:
     unread = [block]
     while unread:
         part = unread.pop()
-        fault = _own_fault(part, unread)
-        if fault:
-            return fault if part is block else f"holds a block that {fault}"
-    return ""
-
-
-def _own_fault(block: object, inner: list[object]) -> str:
-    """What is wrong with *block* itself; the blocks of a tool result are added to *inner*."""
-    if not (isinstance(block, MAPPINGS) or hasattr(block, "model_dump")):
-        return f"is {type(block).__name__}, not a mapping"
-    name = kind(block)
-    keys = block if not name and isinstance(block, dict) else (name,)
-    if not _OTHER_BLOCKS.isdisjoint(keys):
-        return f"has the form of another API; {SEE}"
-    if name in SPOKEN:
-        text = field(block, name)
+        holds = "" if part is block else "holds a block that "
+        if not (isinstance(part, MAPPINGS) or hasattr(part, "model_dump")):
+            return f"{holds}is {type(part).__name__}, not a mapping"
+        name = kind(part)
+        keys = part if not name and isinstance(part, dict) else (name,)
+        if not _OTHER_BLOCKS.isdisjoint(keys):
+            return f"{holds}has the form of another API; {SEE}"
+        text = field(part, name) if name in SPOKEN else None
         if not isinstance(text, str | None):
-            return f"has {type(text).__name__} as {name}, not text"
-    if name != "tool_result":
-        return ""
-    content = field(block, "content")
-    if isinstance(content, list | tuple):
-        inner += content
-    elif not isinstance(content, str | None):
-        type_name = type(content).__name__
-        return f"is a tool_result with {type_name} as content, not text or a list of blocks"
+            return f"{holds}has {type(text).__name__} as {name}, not text"
+        content = field(part, "content") if name == "tool_result" else None
+        if isinstance(content, list | tuple):
+            unread += content
+        elif not isinstance(content, str | None):
+            what = f"a tool_result with {type(content).__name__} as content"
+            return f"{holds}is {what}, not text or a list of blocks"
     return ""

@@ -111,10 +111,7 @@ class TokenCounter:
 
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
-        tokens = self._look_up(text)
-        if tokens is None:
-            return self._learn(text)
-        return tokens
+        return self._sum((text,))
 
     def block(self, block: Block, /) -> int:
         """The raw tokens of one content block."""
@@ -243,7 +240,11 @@ class TokenCounter:
     def _sum(self, content: Iterable[Part]) -> int:
         tokens = 0
         for part in content:
-            tokens += self.text(part) if isinstance(part, str) else part
+            if not isinstance(part, str):
+                tokens += part
+                continue
+            known = self._look_up(part)
+            tokens += self._learn(part) if known is None else known
         return tokens
 
     def _look_up(self, text: str) -> int | None:
