@@ -22,7 +22,7 @@ from ..errors import (
     safe_text,
     storage_errors,
 )
-from ..messages import Message, ensure_messages, field
+from ..messages import Message, ensure_messages, field, with_content
 from ..messages.identity import says_the_same
 from ..observers import Diagnostics, Observer, Shaped, observers_of
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
@@ -671,7 +671,7 @@ def _own(message: Message) -> Message:
     content = message["content"]
     if isinstance(content, list):
         content = list(content)
-    return cast("Message", {**message, "content": content})
+    return with_content(message, content)
 
 
 def _join(first: Result, second: Result) -> Result:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 from operator import is_, itemgetter
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from ..edits.diff import Edit, apply_edits, diff, first_changed_block
 from ..edits.offload import Placeholders, first_batch_placeholder, note_placeholders, offload_again
 from ..edits.thinking import Stale, mark_stale, shift_stale
-from ..messages import Message, common_prefix, ensure_messages, is_equal
+from ..messages import Message, common_prefix, ensure_messages, is_equal, with_content
 from ..messages.identity import digest, parse, says_the_same, with_marks, without_marks
 from ..messages.vocabulary import begins_with
 from ..stages.protocol import Stored
@@ -425,7 +425,7 @@ class Timeline:
             return True  # nobody knows what it said
         if message["content"] is content:
             return False
-        return not says_the_same(message, cast("Message", {**message, "content": content}))
+        return not says_the_same(message, with_content(message, content))
 
     def compute_digests(self, step: Step) -> None:
         """Compute the digests that `apply` keeps of *step*; a thread may do it before."""

@@ -62,7 +62,7 @@ def with_free_breakpoints(
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """The breakpoints that a request has: the messages with one, and how many are elsewhere.
+    """The breakpoints that a request has: the message of each, and how many are elsewhere.
 
     *shared* are the contents of the system prompt and of the tools, where there are any, with
     *in_shared* marks; *automatic* is whether the request asks for automatic caching, which sets
@@ -70,24 +70,23 @@ class _Marks:
     """
 
     messages: Sequence[int]
-    in_messages: int
     shared: Mapping[str, Sequence[Any]]
     in_shared: int
     automatic: bool
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> _Marks:
-        counts = [len(list(cache_marks(message))) for message in body.get("messages", ())]
-        marked = [index for index, count in enumerate(counts) if count]
+        numbered = enumerate(body.get("messages", ()))
+        marked = [index for index, message in numbered for _ in cache_marks(message)]
         shared = {name: _as_blocks(body[name]) for name in ("system", "tools") if body.get(name)}
         shared_blocks = chain.from_iterable(shared.values())
         in_shared = sum(bool(field(block, "cache_control")) for block in shared_blocks)
-        return cls(marked, sum(counts), shared, in_shared, bool(field(body, "cache_control")))
+        return cls(marked, shared, in_shared, bool(field(body, "cache_control")))
 
     @property
     def free(self) -> int:
         """How many more the API would accept."""
-        return MAX_CACHE_MARKS - self.in_messages - self.in_shared - self.automatic
+        return MAX_CACHE_MARKS - len(self.messages) - self.in_shared - self.automatic
 
 
 def _places(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] | None) -> list[int]:

@@ -214,17 +214,14 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
 
 
 def _steps_of_notes(notes: Iterable[Message]) -> Iterator[tuple[str, bool]]:
-    """The path of the file of each step of *notes*, by number, and whether it is an answer."""
-    steps: dict[int, tuple[str, bool]] = {}
+    """The path of the file of each step of *notes*, and whether it is an answer."""
     for message in notes:
         note = note_of(message)
         if note is None:
             continue
         answers = set(map(int, _ANSWERED.findall(str(message["content"]))))
         for number in range(note.first, note.last + 1):
-            steps[number] = note.path(number), number in answers
-    for number in sorted(steps):
-        yield steps[number]
+            yield note.path(number), number in answers
 
 
 def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:

@@ -445,6 +445,9 @@ def _server_ids(messages: Iterable[Message]) -> _ServerIds:
     return found
 
 
+MAX_WORDS_CHARS = 20_000  # of the newest message, and of system messages carried on
+
+
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """What a new context is made of, before it is decided how much evidence and files fit.
@@ -483,19 +486,18 @@ def replacements(
     *,
     archive: str = "",
     pin: Callable[[Message], bool] | None = None,
-    max_request_chars: int = 20_000,
     whole: bool = True,
 ) -> list[Replacement]:
     """The new contexts for *head* and *rest* to choose from, the best first.
 
     The first one keeps the messages that the model has not answered as they are. The second, where
-    that makes a difference, cuts long words to *max_request_chars*, and leaves pictures and results
+    that makes a difference, cuts long words to `MAX_WORDS_CHARS`, and leaves pictures and results
     out. Not *whole*: only the second. The evidence is *facts*, those of *source*; what is left out
     is in *archive*. A request is there once: at the end, or in the evidence.
     """
     tail = open_tail(rest)
     unanswered = rest[tail:]
-    systems, left_out = _in_force(rest[:tail], max_request_chars)
+    systems, left_out = _in_force(rest[:tail])
     cuts: list[str] = []
     if left_out:
         cuts.append(f"{left_out} older system messages are in the archive only")
@@ -509,7 +511,7 @@ def replacements(
     )
     if not unanswered:
         return [replacement]
-    shorter = _with_words(replacement, unanswered, source, max_request_chars, archive)
+    shorter = _with_words(replacement, unanswered, source, archive)
     if not whole:
         return [shorter]
     replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
@@ -519,8 +521,8 @@ def replacements(
     return [first]
 
 
-def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message], int]:
-    """The newest system messages in *messages* that still hold, each once, up to *max_chars*.
+def _in_force(messages: Sequence[Message]) -> tuple[list[Message], int]:
+    """The newest system messages in *messages* that still hold, each once, as many as may stay.
 
     And the number of the older ones that hold.
     """
@@ -529,7 +531,7 @@ def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message
         is_lasting = message["role"] == "system" and "clear_at" not in message
         if is_lasting and message not in found:
             found.append(message)
-    kept = last_within(max_chars, found[::-1], lambda message: len(text_of(message)))
+    kept = last_within(MAX_WORDS_CHARS, found[::-1], lambda message: len(text_of(message)))
     return kept, len(found) - len(kept)
 
 
@@ -549,25 +551,26 @@ def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source
 
 
 def _with_words(
-    replacement: Replacement, tail: Sequence[Message], source: Source, max_chars: int, archive: str
+    replacement: Replacement, tail: Sequence[Message], source: Source, archive: str
 ) -> Replacement:
-    """*replacement* with only the user's words of *tail*, cut head and tail above *max_chars*."""
+    """*replacement* with only the user's words of *tail*, cut head and tail where they are long."""
     requests = replacement.evidence.requests
     pending = source.words_in(tail)
     before = requests[: len(requests) - max(1, len(pending))]
     words = "\n\n".join(pending)
     if words:
-        text = _cut(words, max_chars, archive, source.redact)
+        text = _cut(words, MAX_WORDS_CHARS, archive, source.redact)
     elif requests:
-        text = IN_PROGRESS + _cut(requests[-1], max_chars, archive, source.redact)
+        text = IN_PROGRESS + _cut(requests[-1], MAX_WORDS_CHARS, archive, source.redact)
     else:
         text = CONTINUE
     media = [name for message in tail for name in _media(blocks(message))]
     text += "".join(missing_text(name, archive) for name in media)
     cuts = [*replacement.cuts]
     length = len(words)
-    if length > max_chars:
-        cuts.append(f"of the newest message's {length} characters {max_chars} are in the context")
+    most = MAX_WORDS_CHARS
+    if length > most:
+        cuts.append(f"of the newest message's {length} characters {most} are in the context")
     results = len(list(tool_results(tail)))
     if results:
         cuts.append(f"{results} new tool results are in the summary and the archive only")

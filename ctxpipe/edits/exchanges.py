@@ -81,9 +81,9 @@ def _is_plain_reply(message: Message) -> bool:
 
 
 def _is_plain_result(result: ToolResult) -> bool:
-    if result.content is None or isinstance(result.content, str):
+    if isinstance(result.content, str):
         return True
-    return all(kind(block) == "text" or kind(block) in MEDIA for block in result.content)
+    return all(kind(block) == "text" or kind(block) in MEDIA for block in result.content or ())
 
 
 def answer_of(message: Message) -> str:

@@ -264,25 +264,28 @@ def _frame(lines: Iterable[str]) -> str:
 # The functions' rules -----------------------------------------------------------------------------
 
 
-def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
-    """Every textual tool result of *min_chars* or more, oldest first.
-
-    Placeholders are left out.
-    """
-    found: list[Candidate] = []
-    for result in tool_results(messages):
-        content = result.content
-        if not is_text(content) or is_placeholder(content):
-            continue
-        chars = result_characters(content)
-        if chars >= max(min_chars, 1):
-            found.append(Candidate(result, chars))
-    return found
+def movable(messages: Sequence[Message]) -> list[ToolResult]:
+    """Every textual tool result that is no placeholder, oldest first."""
+    results = tool_results(messages)
+    texts = [result for result in results if is_text(result.content)]
+    return [result for result in texts if not is_placeholder(result.content)]
 
 
-def scan_of(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
+def offloadable(messages: Sequence[Message], min_chars: int) -> list[ToolResult]:
+    """Those of the `movable` results that have *min_chars* or more."""
+    results = movable(messages)
+    least = max(min_chars, 1)
+    return [result for result in results if result_characters(result.content) >= least]
+
+
+def total_characters(results: Iterable[ToolResult]) -> int:
+    """The size of the content of all *results*."""
+    return sum(result_characters(result.content) for result in results)
+
+
+def scan_of(messages: Sequence[Message], found: Iterable[ToolResult]) -> Scan:
     """The gate's two sums, given the results *found* that may leave."""
-    return Scan(sum(map(characters, messages)), sum(candidate.chars for candidate in found))
+    return Scan(sum(map(characters, messages)), total_characters(found))
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from .._values import encoding_fault
@@ -36,6 +36,7 @@ from ..messages import (
     split_system,
     tool_calls,
     tool_results,
+    with_content,
     without_surrogates,
 )
 from ..messages.facts import (
@@ -154,10 +155,10 @@ def _clean(message: Message) -> Message:
         message = cast("Message", _without(message, key))
     if isinstance(content, str):
         if content and is_blank(content):
-            return _with_content(message, "")
+            return with_content(message, "")
         return message
     if content is None:
-        return _with_content(message, [])
+        return with_content(message, [])
     checked = [_valid_block(block, role) for block in blocks(message)]
     valid = [block for block in checked if block is not None]
     while role == "assistant" and valid and kind(valid[-1]) in THINKING:
@@ -170,11 +171,7 @@ def _with_blocks(message: Message, content: list[Any]) -> Message:
     given = blocks(message)
     if len(content) == len(given) and all(map(operator.is_, content, given)):
         return message
-    return _with_content(message, content)
-
-
-def _with_content(message: Message, content: str | list[Any]) -> Message:
-    return cast("Message", {**message, "content": content})
+    return with_content(message, content)
 
 
 def _valid_block(block: Block, role: str) -> Block | None:
@@ -206,7 +203,7 @@ def _valid_thinking(block: Block) -> Block | None:
     if not is_signed(block):
         return None
     if field(block, "cache_control"):
-        return _without(block, "cache_control")
+        return _without_mark(block)
     return block
 
 
@@ -492,7 +489,7 @@ def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
     for message in messages:
         if joined and _can_join(joined[-1], message):
             content = [*as_blocks(joined[-1]), *as_blocks(message)]
-            joined[-1] = _with_content(joined[-1], content)
+            joined[-1] = with_content(joined[-1], content)
         else:
             joined.append(message)
     return joined
@@ -576,7 +573,7 @@ def _encodable(message: Message) -> Message:
     text = without_surrogates(content)
     if text is content:
         return message
-    return _with_content(message, text)
+    return with_content(message, text)
 
 
 def _encodable_block(block: Block) -> Any:
@@ -597,36 +594,35 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
     numbered = enumerate(messages)
     marks = [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
     surplus = max(0, len(marks) - marks_left(beside))
-    messages = _without_marks(messages, marks[:surplus])
+    messages = _change_marked(messages, marks[:surplus], _without_mark)
     late = late_hours(messages, range(len(messages)), beside)
-    return _without_marks(messages, late, hour_only=True)
+    return _change_marked(messages, late, _without_hour)
 
 
-def _without_marks(
-    messages: Sequence[Message], marks: Iterable[tuple[int, MarkPlace]], *, hour_only: bool = False
+def _change_marked(
+    messages: Sequence[Message],
+    marks: Iterable[tuple[int, MarkPlace]],
+    change: Callable[[Block], dict[str, Any]],
 ) -> list[Message]:
-    """*messages* without these *marks*; with *hour_only* they lose only their hour."""
+    """*messages* with *change* made to each block that has one of these *marks*."""
     changed = list(messages)
-    for index, mark in marks:
-        changed[index] = _unmark(changed[index], mark, hour_only=hour_only)
+    for index, (place, inner) in marks:
+        content: list[Any] = list(blocks(changed[index]))
+        if inner is None:
+            content[place] = change(content[place])
+        else:
+            block = as_dict(content[place])
+            parts = list(block["content"])
+            parts[inner] = change(parts[inner])
+            content[place] = {**block, "content": parts}
+        changed[index] = with_content(changed[index], content)
     return changed
 
 
-def _unmark(message: Message, mark: MarkPlace, *, hour_only: bool) -> Message:
-    place, inner = mark
-    content: list[Any] = list(blocks(message))
-    if inner is None:
-        content[place] = _without_mark(content[place], hour_only=hour_only)
-    else:
-        block = as_dict(content[place])
-        parts = list(block["content"])
-        parts[inner] = _without_mark(parts[inner], hour_only=hour_only)
-        content[place] = {**block, "content": parts}
-    return _with_content(message, content)
+def _without_mark(block: Block) -> dict[str, Any]:
+    return _without(block, "cache_control")
 
 
-def _without_mark(block: Block, *, hour_only: bool) -> dict[str, Any]:
-    if not hour_only:
-        return _without(block, "cache_control")
+def _without_hour(block: Block) -> dict[str, Any]:
     mark = _without(field(block, "cache_control"), "ttl")
     return {**as_dict(block), "cache_control": mark}

@@ -8,9 +8,18 @@ later thinking stale, and newer models refuse it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from ..messages import THINKING, Message, blocks, has_calls, has_results, has_thinking, kind
+from ..messages import (
+    THINKING,
+    Message,
+    blocks,
+    has_calls,
+    has_results,
+    has_thinking,
+    kind,
+    with_content,
+)
 from .diff import Edit
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
@@ -71,7 +80,7 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
         kept = [*content[:start], *kept]
         # A message that holds only thinking is invalid already, and is not emptied here.
         if kept and len(kept) < len(content):
-            stripped[index] = cast("Message", {**messages[index], "content": kept})
+            stripped[index] = with_content(messages[index], kept)
     if not stripped:
         return messages
     return [stripped.get(index, message) for index, message in enumerate(messages)]

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise, starmap
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from ..messages import (
     THINKING,
@@ -22,9 +22,11 @@ from ..messages import (
     blocks,
     has_thinking,
     kind,
+    result_text,
     texts,
     tool_calls,
     tool_results,
+    with_content,
 )
 from ..messages import field as read
 from ..messages.vocabulary import head_length
@@ -32,7 +34,7 @@ from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_folded
 from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
-from .offload import newest
+from .offload import is_text, newest
 from .thinking import open_loop
 from .views import viewed_path
 
@@ -138,16 +140,9 @@ def file_views(
     for result in tool_results(messages):
         path = paths.get((result.message, result.tool_use_id))
         if path is not None:
-            views.append(FileView(result.place, path, _only_text(result.content)))
+            text = result_text(result) if is_text(result.content) else ""
+            views.append(FileView(result.place, path, text))
     return views
-
-
-def _only_text(content: str | Sequence[Block] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if any(kind(block) != "text" for block in content):
-        return ""
-    return "\n".join(read(block, "text") or "" for block in content)
 
 
 # Parts --------------------------------------------------------------------------------------------
@@ -215,7 +210,7 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
         if is_met:
             content = [*as_blocks(messages[-1]), *as_blocks(part.message)]
             content.sort(key=lambda block: kind(block) != "tool_result")
-            messages[-1] = _with_content(messages[-1], content)
+            messages[-1] = with_content(messages[-1], content)
         else:
             messages.append(part.message)
     return messages
@@ -260,10 +255,6 @@ def _joinable(one: Part, other: Part, ground: EditableRegion) -> bool:
     if other.index in ground.movable:
         return True
     return not has_thinking(other.message)
-
-
-def _with_content(message: Message, content: Sequence[Block]) -> Message:
-    return cast("Message", {**message, "content": list(content)})
 
 
 # Filtering ----------------------------------------------------------------------------------------
@@ -361,7 +352,7 @@ def _without_thinking(part: Part) -> Part:
 
 
 def _change_content(part: Part, content: Sequence[Block]) -> Part:
-    return Part(part.index, _with_content(part.message, content))
+    return Part(part.index, with_content(part.message, content))
 
 
 # Deleting -----------------------------------------------------------------------------------------

@@ -88,7 +88,10 @@ def drop_sections(
     excess = drop_count(tokens, max_tokens, total)
     if not excess:
         return whole
-    return fold_outlines(outlines, _choose(excess, total, rng or _random_from(whole.content)))
+    chance = rng or _random_from(whole.content)
+    # Of all methods, Python promises only for random() that its sequence stays the same.
+    shuffled = sorted(range(total), key=lambda _: chance.random())
+    return fold_outlines(outlines, frozenset(shuffled[:excess]))
 
 
 def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -> Folded:
@@ -173,12 +176,6 @@ def drop_count(tokens: int, budget: int, sections: int) -> int:
         return 0
     # n * r / (1 + r) with r = tokens / budget - 1, in whole numbers: no rounding error decides.
     return min(sections - 1, -(-sections * (tokens - budget) // tokens))
-
-
-def _choose(amount: int, total: int, rng: random.Random) -> frozenset[int]:
-    """*amount* of the numbers below *total*."""
-    # Of all methods, Python promises only for random() that its sequence stays the same.
-    return frozenset(sorted(range(total), key=lambda _: rng.random())[:amount])
 
 
 def _random_from(content: str) -> random.Random:

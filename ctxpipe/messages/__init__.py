@@ -54,6 +54,7 @@ from .vocabulary import (
     texts,
     tool_calls,
     tool_results,
+    with_content,
 )
 
 __all__ = [
@@ -106,5 +107,6 @@ __all__ = [
     "tool_calls",
     "tool_results",
     "wire_value",
+    "with_content",
     "without_surrogates",
 ]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from .._values import as_dict, canonical_json, canonical_pieces, is_equal
 from ..errors import InvalidHistory
-from .vocabulary import Block, Message, as_blocks, blocks, field
+from .vocabulary import Block, Message, as_blocks, blocks, field, with_content
 
 MARK = "cache_control"
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
@@ -36,7 +36,7 @@ def parse(message: Message, index: int = 0) -> Message:
         except InvalidHistory as error:
             where = f"message {index}, block {place}"
             raise InvalidHistory(f"{where}: it holds {error}") from error
-    return cast("Message", {**message, "content": plain})
+    return with_content(message, plain)
 
 
 def _are_plain(content: object) -> bool:
@@ -146,7 +146,7 @@ def without_marks(message: Message) -> Message:
 def _replace_content(message: Message, old: Sequence[Block], new: Sequence[Block]) -> Message:
     if all(map(is_, old, new)):
         return message
-    return cast("Message", {**message, "content": new})
+    return with_content(message, new)
 
 
 def _copy_marks(block: Block, source: Block) -> Block:

@@ -287,6 +287,11 @@ def rewrite(
     return edited
 
 
+def with_content(message: Message, content: object) -> Message:
+    """*message* with other *content*; its other values are shared."""
+    return cast("Message", {**message, "content": content})
+
+
 def _replace(block: Block, key: str, value: object) -> dict[str, Any]:
     """A deep copy of *block* with another *value* under *key*, its keys in the same order."""
     plain = as_dict(block)

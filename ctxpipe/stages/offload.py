@@ -14,7 +14,7 @@ from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.offload import Candidate
 from ..errors import InvalidHistory, SettingsError
-from ..messages import Message, ToolResult, ensure_messages, rewrite, tool_results
+from ..messages import Message, ToolResult, ensure_messages, has_results, rewrite
 from ..placeholders.names import safe_name, session_folder
 from ..placeholders.placeholders import BATCH, DIRECT, Preview
 from ..providers.agent_tools import READ_BACK_TOOLS
@@ -100,23 +100,18 @@ async def offload_tool_result(
     written.
     """
     ensure_messages([message])
-    results = list(tool_results([message]))
-    if not results:
+    if not has_results(message):
         raise InvalidHistory("message 0 holds no tool_result block, so there is nothing to offload")
     writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
-    movable = [result for result in results if _is_movable(result)]
+    movable = offload.movable([message])
     if not movable:
         return OffloadedMessage(message)
     name = f"{session_folder(session_id)}/{{}}.md"
     files = await _write_results(writer, movable, name, indent=None)
     pointers = [DIRECT.format(file) for file in files]
     [rewritten] = _point_to([message], movable, pointers)
-    freed = sum(offload.result_characters(result.content) for result in movable)
+    freed = offload.total_characters(movable)
     return OffloadedMessage(rewritten, freed - sum(map(len, pointers)), files)
-
-
-def _is_movable(result: ToolResult) -> bool:
-    return offload.is_text(result.content) and not offload.is_placeholder(result.content)
 
 
 async def offload_tool_results(
@@ -140,16 +135,15 @@ async def offload_tool_results(
     ensure_messages(messages)
     min_chars = OFFLOAD_CHAR_THRESHOLD(min_chars)
     share = OFFLOAD_RATIO_THRESHOLD(ratio)
-    candidates = offload.offloadable(messages, min_chars)
-    if not offload.passes(offload.scan_of(messages, candidates), share):
+    results = offload.offloadable(messages, min_chars)
+    scan = offload.scan_of(messages, results)
+    if not offload.passes(scan, share):
         return OffloadResult(messages)
     writer = writer or LocalStorage(output_dir, on_conflict="number")
-    items = [candidate.item for candidate in candidates]
-    results = [item for item in items if isinstance(item, ToolResult)]
     files = await _write_results(writer, results, "tool-result-{}.md", indent=2)
     pointers = [BATCH.format(f"./{os.path.basename(file)}") for file in files]
-    freed = sum(candidate.chars for candidate in candidates)
-    return OffloadResult(_point_to(messages, results, pointers), len(results), freed, files)
+    rewritten = _point_to(messages, results, pointers)
+    return OffloadResult(rewritten, len(results), scan.offloadable_chars, files)
 
 
 async def _write_results(

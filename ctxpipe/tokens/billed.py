@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from ..errors import SettingsError
-from ..messages import Message, blocks, field, kind
+from ..messages import Message, blocks, field, kind, with_content
 
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens")
@@ -36,7 +35,7 @@ def part_after_summary(message: Message) -> Message:
     place = server_summary(message)
     if not place:
         return message
-    return cast("Message", {**message, "content": blocks(message)[place:]})
+    return with_content(message, blocks(message)[place:])
 
 
 # The bill -----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ import anyio
 from .._threads.bulk import weight
 from .._values import JsonObject
 from ..errors import CtxpipeError, SettingsError
-from ..messages import CALLS, THINKING, as_blocks, kind
+from ..messages import CALLS, THINKING, as_blocks, kind, with_content
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
 from ..pipeline import ContextPipeline
@@ -155,7 +155,7 @@ def beginning_of(messages: Iterable[Message]) -> Beginning | None:
             first = digest(message)
         elif message["role"] == "assistant" and first:
             said = [block for block in as_blocks(message) if kind(block) not in THINKING]
-            return Beginning(first, digest(cast("Message", {**message, "content": said})))
+            return Beginning(first, digest(with_content(message, said)))
     return Beginning(first) if first else None
 
 

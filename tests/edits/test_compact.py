@@ -441,9 +441,9 @@ def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
 # Closing ------------------------------------------------------------------------------------------
 
 
-def closings(*parts: Any, max_chars: int = 1000, archive: str = "/a.json") -> list[list[Message]]:
+def closings(*parts: Any, archive: str = "/a.json") -> list[list[Message]]:
     history = conversation(*parts)
-    found = replacements_of([], history, archive=archive, max_request_chars=max_chars)
+    found = replacements_of([], history, archive=archive)
     return [list(replacement.closing) for replacement in found]
 
 
@@ -454,7 +454,12 @@ def cut(*parts: Any, **settings: Any) -> str:
 
 @pytest.mark.parametrize(
     "request_",
-    [user("please fix\nthe bug"), user("What is this?", PICTURE), user(PICTURE), user("x" * 5000)],
+    [
+        user("please fix\nthe bug"),
+        user("What is this?", PICTURE),
+        user(PICTURE),
+        user("x" * 50_000),
+    ],
 )
 def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(
     request_: Message,
@@ -505,10 +510,11 @@ def test_after_the_assistants_last_word_nothing_is_appended():
 
 
 def test_long_words_are_cut_head_and_tail_with_the_archives_path():
-    text = cut(user("A" * 600 + "B" * 600))
+    text = cut(user("A" * 12_000 + "B" * 12_000))
 
-    assert text.startswith("A" * 600)
-    assert text.endswith("B" * 334)
+    assert text.startswith("A" * 12_000)
+    assert text.endswith("B" * 6_667)
+    assert len(text) < 20_100
     assert "/a.json" in text
 
 
@@ -522,14 +528,14 @@ def test_what_was_cut_is_told():
     found = conversation(
         user("Go."),
         assistant(tool_use("t", "bash", {})),
-        user(tool_result("t", [PICTURE]), "x" * 5000),
+        user(tool_result("t", [PICTURE]), "x" * 50_000),
     )
 
-    whole, shorter = replacements_of([], found, max_request_chars=1000)
+    whole, shorter = replacements_of([], found)
 
     assert whole.cuts == []
     assert shorter.cuts == [
-        "of the newest message's 5000 characters 1000 are in the context",
+        "of the newest message's 50000 characters 20000 are in the context",
         "1 new tool results are in the summary and the archive only",
         "1 pictures or documents of the newest message are in the archive only",
     ]
@@ -668,11 +674,11 @@ def test_one_that_held_for_a_single_turn_is_not():
 
 
 def test_too_many_of_them_are_told_to_be_missing():
-    found = conversation(*([user("a"), system(f"{n}" * 300), assistant("b")] for n in range(5)))
+    found = conversation(*([user("a"), system(f"{n}" * 9_000), assistant("b")] for n in range(5)))
 
-    replacement = replacement_of([], found, max_request_chars=700)
+    replacement = replacement_of([], found)
 
-    assert said(replacement.systems) == ["3" * 300, "4" * 300]
+    assert said(replacement.systems) == ["3" * 9_000, "4" * 9_000]
     assert replacement.cuts == ["3 older system messages are in the archive only"]
 
 

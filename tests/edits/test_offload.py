@@ -39,6 +39,7 @@ from ctxpipe.edits.offload import (
     scan_of,
     stored_text,
     text_of,
+    total_characters,
     with_placeholder,
 )
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
@@ -232,8 +233,8 @@ def test_textual_results_long_enough_are_offloadable_oldest_first():
 
     found = offloadable(history, 100)
 
-    seen = [(candidate.id, candidate.chars) for candidate in found]
-    assert seen == [("long", 100), ("listed", 127)]
+    assert [result.tool_use_id for result in found] == ["long", "listed"]
+    assert list(map(total_characters, ([one] for one in found))) == [100, 127]
     assert prescan(history, 100).offloadable_chars == 227
 
 
@@ -251,7 +252,7 @@ def test_the_sums_of_the_prescan_are_consistent_and_read_only(
 
     assert history == before
     assert 0 <= scan.offloadable_chars <= scan.total_chars
-    assert scan.offloadable_chars == sum(found.chars for found in offloadable(history, min_chars))
+    assert scan.offloadable_chars == total_characters(offloadable(history, min_chars))
 
 
 def prescan(history: list[Message], min_chars: int) -> Scan:

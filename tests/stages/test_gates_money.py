@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
 from ctxpipe.edits.gates import CandidateTable, Rates, best_eviction
-from ctxpipe.edits.offload import Candidate, Scan, offloadable
+from ctxpipe.edits.offload import Candidate, Scan, Selection, candidates
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices
@@ -294,19 +294,17 @@ async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_alway
     history: list[Message], cache_expired: bool
 ):
     gate = RentOrBuyGate(min_calls=0, min_tokens=50, free_calls=0)
-    candidates: list[Candidate] = offloadable(history, 100)
+    old = candidates(history, 0, Selection(100))
 
     async def choice() -> Sequence[Candidate] | str:
-        return await gate(
-            Turn(history, cache_expired=cache_expired), Scan(0, 0), lambda: candidates
-        )
+        return await gate(Turn(history, cache_expired=cache_expired), Scan(0, 0), lambda: old)
 
     chosen = await choice()
 
     assert chosen == await choice()
     if not isinstance(chosen, str):
         assert chosen
-        assert list(chosen) == candidates[len(candidates) - len(chosen) :]
+        assert list(chosen) == old[len(old) - len(chosen) :]
 
 
 @settings(max_examples=settings().max_examples // 10)
