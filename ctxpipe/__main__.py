@@ -8,7 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "claude-code": (
         "ctxpipe.adapters.claude_code",
-        "Claude Code puts long results into files.",
+        "A hook for Claude Code that puts long results into files.",
     ),
     "mcp": ("ctxpipe.adapters.mcp_command", "Serve the tools that read back. Needs the extra mcp."),
 }

@@ -191,7 +191,8 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         stat.can_block_in("ssl.py", "get_default_verify_paths")
         stat.can_block_in("httpcore2/_ssl.py", "default_ssl_context")
         # An older SDK asks once in a process on what system it runs.
-        stat.can_block_in("anthropic/_base_client.py", "get_platform")
+        for asking in (stat, blocking.functions["io.TextIOWrapper.read"]):
+            asking.can_block_in("anthropic/_base_client.py", "get_platform")
         # What measures the coverage locks its own data, wherever a file is met for the first time.
         lock = blocking.functions["threading.Lock.acquire"]
         lock.can_block_in("coverage/collector.py", "lock_data")

@@ -24,7 +24,13 @@ from .http_client import library_of, make_client, make_sync_client
 
 if TYPE_CHECKING:
     import httpx2
-    from anthropic import APIRequest, APIResponse, AsyncAPIResponse
+    from anthropic import (
+        APIRequest,
+        APIResponse,
+        AsyncAPIResponse,
+        DefaultAsyncHttpxClient,
+        DefaultHttpxClient,
+    )
 
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
@@ -100,7 +106,7 @@ def ctxpipe_client(
     cache_breakpoints: int = 0,
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
-) -> httpx2.AsyncClient:
+) -> DefaultAsyncHttpxClient:
     """An HTTP client for ``anthropic.AsyncAnthropic`` that sends what `ctxpipe_middleware` does.
 
     What has not changed keeps its bytes. It lends no client to a summarizer without one, and sends
@@ -124,7 +130,7 @@ def ctxpipe_sync_client(
     cache_breakpoints: int = 0,
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
-) -> httpx2.Client:
+) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
     import anthropic
 
@@ -139,8 +145,8 @@ class _Shaping:
     """What both middlewares do; the SDK's error for one of the other colour has their *name*."""
 
     def __init__(self, name: str, mount: Mount, threads: Literal["decline", "pass"]) -> None:
-        _ensure_sdk_knows_middleware()
         one_of("decline", "pass").check("threads", threads)
+        _ensure_sdk_knows_middleware()
         self.__name__ = name
         self._mount = mount
         self._threads = threads

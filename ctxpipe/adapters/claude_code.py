@@ -247,15 +247,32 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ctxpipe claude-code", description=main.__doc__)
-    parser.add_argument("action", choices=["hook", "install", "uninstall"])
-    parser.add_argument("--root", default=ROOT, help="where the files go, below the project")
-    parser.add_argument(
-        "--min-chars", type=int, default=MIN_CHARS, help="the shortest text that goes to a file"
+    parser = argparse.ArgumentParser(
+        prog="ctxpipe claude-code",
+        description="Put Claude Code's long tool results into files before they enter its history.",
     )
-    default = os.path.join(FOLDER, FILE)
-    parser.add_argument("--settings", default=default, help=f"the file; default: {default}")
-    parser.add_argument("--user", action="store_true", help="the settings of all your projects")
+    parser.add_argument(
+        "action",
+        choices=["install", "uninstall", "hook"],
+        help="add the hook to the settings; take it out again; run it, as Claude Code does",
+    )
+    parser.add_argument(
+        "--root", default=ROOT, help="where the files go, below the project; default: %(default)s"
+    )
+    parser.add_argument(
+        "--min-chars",
+        type=int,
+        default=MIN_CHARS,
+        help="characters of the shortest text that goes to a file; default: %(default)s",
+    )
+    parser.add_argument(
+        "--settings",
+        default=os.path.join(FOLDER, FILE),
+        help="the file of settings; default: %(default)s",
+    )
+    parser.add_argument(
+        "--user", action="store_true", help="the settings of all your projects instead"
+    )
     return parser
 
 

@@ -18,7 +18,12 @@ def main(arguments: Sequence[str]) -> int:
     Needs the extra mcp.
     """
     parser = argparse.ArgumentParser(prog="ctxpipe mcp", description=main.__doc__)
-    parser.add_argument("root", nargs="?", default=".ctxpipe", help="the folder of LocalStorage")
+    parser.add_argument(
+        "root",
+        nargs="?",
+        default=".ctxpipe",
+        help="the folder of a LocalStorage; default: %(default)s",
+    )
     parser.add_argument("--session", help="the one session that may be read; default: all")
     given = parser.parse_args(arguments)
     try:

@@ -19,6 +19,7 @@ from .http_client import make_client, make_sync_client  # noqa: E402
 
 if TYPE_CHECKING:
     import httpx2
+    from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
@@ -35,7 +36,7 @@ def ctxpipe_client(
     journal: JournalStorage | None = None,
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
-) -> httpx2.AsyncClient:
+) -> DefaultAsyncHttpxClient:
     """An HTTP client for ``openai.AsyncOpenAI`` that sends the context instead of the history.
 
     It rewrites ``messages`` of every chat completion and the list ``input`` of every response,
@@ -65,7 +66,7 @@ def ctxpipe_sync_client(
     journal: JournalStorage | None = None,
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
-) -> httpx2.Client:
+) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
     mount = Mount(pipeline, session_id, journal, NAMES)
     return make_sync_client(_sdk, mount, transport, settings)

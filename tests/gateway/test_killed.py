@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import anthropic
-import httpx2
 from gateways import conversation, key, prefix_breaks, process
 from models import MODEL
 from services import free_port
 
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.testing import Hang, MessagesServer, Reply, RequestBody, answer, text
 
+TransportError = library_of(anthropic).TransportError
 AGENTS = 4
 TURNS = 4
 KILLED_AT = 2  # a turn in the middle: some have been sent, some are to come
@@ -53,7 +54,7 @@ class Agents:
         while True:
             try:
                 return await self._stream(client, number, turn)
-            except (anthropic.APIConnectionError, httpx2.TransportError):
+            except (anthropic.APIConnectionError, TransportError):
                 self.broken += 1  # in the middle of a stream, where the SDK asks nobody again
 
     async def _stream(self, client: anthropic.AsyncAnthropic, number: int, turn: int) -> str:

@@ -22,6 +22,7 @@ import pytest
 from histories import conversation, step, user
 from places import ROOT
 from processes import prepared_python
+from sdks import needs_middleware
 
 from ctxpipe.config import read_config
 from ctxpipe.messages import compact_json, tool_results
@@ -113,7 +114,14 @@ async def test_a_program_runs_as_it_stands_and_prints_what_the_page_says(block: 
 SESSIONS = sorted({block.page for block in RUN if block.kind == "python" and not block.is_program})
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.name)
+def each_page(pages: list[Path]) -> Any:
+    marks = {"middleware.md": [needs_middleware]}
+    return pytest.mark.parametrize(
+        "page", [pytest.param(it, id=it.name, marks=marks.get(it.name, [])) for it in pages]
+    )
+
+
+@each_page(SESSIONS)
 async def test_the_examples_of_a_page_run_in_order_and_print_what_the_page_says(
     page: Path, tmp_path
 ):

@@ -73,22 +73,29 @@ def serve(address: str) -> list[str] | None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
+    ended, running = os.pipe()  # the first is readable once no server holds the second
     print("ready", flush=True)
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
-            return keep(connection)
+            os.close(running)
+            return keep(connection, ended)
         connection.close()
+    os.close(running)
     with contextlib.suppress(ChildProcessError):  # so that what they took is known
         while True:
             os.wait()
     return None
 
 
-def keep(connection: socket.socket) -> list[str]:
-    """Run a program, which ends with the one who has asked. Returns in its process."""
+def keep(connection: socket.socket, ended: int) -> list[str]:
+    """Run a program, which ends with the one who has asked, or the server. Returns in its process.
+
+    *ended* is readable at the server's end: a test that failed may have left a program running.
+    """
     import contextlib
+    import select
     import threading
 
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
@@ -103,12 +110,12 @@ def keep(connection: socket.socket) -> list[str]:
         os.close(stream)
     connection.sendall(b"%d\n" % program)
 
-    def end_with_connection() -> None:
+    def end_with_others() -> None:
         with contextlib.suppress(OSError):  # the program has ended first
-            connection.recv(1)
+            select.select([connection.fileno(), ended], [], [])
             os.kill(program, signal.SIGKILL)
 
-    threading.Thread(target=end_with_connection, daemon=True).start()
+    threading.Thread(target=end_with_others, daemon=True).start()
     _, status = os.waitpid(program, 0)
     with contextlib.suppress(OSError):  # the one who has asked was killed
         connection.sendall(b"%d\n" % status)

@@ -18,15 +18,17 @@ TURNS = 12
 KNOWN = {16_000: "gpt-3.5-turbo", 32_000: "gpt-4-32k", 64_000: "deepseek-chat"}
 
 
-def turn_of(number: int, words: int) -> list[dict[str, str]]:
+def turn_of(number: int, words: int) -> list[dict[str, Any]]:
     """A call with its result, which is below what leaves the context at once, and an answer."""
-    call = {"call_id": f"call_{number}", "type": "function_call", "name": "ls", "arguments": "{}"}
-    result = {"call_id": f"call_{number}", "type": "function_call_output", "output": "a line " * 90}
-    said = {
-        "role": "assistant",
-        "content": f"Step {number}: " + "the parser reads a token " * words,
-    }
-    return [call, result, said, {"role": "user", "content": f"go on {number}"}]
+    function = {"name": "ls", "arguments": "{}"}
+    call = {"id": f"call_{number}", "type": "function", "function": function}
+    said = f"Step {number}: " + "the parser reads a token " * words
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": "a line " * 90},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": f"go on {number}"},
+    ]
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
@@ -53,12 +55,12 @@ async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
                 base_url=server.base_url, http_client=ctxpipe_client(ContextPipeline(stages))
             )
         await stack.enter_async_context(asking)
-        items: list[Any] = [{"role": "user", "content": "Go."}]
+        messages: list[Any] = [{"role": "user", "content": "Go."}]
         for number in range(LONG):
-            items += turn_of(number, window // 40)
+            messages += turn_of(number, window // 40)
         for number in range(LONG, LONG + TURNS):
-            items += turn_of(number, window // 40)
-            reply = await asking.responses.create(model=model, input=items, store=False)
-            assert reply.output_text == "ok"
+            messages += turn_of(number, window // 40)
+            reply = await asking.chat.completions.create(model=model, messages=messages)
+            assert reply.choices[0].message.content == "ok"
     refused = sum(bool(request.problems) for request in server.requests)
     assert refused in ({0} if is_known else {1, 2})

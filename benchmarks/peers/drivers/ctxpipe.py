@@ -24,6 +24,7 @@ from ctxpipe import (
     TrimReadBacks,
     presets,
 )
+from ctxpipe.adapters.http_client import library_of
 from ctxpipe.lab.workbench import SeenFiles
 from ctxpipe.stages.compact import Restore
 from ctxpipe.storage.memory import MemoryStorage
@@ -68,12 +69,13 @@ async def ask(prompt: str, _model: str) -> str:
 def inline() -> AnthropicSummarizer:
     """The real SDK over a transport that answers in process."""
     import anthropic
-    import httpx2
+
+    http = library_of(anthropic)
 
     def answered(request: Any) -> Any:
         body = json.loads(request.content)
         text = fake_model.summary("\n".join(texts(body["messages"])))
-        return httpx2.Response(
+        return http.Response(
             200,
             json={
                 "id": "msg_1",
@@ -87,8 +89,8 @@ def inline() -> AnthropicSummarizer:
             },
         )
 
-    http = httpx2.AsyncClient(transport=httpx2.MockTransport(answered))
-    client = anthropic.AsyncAnthropic(api_key="none", http_client=http)
+    sending = http.AsyncClient(transport=http.MockTransport(answered))
+    client = anthropic.AsyncAnthropic(api_key="none", http_client=sending)
     return AnthropicSummarizer(client, model="claude-sonnet-5", mode="inline")
 
 
