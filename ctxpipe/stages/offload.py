@@ -14,7 +14,7 @@ from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.offload import Candidate
 from ..errors import InvalidHistory, SettingsError
-from ..messages import Message, ToolResult, ensure_messages, has_results, rewrite
+from ..messages import Message, ToolResult, ensure_messages, rewrite, tool_results
 from ..placeholders.names import safe_name, session_folder
 from ..placeholders.placeholders import BATCH, DIRECT, Preview
 from ..providers.agent_tools import READ_BACK_TOOLS
@@ -100,7 +100,7 @@ async def offload_tool_result(
     written.
     """
     ensure_messages([message])
-    if not has_results(message):
+    if not any(tool_results([message])):
         raise InvalidHistory("message 0 holds no tool_result block, so there is nothing to offload")
     writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
     movable = offload.movable([message])
