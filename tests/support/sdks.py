@@ -39,6 +39,13 @@ REQUEST = {
 }
 
 
+def refusal_of(error: anthropic.APIStatusError) -> dict[str, Any]:
+    """The API's words in *error*: their type and message, which older SDKs leave in the body."""
+    body: Any = error.body
+    refusal: dict[str, Any] = body["error"]
+    return refusal
+
+
 def responses_of(client: Any) -> Any:
     """What makes the responses of an openai *client*; without it the test is skipped."""
     if not hasattr(client, "responses"):

@@ -14,6 +14,7 @@ import anthropic
 import httpx2
 import pytest
 from in_memory import messages_api
+from sdks import refusal_of
 
 from ctxpipe.testing import MessagesServer, Model, problems
 
@@ -585,9 +586,9 @@ async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_
             await client.messages.create(model="m", max_tokens=9, messages=broken)  # type: ignore[arg-type]
         reply = await client.messages.create(model="m", max_tokens=9, messages=sound)  # type: ignore[arg-type]
 
-    assert caught.value.type == "invalid_request_error"
-    assert caught.value.api_message is not None
-    assert caught.value.api_message.startswith(wording)
+    refusal = refusal_of(caught.value)
+    assert refusal["type"] == "invalid_request_error"
+    assert refusal["message"].startswith(wording)
     assert reply.content[0].text == "fine"  # type: ignore[union-attr]
     assert [bool(request.problems) for request in server.requests] == [True, False]
 
