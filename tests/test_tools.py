@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_memory import messages_api
 from models import MODEL
+from sdks import needs_middleware
 
 from ctxpipe import (
     ContextPipeline,
@@ -703,6 +704,7 @@ async def test_an_error_of_a_reader_of_ones_own_is_a_result():
 # The SDK's tool runner ----------------------------------------------------------------------------
 
 
+@needs_middleware
 async def test_the_runner_of_the_sdk_takes_them(storage):
     script = testing.answer(
         testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),

@@ -18,6 +18,7 @@ import pytest
 from histories import assistant, step, text, tool_result, user
 from in_memory import messages_api
 from models import MODEL, OTHER_MODEL
+from sdks import needs_middleware
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
 from ctxpipe._text import as_dollars
@@ -449,6 +450,7 @@ async def test_a_stream_is_understood():
     assert talking.causes == [Cause.SYSTEM]
 
 
+@needs_middleware
 async def test_the_marks_of_the_middleware_are_known():
     pipeline = ContextPipeline([], prices=PRICES)
     clock = Clock()
