@@ -16,6 +16,7 @@ from .storage import (
     entries_of,
     expect,
     expect_error,
+    expect_texts,
     text_at,
     text_or_none,
 )
@@ -64,8 +65,7 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) ->
             found = await text_or_none(healthy, key)
             expect(found == text or (found is None and not is_done), "a text is whole or absent")
         locations = await healthy.write(list(texts.items()))
-        for location, text in zip(locations, texts.values(), strict=True):
-            expect(await text_or_none(healthy, location) == text, "the next write succeeds")
+        await expect_texts(healthy, locations, texts.values(), "the next write succeeds")
 
     await fail_everywhere(place, write, look)
 

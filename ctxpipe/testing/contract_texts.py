@@ -21,7 +21,16 @@ from ..stages.archive import (
     records_by_name,
 )
 from ..storage import TextReader
-from .storage import StoragePlace, at_once, expect, expect_error, text_at, text_or_none, write_one
+from .storage import (
+    StoragePlace,
+    at_once,
+    expect,
+    expect_error,
+    expect_texts,
+    text_at,
+    text_or_none,
+    write_one,
+)
 
 ODD_TEXTS = {
     "an empty one": "",
@@ -53,8 +62,7 @@ async def a_batch_is_stored_in_order(place: StoragePlace) -> None:
     texts = {f"s/{number}.md": f"text {number} " * number for number in range(40)}
     locations = await storage.write(list(texts.items()))
     expect(len(set(locations)) == 40, "each text of a batch has a place of its own")
-    for location, text in zip(locations, texts.values(), strict=True):
-        expect(await text_at(storage, location) == text, "places are returned in order")
+    await expect_texts(storage, locations, texts.values(), "places are returned in order")
     expect(list(await storage.write([])) == [], "a batch may be empty")
 
 
@@ -78,8 +86,7 @@ async def another_text_under_the_same_key_gets_a_name_of_its_own(place: StorageP
     writers = [first, second, first, second, first]
     pairs = zip(writers, texts, strict=True)
     locations = [await write_one(writer, "s/a.md", text) for writer, text in pairs]
-    for location, text in zip(locations, texts, strict=True):
-        expect(await text_at(second, location) == text, "a stored text never changes")
+    await expect_texts(second, locations, texts, "a stored text never changes")
     expect(locations[3:] == locations[:2], "a text that is there already is found again")
 
 
@@ -98,9 +105,9 @@ async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
         found[number] = await write_one(storages[number], "s/a.md", f"of writer {number}")
 
     await at_once(8, write)
-    for number, location in found.items():
-        text = await text_at(storages[0], location)
-        expect(text == f"of writer {number}", "each of eight writers finds its own text")
+    texts = [f"of writer {number}" for number in found]
+    promise = "each of eight writers finds its own text"
+    await expect_texts(storages[0], found.values(), texts, promise)
     plain = storages[0].location("s/a.md")
     expect(list(found.values()).count(plain) == 1, "one of eight writers gets the key")
 
@@ -154,10 +161,9 @@ async def what_is_not_there_is_an_error_that_says_so(place: StoragePlace) -> Non
 
 async def sessions_whose_names_differ_in_case_share_nothing(place: StoragePlace) -> None:
     storage = await place.storage()
-    upper = await write_one(storage, "S/a.md", "of S")
-    lower = await write_one(storage, "s/a.md", "of s")
-    expect(await text_at(storage, upper) == "of S", "S has its own text")
-    expect(await text_at(storage, lower) == "of s", "s has its own text")
+    texts = ["of S", "of s"]
+    locations = [await write_one(storage, f"{text[-1]}/a.md", text) for text in texts]
+    await expect_texts(storage, locations, texts, "each has its own text")
 
 
 async def places_share_nothing(place: StoragePlace) -> None:

@@ -32,12 +32,6 @@ def openai_error_json(failure: Failure) -> JsonDict:
     return {"error": error}
 
 
-def error_event(failure: Failure) -> bytes:
-    """The event that ends a stream of a response."""
-    error = openai_error_json(failure)["error"]
-    return event({**error, "type": "error", "sequence_number": 99})
-
-
 def _text_of(blocks: Iterable[JsonObject], kind: str) -> str:
     return "".join([block[kind] for block in blocks if block["type"] == kind])
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import anyio.to_thread
 
 from .._values import JsonDict, JsonObject
 from .chat_rules import chat_problems
 from .openai_replies import (
     chat_events,
     chat_json,
-    error_event,
     openai_error_json,
     response_events,
     response_items,
     response_json,
 )
-from .replies import Answer, Failure, sse
+from .replies import Answer, Failure, event, sse
 from .responses_rules import item_type, responses_problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream, stream_response
 
@@ -153,11 +150,7 @@ class OpenAIServer(ScriptedServer):
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _message(self, received: Received, reply: Answer) -> JsonDict:
-        limiter = self._one_at_a_time
-        return await anyio.to_thread.run_sync(self._write, received, reply, limiter=limiter)
-
-    def _write(self, received: Received, reply: Answer) -> JsonDict:
+    def _message(self, received: Received, reply: Answer) -> JsonDict:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         effective = self._effective(received)
         usage = self._meter.charge_items(received.prompt, received.cached)
@@ -199,9 +192,10 @@ class OpenAIServer(ScriptedServer):
         return chat_events(message, with_usage=bool(options.get("include_usage")))
 
     def _error_event(self, failure: Failure, received: Received) -> bytes:
-        if received.path == RESPONSES:
-            return error_event(failure)
-        return sse(openai_error_json(failure))
+        body = openai_error_json(failure)
+        if received.path == CHAT:
+            return sse(body)
+        return event({**body["error"], "type": "error", "sequence_number": 99})
 
     def _error_body(self, failure: Failure, received: Received) -> JsonDict:  # noqa: ARG002
         return openai_error_json(failure)
@@ -219,9 +213,4 @@ class OpenAIServer(ScriptedServer):
             "output": [],
             "error": {"code": TOO_LONG, "message": problem},
         }
-
-        async def content() -> AsyncIterator[bytes]:
-            for event in response_events(failed):
-                yield event
-
-        return stream_response(content(), received)
+        return stream_response(response_events(failed), received)

@@ -164,7 +164,7 @@ def message_json(
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": [dict(block) for block in blocks],
+        "content": list(blocks),
         "stop_reason": reply.reason,
         "stop_sequence": None,
         "stop_details": refused if reply.reason == "refusal" else None,

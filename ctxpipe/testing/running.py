@@ -45,7 +45,13 @@ class Running:
     async def stop(self) -> None:
         """Close the socket and every connection; return when nothing of the server is left."""
         state = self.server.server_state
-        await self._stop_accepting()
+        # First no new connections, and those that are being accepted complete: asyncio (3.11)
+        # forgets one whose server is closed between accept and connection_made, so that its socket
+        # stays open, and its client waits for ever.
+        with contextlib.suppress(NotImplementedError):  # loops that do not watch file descriptors
+            asyncio.get_running_loop().remove_reader(self.listener)
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
         for server in self.server.servers:
             server.close()
         for connection in list(state.connections):
@@ -53,17 +59,6 @@ class Running:
         await asyncio.gather(*state.tasks, return_exceptions=True)
         # The loop closes an aborted socket in its next turn; nothing signals the end of it.
         while state.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-    async def _stop_accepting(self) -> None:
-        """Stop listening, and let every connection that is being accepted complete.
-
-        asyncio (3.11) forgets a connection whose server is closed between accept and
-        connection_made: its socket stays open, and its client waits for ever.
-        """
-        with contextlib.suppress(NotImplementedError):  # loops that do not watch file descriptors
-            asyncio.get_running_loop().remove_reader(self.listener)
-        for _ in range(ACCEPT_TURNS):
             await asyncio.sleep(0)
 
 

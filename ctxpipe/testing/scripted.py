@@ -18,7 +18,7 @@ from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
 from .billing import Meter, Prompt, Usage
-from .replies import Answer, Cut, Failure, Hang, Reply, answer
+from .replies import Answer, Cut, Failure, Hang, Reply, answer, event
 from .rules import BadBody, Model, RequestBody, parse_body
 
 if TYPE_CHECKING:
@@ -109,12 +109,10 @@ class ScriptedServer(ABC):
     @abstractmethod
     def _endpoints(self) -> Mapping[str, Endpoint]:
         """The endpoint of each path."""
-        ...
 
     @abstractmethod
     def _early_failure(self, received: Received) -> Failure | None:
         """The error for what is checked before the body is read; None when that is valid."""
-        ...
 
     @abstractmethod
     def _problems(self, received: Received) -> Iterator[str]:
@@ -122,27 +120,22 @@ class ScriptedServer(ABC):
 
         Runs in a worker thread.
         """
-        ...
 
     @abstractmethod
-    async def _message(self, received: Received, reply: Answer) -> JsonDict:
-        """The body of the plain answer *reply*, which is billed here."""
-        ...
+    def _message(self, received: Received, reply: Answer) -> JsonDict:
+        """The body of the plain answer *reply*, which is billed here. Runs in a worker thread."""
 
     @abstractmethod
     def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
         """The events by which *message* is streamed."""
-        ...
-
-    @abstractmethod
-    def _error_event(self, failure: Failure, received: Received) -> bytes:
-        """The event that ends a stream with an error."""
-        ...
 
     @abstractmethod
     def _error_body(self, failure: Failure, received: Received) -> JsonDict:
         """The body of an error."""
-        ...
+
+    def _error_event(self, failure: Failure, received: Received) -> bytes:
+        """The event that ends a stream with an error."""
+        return event(self._error_body(failure, received))
 
     # Life -----------------------------------------------------------------------------------------
 
@@ -263,7 +256,9 @@ class ScriptedServer(ABC):
             return self._refusal(reply, received)
         if begun is None:
             await self._end(request, reply)
-        message = await self._message(received, begun)
+        message = await anyio.to_thread.run_sync(
+            self._message, received, begun, limiter=self._one_at_a_time
+        )
         if is_stream(received):
             chunks = list(self._events(received, message))
             if begun is not reply:
@@ -358,7 +353,9 @@ def json_response(
     return JSONResponse(body, status, {"request-id": received.id, **headers})
 
 
-def stream_response(content: AsyncIterator[bytes], received: Received) -> Response:
+def stream_response(
+    content: AsyncIterator[bytes] | Iterable[bytes], received: Received
+) -> Response:
     """The answer that sends *content*, chunk by chunk."""
     from starlette.responses import StreamingResponse
 

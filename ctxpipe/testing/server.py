@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
-
 from .._values import JsonDict, JsonObject
 from .replies import Answer, Failure, error_json, event, message_json, stream_events
-from .rules import THINKING, RequestBody, problems
+from .rules import THINKING, problems
 from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, json_response
 from .signatures import sign, verify
 
@@ -80,17 +78,18 @@ class MessagesServer(ScriptedServer):
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _message(self, received: Received, reply: Answer) -> JsonDict:
+    def _message(self, received: Received, reply: Answer) -> JsonDict:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         received.usage = self._meter.charge(received.prompt, received.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
-        signed, tokens = await anyio.to_thread.run_sync(self._sign, received.body, blocks)
+        if any(block["type"] in THINKING for block in blocks):
+            blocks = sign(received.body, blocks)
         message = message_json(
             reply,
-            signed,
+            blocks,
             name=received.id.replace("req_", "msg_"),
             model=received.body["model"],
-            usage=received.usage.as_dict(tokens),
+            usage=received.usage.as_dict(self._meter.output_tokens(blocks)),
         )
         if received.dropped:
             notice = {"type": "thinking_dropped", "reason": "prefix_binding_mismatch"}
@@ -99,28 +98,14 @@ class MessagesServer(ScriptedServer):
             ]
         return message
 
-    def _sign(
-        self, body: RequestBody, blocks: Sequence[JsonObject]
-    ) -> tuple[Sequence[JsonObject], int]:
-        """*blocks* with the signatures of their thinking, and their tokens.
-
-        Runs in a worker thread.
-        """
-        if any(block["type"] in THINKING for block in blocks):
-            blocks = sign(body, blocks)
-        return blocks, self._meter.output_tokens(blocks)
-
-    def _with_id(self, block: JsonObject) -> JsonObject:
+    def _with_id(self, block: JsonObject) -> JsonDict:
         prefix = ID_PREFIXES.get(str(block["type"]))
         if prefix is None or block.get("id") is not None:
-            return block
+            return dict(block)
         return {**block, "id": f"{prefix}_{next(self._numbers):022d}"}
 
     def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
         return map(event, stream_events(message))
-
-    def _error_event(self, failure: Failure, received: Received) -> bytes:
-        return event(self._error_body(failure, received))
 
     def _error_body(self, failure: Failure, received: Received) -> JsonDict:
         return error_json(failure, received.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -63,6 +63,14 @@ async def text_or_none(storage: Any, location: str) -> str | None:
     except StorageError as error:
         expect(error.errno == errno.ENOENT, "what was not written is not there")
         return None
+
+
+async def expect_texts(
+    storage: Any, locations: Iterable[str], texts: Iterable[str], promise: str
+) -> None:
+    """Raise ContractBroken unless *storage* has the *texts* at their *locations*."""
+    for location, text in zip(locations, texts, strict=True):
+        expect(await text_or_none(storage, location) == text, promise)
 
 
 async def entries_of(journal: Any, session: str, start: int = 0) -> list[str]:

@@ -176,12 +176,10 @@ def server_calls(messages: Messages) -> Problems:
                 answered = [it for it in waiting if it[1].get("id") == block.get("tool_use_id")]
                 if answered:
                     waiting.remove(answered[0])
-                elif block["type"] in SERVER_RESULTS or _has_server_id(block):
+                elif block["type"] in SERVER_RESULTS or SERVER_ID.fullmatch(
+                    str(block.get("tool_use_id"))
+                ):
                     yield _no_call(f"messages.{index}.content.{place}", block)
-
-
-def _has_server_id(result: JsonObject) -> bool:
-    return SERVER_ID.fullmatch(str(result.get("tool_use_id"))) is not None
 
 
 def _no_result(index: int, use: JsonObject) -> str:
