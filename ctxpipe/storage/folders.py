@@ -120,20 +120,8 @@ def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
     return file
 
 
-def open_to_append(name: str, flags: int, *, folder: int) -> int:
-    """The same for a file that grows. Raises OSError, also for a file that has a second name."""
-    file = open_file(name, flags, folder=folder)
-    try:
-        _refuse_second_name(os.fstat(file))
-        with ignore_unsupported():
-            os.fchmod(file, 0o600)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _refuse_second_name(info: os.stat_result) -> None:
+def refuse_second_name(info: os.stat_result) -> None:
+    """Raise OSError when the file of *info* has a second name: what is appended goes there too."""
     if info.st_nlink > 1:
         raise OSError(errno.EMLINK, "it has a second name (a hard link) somewhere; remove that")
 

@@ -14,8 +14,9 @@ from .folders import (
     file_info,
     has_name,
     ignore_absent,
+    ignore_unsupported,
     open_file,
-    open_to_append,
+    refuse_second_name,
     translate_errors,
     try_lock,
 )
@@ -166,8 +167,11 @@ def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) ->
     """The file *name* in an open *folder*, made if there is none, and locked. Raises Locked."""
     if not exists(folder, name):
         root.list_file(folder_name, folder, name)
-    file = open_to_append(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
+    file = open_file(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
     try:
+        refuse_second_name(os.fstat(file))
+        with ignore_unsupported():
+            os.fchmod(file, 0o600)
         if not try_lock(file):
             raise Locked(root.path_of(folder_name, name))
     except OSError:
