@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .session.sessions import Sessions
     from .stages.collapse import Collapse
     from .stages.compact import Compact, Restore
+    from .stages.media import MediaOffload
     from .stages.offload import BatchOffload, DirectOffload
     from .stages.protocol import Change, Skip, Stage, Turn
     from .stages.read_backs import TrimReadBacks
@@ -87,6 +88,7 @@ __all__ = [
     "DirectOffload",
     "InvalidHistory",
     "LocalStorage",
+    "MediaOffload",
     "MemoryStorage",
     "ObjectStorage",
     "PostgresJournal",
@@ -121,6 +123,7 @@ _NAMES = {
     ".session.sessions": "Sessions",
     ".stages.collapse": "Collapse",
     ".stages.compact": "Compact Restore",
+    ".stages.media": "MediaOffload",
     ".stages.offload": "BatchOffload DirectOffload",
     ".stages.protocol": "Change Skip Stage Turn",
     ".stages.read_backs": "TrimReadBacks",

@@ -30,6 +30,7 @@ from .providers.prices import Prices
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Evidence, Restore
 from .stages.gates import RatioGate, RentOrBuyGate
+from .stages.media import MediaOffload
 from .stages.offload import BatchOffload, DirectOffload
 from .stages.protocol import Stage
 from .stages.read_backs import TrimReadBacks
@@ -43,7 +44,15 @@ __all__ = ["Config", "read_config"]
 
 _STAGES: Mapping[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (DirectOffload, TrimReadBacks, BatchOffload, Collapse, Compact, SmartTruncate)
+    for kind in (
+        DirectOffload,
+        TrimReadBacks,
+        MediaOffload,
+        BatchOffload,
+        Collapse,
+        Compact,
+        SmartTruncate,
+    )
 }
 _PARTS: Mapping[str, type[Any]] = {
     "preview": Preview,

@@ -33,6 +33,7 @@ from .settings import (
 )
 from .stages.collapse import Collapse
 from .stages.compact import Compact
+from .stages.media import MediaOffload
 from .stages.offload import BatchOffload, DirectOffload
 from .stages.protocol import Stage
 from .stages.read_backs import TrimReadBacks
@@ -48,10 +49,10 @@ __all__ = ["ContextPipeline"]
 
 # What comes first leaves less for what comes after it: files cost nothing, a summary loses detail,
 # and truncation loses all.
-_FILING = (DirectOffload, TrimReadBacks, BatchOffload, Collapse)
+_FILING = (DirectOffload, TrimReadBacks, MediaOffload, BatchOffload, Collapse)
 _LATER = {Compact: _FILING, SmartTruncate: (*_FILING, Compact)}
 _RIVALS = frozenset({BatchOffload, Collapse})
-_ONCE = (TrimReadBacks, Collapse, Compact, SmartTruncate)
+_ONCE = (TrimReadBacks, MediaOffload, Collapse, Compact, SmartTruncate)
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
 

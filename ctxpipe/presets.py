@@ -22,6 +22,7 @@ from .providers.prices import Prices
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Restore
 from .stages.gates import RentOrBuyGate
+from .stages.media import MediaOffload
 from .stages.offload import BatchOffload, DirectOffload
 from .stages.protocol import Stage
 from .stages.read_backs import TrimReadBacks
@@ -88,6 +89,7 @@ def coding_agent(
         # and tail that stay visible often answer the next question.
         DirectOffload(storage, min_chars=8000, preview=Preview(head=400, tail=200)),
         TrimReadBacks(storage),
+        MediaOffload(storage),
         when_old,
         Compact(summarize, archive=storage, restore=restore, breaker=Breaker(clock=clock)),
         SmartTruncate(archive=storage, shell=True),  # noqa: S604  our field
@@ -110,6 +112,7 @@ def chat(
     return [
         DirectOffload(storage, min_chars=8000, preview=Preview(head=1200, tail=400)),
         TrimReadBacks(storage),
+        MediaOffload(storage),
         BatchOffload(
             storage,
             gate=RentOrBuyGate(prices or Prices.relative(), free_calls=10),

@@ -20,6 +20,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    MediaOffload,
     SettingsError,
     SmartTruncate,
     TrimReadBacks,
@@ -48,18 +49,25 @@ def work(calls: int, result: str = WORDS) -> list[Message]:
 
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
-async def test_a_preset_is_a_plain_list_of_five_stages(preset: Preset, tmp_path):
+async def test_a_preset_is_a_plain_list_of_six_stages(preset: Preset, tmp_path):
     stages = preset(LocalStorage(tmp_path))
 
     assert type(stages) is list
     found = [type(stage) for stage in stages]
-    assert found == [DirectOffload, TrimReadBacks, BatchOffload, Compact, SmartTruncate]
-    assert len(ContextPipeline(stages).stages) == 5
+    assert found == [
+        DirectOffload,
+        TrimReadBacks,
+        MediaOffload,
+        BatchOffload,
+        Compact,
+        SmartTruncate,
+    ]
+    assert len(ContextPipeline(stages).stages) == 6
 
 
 def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
     prices = Prices.relative(read=0.05)
-    direct, _, collapse, *rest = lines(LocalStorage(tmp_path), prices=prices)
+    direct, _, _, collapse, *rest = lines(LocalStorage(tmp_path), prices=prices)
 
     assert direct == coding_agent(LocalStorage(tmp_path))[0]
     assert isinstance(collapse, Collapse)

@@ -54,7 +54,7 @@ def offload_server(storage: TextReader, *, session_id: str | None = None) -> Ser
             return _result(unknown_tool(params.name, tools), is_error=True)
         block = {"type": "tool_use", "id": params.name, "input": params.arguments or {}}
         answer = await tool.result(block)
-        return _result(str(answer["content"]), is_error=bool(answer.get("is_error")))
+        return _result(answer["content"], is_error=bool(answer.get("is_error")))
 
     return Server("ctxpipe", on_list_tools=list_tools, on_call_tool=call_tool)
 
@@ -86,9 +86,20 @@ def _description(tool: Tool) -> types.Tool:
     )
 
 
-def _result(text: str, *, is_error: bool) -> types.CallToolResult:
-    content = types.TextContent(type="text", text=without_surrogates(text))
-    return types.CallToolResult(content=[content], is_error=is_error)
+def _result(content: Any, *, is_error: bool) -> types.CallToolResult:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return types.CallToolResult(content=list(map(_part, parts)), is_error=is_error)
+
+
+def _part(block: JsonDict) -> types.ContentBlock:
+    if block["type"] == "text":
+        return types.TextContent(type="text", text=without_surrogates(block["text"]))
+    data = block["source"]["data"]
+    media_type = block["source"]["media_type"]
+    if block["type"] == "image":
+        return types.ImageContent(type="image", data=data, mime_type=media_type)
+    blob = types.BlobResourceContents(uri="ctxpipe://document", blob=data, mime_type=media_type)
+    return types.EmbeddedResource(type="resource", resource=blob)
 
 
 async def serve(server: Server[Any]) -> None:

@@ -17,13 +17,13 @@ from ..providers.refusals import as_refusal
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
-from ..wire.openai_chat import image_url
 from ..wire.usage import usage
 from ..wire.values import (
     arguments_json,
     arguments_object,
     block_text,
     image_block,
+    image_url,
     join_texts,
     opaque_block,
     result_block,

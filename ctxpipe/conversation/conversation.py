@@ -28,7 +28,8 @@ from ..observers import Diagnostics, Observer, Shaped, observers_of
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
 from ..stages.compact import Compact
-from ..stages.reports import Result
+from ..stages.media import MediaOffload
+from ..stages.reports import Outcome, Result
 from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
 from ..storage.sealed import KEYS, as_keys
@@ -635,6 +636,11 @@ class Conversation:
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
         self.forget(sent)
         options = request or {}
+        if refusal.is_media:
+            asked = Request(system, tools, options, force=True, client=self._client)
+            lighter = await self._without_media(history, asked)
+            if lighter is not None:
+                return lighter
         state = self._state
         tokens = state.ledger.estimate(sent.tokens_after, sent.messages)
         model = model_of(state, options)
@@ -664,6 +670,23 @@ class Conversation:
         before = await self._settings.counter.count(sent.messages)
         after = await self._settings.counter.count(shorter.messages)
         return shorter if after < before else None
+
+    async def _without_media(self, history: list[Message], asked: Request) -> Result | None:
+        """The context with images and documents in files; None where none can leave.
+
+        No other stage takes part: tokens are not what is too many.
+        """
+        stages = {
+            place: stage
+            for place, stage in enumerate(self._settings.stages)
+            if isinstance(stage, MediaOffload)
+        }
+        if not stages:
+            return None
+        async with self._alone():
+            lighter = await self._run(history, asked, stages)
+        has_changed = any(report.outcome is Outcome.CHANGED for report in lighter.reports)
+        return lighter if has_changed else None
 
 
 def _own(message: Message) -> Message:

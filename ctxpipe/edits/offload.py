@@ -32,7 +32,13 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..placeholders.names import safe_name
-from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch, reference
+from ..placeholders.placeholders import (
+    MAX_SHOWN,
+    any_reference,
+    is_batch,
+    media_reference,
+    reference,
+)
 from ..providers.agent_tools import GUTTER
 
 _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
@@ -124,7 +130,7 @@ def is_text(content: _Content) -> bool:
         return True
     if not content:
         return False
-    return all(kind(block) == "text" for block in content)
+    return all(map(_is_text, content))
 
 
 def stored_text(content: _Content, *, indent: int | None) -> str:
@@ -145,7 +151,7 @@ def with_placeholder(content: _Content, text: str) -> str | list[Any]:
     """
     if isinstance(content, str) or content is None:
         return text
-    others = [block for block in content if kind(block) != "text"]
+    others = [block for block in content if not _is_text(block)]
     marks = list(filter(None, (read(block, "cache_control") for block in _text_blocks(content))))
     if not others and not marks:
         return text
@@ -164,7 +170,12 @@ def text_of(content: _Content) -> str:
 
 
 def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
-    return [block for block in content or () if kind(block) == "text"]
+    return [block for block in content or () if _is_text(block)]
+
+
+def _is_text(block: Block) -> bool:
+    """Whether *block* is a text, and not the placeholder of an image or document beside it."""
+    return kind(block) == "text" and media_reference(read(block, "text")) is None
 
 
 MOST_COMPARED = 10_000_000  # characters

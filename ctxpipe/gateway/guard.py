@@ -17,8 +17,8 @@ from ..errors import CtxpipeError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-MAX_BODY = 32 * 1024 * 1024
-"""Bytes of a request that is shaped; the Messages API takes no more."""
+MAX_BODY = 256 * 1024 * 1024
+"""Bytes of a request that is shaped: more than APIs take, since images and documents may leave."""
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request's target and headers."""

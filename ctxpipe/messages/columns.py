@@ -16,12 +16,13 @@ class Columns:
     A turn reads its new messages only. Whoever changes earlier messages cuts them off first.
     """
 
-    __slots__ = ("_marks", "_replies", "_result_chars")
+    __slots__ = ("_marks", "_media", "_replies", "_result_chars")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._marks = array("i", [0])  # cache marks in the first n messages
         self._replies = array("i", [0])  # replies among the first n messages
         self._result_chars = array("q", [0])  # characters of tool results in them
+        self._media = array("i", [0])  # images and documents in them
         self.extend(messages)
 
     def __len__(self) -> int:
@@ -43,6 +44,7 @@ class Columns:
             self._marks.append(self._marks[-1] + own.marks)
             self._replies.append(self._replies[-1] + (own.role == "assistant"))
             self._result_chars.append(self._result_chars[-1] + own.result_chars)
+            self._media.append(self._media[-1] + own.media)
 
     def of_first(self, length: int) -> Columns:
         """The columns of the first *length* messages alone, for what may come after them."""
@@ -50,11 +52,12 @@ class Columns:
         first._marks = self._marks[: length + 1]
         first._replies = self._replies[: length + 1]
         first._result_chars = self._result_chars[: length + 1]
+        first._media = self._media[: length + 1]
         return first
 
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
-        for sums in (self._marks, self._replies, self._result_chars):
+        for sums in (self._marks, self._replies, self._result_chars, self._media):
             del sums[length + 1 :]
 
     # Cache marks ----------------------------------------------------------------------------------
@@ -77,6 +80,13 @@ class Columns:
     def result_chars(self, start: int) -> int:
         """The characters of the tool results from message *start* on; no one of them has more."""
         return self._result_chars[-1] - self._result_chars[start]
+
+    # Images and documents -------------------------------------------------------------------------
+
+    @property
+    def media(self) -> int:
+        """The number of images and documents, those in tool results included."""
+        return self._media[-1]
 
     # Replies --------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .._threads.bulk import MAPPINGS
 from .._values import SURROGATE, encoding_fault
 from .vocabulary import (
     CALLS,
+    MEDIA,
     MESSAGE_KEYS,
     ROLES,
     SERVER_CALLS,
@@ -76,7 +77,8 @@ class Facts(NamedTuple):
     *kinds* are those of its blocks; bare text counts as a text block. *calls* are the ids of its
     tool_use blocks, *results* the ids that its tool_result blocks answer, both in order. *marks* is
     its number of cache marks, *result_chars* are the characters of its tool results, one of blocks
-    counted as `UNMEASURED`. With *has_server_tools* a block is about a tool that the server runs.
+    counted as `UNMEASURED`. *media* counts its images and documents, those in results included.
+    With *has_server_tools* a block is about a tool that the server runs.
     *faults* are the rules that it breaks by itself, values that cannot be encoded included.
     """
 
@@ -86,6 +88,7 @@ class Facts(NamedTuple):
     results: Sequence[str] = ()
     marks: int = 0
     result_chars: int = 0
+    media: int = 0
     has_server_tools: bool = False
     faults: Sequence[Fault] = ()
 
@@ -110,6 +113,7 @@ def read_facts(message: Message) -> Facts:
     results: list[str] = []
     marks = 0
     result_chars = 0
+    media = 0
     has_server_tools = False
     number_of_results = kinds.count("tool_result")
     for place, block in enumerate(content):
@@ -134,9 +138,13 @@ def read_facts(message: Message) -> Facts:
         marks += bool(read("cache_control"))
         if isinstance(inner, list | tuple):
             marks += sum(bool(field(part, "cache_control")) for part in inner)
+            media += sum(kind(part) in MEDIA for part in inner)
+        media += name in MEDIA
     if role == "assistant" and kinds[-1] in THINKING:
         faults.append(Fault("thinking", "it ends in a thinking block", len(kinds) - 1))
-    return Facts(role, kinds, calls, results, marks, result_chars, has_server_tools, tuple(faults))
+    return Facts(
+        role, kinds, calls, results, marks, result_chars, media, has_server_tools, tuple(faults)
+    )
 
 
 # Faults -------------------------------------------------------------------------------------------

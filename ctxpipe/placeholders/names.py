@@ -84,9 +84,9 @@ def candidate_keys(key: str, text: str) -> Iterator[str]:
         yield with_suffix(key, str(number))
 
 
-def content_hash(text: str) -> str:
-    """Eight hex digits of the text's SHA-256."""
-    return _digest(text)[:8]
+def content_hash(text: str, digits: int = 8) -> str:
+    """So many hex *digits* of the text's SHA-256."""
+    return _digest(text)[:digits]
 
 
 def _slug(name: str) -> str:

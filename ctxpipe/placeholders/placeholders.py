@@ -18,6 +18,9 @@ from ..settings import SIZE, check_settings
 DIRECT = "[Tool result offloaded to file: {}]"
 BATCH = "[Content offloaded to: {}]"
 
+IMAGE = "[Image ({}) offloaded to file: {}]"
+DOCUMENT = "[Document ({}) offloaded to file: {}]"
+
 MAX_PATH = 4096
 MAX_SHOWN = 10_000
 """The most characters that a preview may be set to show.
@@ -28,7 +31,9 @@ A stage does not take a placeholder with a longer preview for its own.
 # One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
+_MEDIA = re.compile(rf"\[(?:Image|Document) \([^()\n]{{1,200}}\) offloaded to file: ({_PATH})\]")
 _BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]  # in this order
+_MARKS = (*_BEGINNINGS, ") offloaded to file: ")
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
@@ -64,7 +69,7 @@ def quoted_file_names(text: str) -> list[str]:
 
     It returns too many names rather than too few.
     """
-    if not any(begin in text for begin in _BEGINNINGS):
+    if not any(mark in text for mark in _MARKS):
         return []
     names: list[str] = []
     for piece in overlapping_pieces(text):
@@ -121,6 +126,12 @@ def _is_preview(text: str, start: int, most: int) -> bool:
     note = gap(missing)
     rest = text[title.end() :]
     return len(rest) == shown + len(note) and note in rest
+
+
+def media_reference(text: object) -> str | None:
+    """The path in a placeholder of an image or document; None for any other content."""
+    match = _MEDIA.fullmatch(text) if isinstance(text, str) else None
+    return match[1] if match else None
 
 
 def is_batch(text: str) -> bool:

@@ -29,7 +29,8 @@ class Refusal:
 
     *tokens* is the prompt's length as *provider* counts it, *window* the model's, *answer_tokens*
     what the request reserved for the answer; None and 0 where the answer does not name them. It
-    *has_code* where a code says that the prompt is too long, and not a sentence alone.
+    *has_code* where a code says that the prompt is too long, and not a sentence alone. With
+    *is_media* the request may have too many bytes, images or pages instead of tokens.
     """
 
     provider: str
@@ -37,6 +38,7 @@ class Refusal:
     window: int | None = None
     answer_tokens: int = 0
     has_code: bool = False
+    is_media: bool = False
 
     @property
     def limit(self) -> int | None:
@@ -56,7 +58,7 @@ class Row:
     """What *provider* answers: *pattern* finds it in the text or among the names of an error.
 
     Where *is_refusal* is False, the text only looks as if a prompt was too long. Where *is_code*,
-    the pattern is a word that means nothing else.
+    the pattern is a word that means nothing else; *is_media* is that of a `Refusal`.
     """
 
     provider: str
@@ -64,6 +66,7 @@ class Row:
     example: str
     is_refusal: bool = True
     is_code: bool = False
+    is_media: bool = False
 
 
 def _rows() -> Iterator[Row]:
@@ -107,11 +110,13 @@ def read_refusal(status: int | None, text: str) -> Refusal | None:
         if not row.is_refusal:
             return None
         refusal = _refusal(row.provider, match.groupdict())
+        if row.is_media and refusal is not None:
+            return replace(refusal, is_media=True)
         if refusal is not None and any(code.pattern.search(text) for code in ROWS if code.is_code):
             return replace(refusal, has_code=True)
         return refusal
     if status == TOO_LARGE:
-        return Refusal("a gateway")
+        return Refusal("a gateway", is_media=True)
     return None
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from .._threads.threads import in_thread_if
 from ..edits.collapse import texts_of_notes
+from ..edits.media import is_movable
+from ..edits.media import stored_text as media_text
 from ..edits.offload import stored_text
 from ..errors import StorageError, storage_errors
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
-from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch
+from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch, media_reference
 from ..storage import TextReader, TextWriter
 
 if TYPE_CHECKING:
@@ -129,7 +131,10 @@ def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]
             where = any_reference(shown, MAX_SHOWN)
         are_mappings = isinstance(raw, Mapping) and isinstance(shown, Mapping)
         are_lists = isinstance(raw, list | tuple) and isinstance(shown, list | tuple)
-        if where is not None and shown != raw:
+        note = media_reference(shown.get("text")) if are_mappings else None
+        if note is not None and is_movable(raw):
+            yield note, media_text(raw)
+        elif where is not None and shown != raw:
             yield where, _text_behind(raw, shown)
         elif are_mappings:
             for key, held in shown.items():

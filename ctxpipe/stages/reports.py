@@ -31,11 +31,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Tool results moved into files.
+    """Tool results, or images and documents, moved into files.
 
-    *chars* are the characters that left, gross; *saved_chars* net of placeholders. *results* and
-    *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their
-    file could not be written.
+    *chars* are the characters that left, gross; *saved_chars* net of placeholders. *results*,
+    *inputs* and *media* count the blocks that were rewritten. *failed* says why others stayed
+    inline: their file could not be written.
     """
 
     files: tuple[str, ...] = field(default=(), repr=False)
@@ -43,10 +43,11 @@ class Offloaded:
     saved_chars: int = 0
     results: int = 0
     inputs: int = 0
+    media: int = 0
     failed: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        blocks = count_phrase(self.results + self.inputs, "block")
+        blocks = count_phrase(self.results + self.inputs + self.media, "block")
         moved = f"{blocks} moved to files, {self.chars:,} characters"
         if not self.failed:
             return moved

@@ -63,16 +63,22 @@ def document_part(source: object) -> str | int:
     data = field(source, "data")
     if not isinstance(data, str):
         return DOCUMENT_TOKENS
+    pages = pages_of(data)
+    if not pages and str(field(source, "media_type")).startswith("text/"):
+        content = _decode(data) or b""
+        if b"%PDF-" not in content[:_PDF_HEADER_BYTES]:
+            return content.decode("utf-8", "replace")
+    return PDF_PAGE_TOKENS * pages or DOCUMENT_TOKENS
+
+
+def pages_of(data: str) -> int:
+    """The pages of the PDF in the base64 *data*; 0 where none can be seen."""
     key = len(data), hash(data)
     pages = _known_pages.get(key)
     if pages is None:
-        content = _decode(data) or b""
-        is_text = str(field(source, "media_type")).startswith("text/")
-        if is_text and b"%PDF-" not in content[:_PDF_HEADER_BYTES]:
-            return content.decode("utf-8", "replace")
-        pages = page_count(content)
+        pages = page_count(_decode(data) or b"")
         _known_pages.put(key, pages, 1)
-    return PDF_PAGE_TOKENS * pages or DOCUMENT_TOKENS
+    return pages
 
 
 def page_count(pdf: bytes) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._text import count_phrase
 from .._threads.processes import in_process
 from .._threads.threads import in_thread
+from ..edits.media import is_media_file, stored_block
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..placeholders.locations import is_url, key_of_url
@@ -23,7 +24,7 @@ from ..placeholders.placeholders import MAX_PATH
 from ..session.session import Session, conversation_of
 from ..settings import COUNT, SESSION_ID, instance_of
 from ..storage import TextReader
-from .tool import Tool, ToolInputError
+from .tool import Tool, ToolAnswer, ToolInputError
 
 if TYPE_CHECKING:
     from anthropic.types import ToolParam
@@ -53,7 +54,8 @@ def offload_tools(
     session's folder; a URL such as ``ctxpipe://session/name.md`` must name the session; of any
     other path only the last name counts, and is looked up in that folder. One answer has at most
     *max_chars* characters of text, a regular expression may take two seconds, in a process of its
-    own. Their results are never offloaded again.
+    own. An image or document is answered as the block that it was. Their results are never
+    offloaded again, but for those.
 
     Given a session instead, they read the texts of that session alone, from the storage of its
     stages or of its journal. Where its pipeline has a `Compact` stage there is a
@@ -110,10 +112,17 @@ class _Reader:
     session_id: str | None
     max_chars: int
 
-    async def read(self, arguments: Mapping[str, object]) -> str:
+    async def read(self, arguments: Mapping[str, object]) -> ToolAnswer:
         offset = _whole(arguments, "offset", 0)
         limit = min(_whole(arguments, "limit", self.max_chars, least=1), self.max_chars)
-        page = await self.storage.read(await self._location(arguments), offset, limit)
+        location = await self._location(arguments)
+        name = location.rsplit("/", 1)[-1]
+        if is_media_file(name):
+            whole = await self.storage.read(location)
+            block = await in_thread(stored_block, name, whole.text)
+            if block is not None:
+                return [block]
+        page = await self.storage.read(location, offset, limit)
         if offset and offset >= page.total:
             raise ToolInputError(
                 f"offset is {offset}, but the file has only {page.total} characters"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from .._logs import logger
+from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError, StorageError
 from ..messages import Block, field, kind, without_surrogates
 from ..settings import excerpt
@@ -16,23 +17,30 @@ if TYPE_CHECKING:
     from anthropic.types import ToolParam, ToolResultBlockParam, ToolUseBlock, ToolUseBlockParam
 
 
+ToolAnswer: TypeAlias = str | list[JsonDict]
+"""What a tool answers with: a text, or blocks of a tool result, such as an image."""
+
+
 class ToolInputError(CtxpipeError, ValueError):
     """The model gave a tool an argument that is invalid; the text tells the model what to give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A plain Anthropic tool definition with its async handler, which answers with text."""
+    """A plain Anthropic tool definition with its async handler.
+
+    It answers with a text, or with blocks of a tool result, such as an image.
+    """
 
     definition: ToolParam
-    handler: Callable[[Mapping[str, object]], Awaitable[str]]
+    handler: Callable[[Mapping[str, object]], Awaitable[ToolAnswer]]
 
     @property
     def name(self) -> str:
         """The name under which the model calls it."""
         return self.definition["name"]
 
-    async def __call__(self, arguments: Mapping[str, object], /) -> str:
+    async def __call__(self, arguments: Mapping[str, object], /) -> ToolAnswer:
         """The tool's answer; in an agent's loop use `result`, which never raises.
 
         Raises ToolInputError, with a text that the model can act on, and what the handler raises.
@@ -49,20 +57,22 @@ class Tool:
         if not isinstance(arguments, Mapping):
             arguments = {}
         try:
-            content = _sendable(await self(arguments))
+            content: Any = _sendable(await self(arguments))
         except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
             return _error_result(block, _error_text(self.name, error))
         return {"type": "tool_result", "tool_use_id": field(block, "id"), "content": content}
 
 
-def _sendable(text: object) -> str:
-    """*text* without lone surrogates, which cannot be sent.
+def _sendable(content: object) -> object:
+    """*content* without lone surrogates, which cannot be sent; blocks as they are.
 
-    Raises TypeError for anything but text, which the API would refuse.
+    Raises TypeError for anything but text and blocks, which the API would refuse.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"a tool's handler answers with a text, not with {type(text).__name__}")
-    return without_surrogates(text)
+    if isinstance(content, list) and content and all(map(kind, content)):
+        return content
+    if not isinstance(content, str):
+        raise TypeError(f"a tool's handler answers with a text, not with {type(content).__name__}")
+    return without_surrogates(content)
 
 
 def _error_result(block: Block, text: str) -> ToolResultBlockParam:
@@ -140,10 +150,10 @@ def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
         def to_dict(self) -> Any:
             return dict(self.tool.definition)
 
-        async def call(self, input: object) -> str:  # noqa: A002  the SDK's own name
+        async def call(self, input: object) -> Any:  # noqa: A002  the SDK's own name
             result: Mapping[str, Any] = await self.tool.result({"input": input})
             if result.get("is_error"):
                 raise ToolError(result["content"])
-            return str(result["content"])
+            return result["content"]
 
     return [BetaTool(tool) for tool in tools]

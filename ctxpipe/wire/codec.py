@@ -82,6 +82,13 @@ class Codec(ABC):
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
         """The ids of the calls in *item*, and of those that it answers."""
 
+    def sendable(self, items: Sequence[Item]) -> list[Item]:
+        """*items* with the images and documents of ours in them in the form of this API.
+
+        They are in results: a caller hands on what `read_offloaded` answers.
+        """
+        return list(items)
+
     def is_summary(self, item: Item) -> bool:
         """Whether the provider has compacted in *item* what came before."""
         del item

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from .._values import JsonDict, JsonObject
@@ -15,10 +15,14 @@ from .values import (
     block_text,
     content_blocks,
     document_block,
+    file_of,
     first_field,
+    holds_own_media,
     image_block,
+    image_url,
     join_texts,
     opaque_block,
+    own_media,
     read_result,
     result_blocks,
     result_text,
@@ -35,6 +39,7 @@ RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
 Block: TypeAlias = JsonObject
 INPUT = "input"  # the key of a custom tool's text
+SHOWN = "[It is shown after the results.]"
 
 
 class ChatCodec(Codec):
@@ -72,8 +77,11 @@ class ChatCodec(Codec):
         results, uses, spoken = sort_blocks(blocks)
         items: list[Item] = []
         for block in results:
-            text = result_text(block.get("content"))
-            items.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
+            content = block.get("content")
+            if not holds_own_media(content):
+                content = result_text(content)
+            items.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
+        items = self.sendable(items)
         if not (spoken or uses):
             return items
         message: JsonDict = {"role": role, "content": None}
@@ -86,6 +94,25 @@ class ChatCodec(Codec):
         if calls:
             message["tool_calls"] = calls
         return [*items, message]
+
+    def sendable(self, items: Sequence[Item]) -> list[Item]:
+        """A tool message is text alone: what is to be seen follows the results, as the user's."""
+        sent: list[Item] = []
+        shown: list[JsonDict] = []
+        for item in items:
+            is_result = field(item, "role") in RESULTS
+            if shown and not is_result:
+                sent.append({"role": "user", "content": shown})
+                shown = []
+            content = field(item, "content")
+            if is_result and holds_own_media(content):
+                shown += map(_new_part, filter(None, map(own_media, content)))
+                texts = [part for part in content if own_media(part) is None]
+                item = {**as_dict(item), "content": texts or SHOWN}  # noqa: PLW2901
+            sent.append(item)
+        if shown:
+            sent.append({"role": "user", "content": shown})
+        return sent
 
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
         """Of its calls, by its role."""
@@ -110,7 +137,7 @@ def _part_block(part: object) -> JsonDict:
             block = image_block(field(field(part, "image_url"), "url"))
         case "file":
             block = document_block(field(part, "file"))
-    return block or text_or_opaque(text, part)
+    return block or own_media(part) or text_or_opaque(text, part)
 
 
 def _call_to_answer(item: Item) -> object:
@@ -278,19 +305,10 @@ def _new_part(block: Block) -> JsonDict:
     url = image_url(block)
     if url is not None:
         return {"type": "image_url", "image_url": {"url": url}}
+    file = file_of(block)
+    if file is not None:
+        return {"type": "file", "file": file}
     return {"type": "text", "text": block_text(block)}
-
-
-def image_url(block: Block) -> str | None:
-    """The address of an image of ours, with its data in it where it holds any; None: it is none."""
-    source = block.get("source")
-    if kind(block) != "image" or not isinstance(source, Mapping):
-        return None
-    if source.get("type") != "base64":
-        return str(source.get("url"))
-    media_type = source.get("media_type")
-    data = source.get("data")
-    return f"data:{media_type};base64,{data}"
 
 
 def _ids_of(item: Item) -> Iterator[object]:

@@ -11,7 +11,6 @@ from .openai_chat import (
     INPUT,
     SYSTEM,
     custom_input,
-    image_url,
     rebuild_content,
     text_or_parts,
 )
@@ -21,9 +20,13 @@ from .values import (
     block_text,
     content_blocks,
     document_block,
+    file_of,
     first_field,
+    holds_own_media,
     image_block,
+    image_url,
     opaque_block,
+    own_media,
     read_result,
     result_blocks,
     result_text,
@@ -47,7 +50,6 @@ ANSWERED = frozenset(
 )
 """Calls that the client answers; all other tools run at the provider."""
 ACTIONS = ("action", "operation", "actions")  # where the built-in calls say what is to be done
-PICTURES = frozenset({"input_image", "computer_screenshot"})
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SAYING = TEXTS | {"refusal"}
 
@@ -126,6 +128,17 @@ class ResponsesCodec(Codec):
         content = text_or_parts([_new_part(block) for block in spoken], "input_text")
         return [{"type": "message", "role": role, "content": content}, *items]
 
+    def sendable(self, items: Sequence[Item]) -> list[Item]:
+        """The output of a function may hold images and files."""
+        sent: list[Item] = []
+        for item in items:
+            output = field(item, "output")
+            if holds_own_media(output):
+                parts = [part if own_media(part) is None else _new_part(part) for part in output]
+                item = {**as_dict(item), "output": parts}  # noqa: PLW2901
+            sent.append(item)
+        return sent
+
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
         """Of its call, by its type."""
         name = kind(item)
@@ -156,12 +169,15 @@ def _part_block(part: object) -> JsonDict:
         part = {"type": "input_text", "text": part}
     name = kind(part)
     block: JsonDict | None = None
-    if name in PICTURES:
+    if name == "input_image":
         block = image_block(field(part, "image_url"))
+    elif name == "computer_screenshot":
+        # As one at an address, which stays: a computer's output can be nothing else.
+        block = {"type": "image", "source": {"type": "url", "url": field(part, "image_url")}}
     elif name == "input_file":
         block = document_block(part)
     text = field(part, "text" if name in TEXTS else name) if name in SAYING else None
-    return block or text_or_opaque(text, part)
+    return block or own_media(part) or text_or_opaque(text, part)
 
 
 def _thinking_block(item: Item) -> JsonDict:
@@ -246,6 +262,9 @@ def _new_part(block: JsonObject) -> JsonDict:
     url = image_url(block)
     if url is not None:
         return {"type": "input_image", "detail": "auto", "image_url": url}
+    file = file_of(block)
+    if file is not None:
+        return {"type": "input_file", **file}
     return {"type": "input_text", "text": block_text(block)}
 
 

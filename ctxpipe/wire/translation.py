@@ -30,6 +30,7 @@ from .codec import (
     make_units,
     opening_unit,
 )
+from .values import holds_own_media
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -79,6 +80,7 @@ class Translation:
         "_contents",
         "_context",
         "_given",
+        "_has_own_media",
         "_head",
         "_items",
         "_pieces",
@@ -94,6 +96,7 @@ class Translation:
         self._items: list[Item] = []
         self._contents: list[object] = []  # of each item, as it was read
         self._head = 0
+        self._has_own_media = False
         self._system: list[_Block] = []
         self._units: list[Unit] = []
         self._used: set[str] = set()
@@ -151,6 +154,8 @@ class Translation:
         stop = self._units[keep - 1].stop if keep else head
         removed = self._units[keep:]
         self._forget(keep)
+        if any(holds_own_media(content) for content in _contents(items[stop:])):
+            self._has_own_media = True
         for unit in removed:
             self._used.difference_update(call.id for call in tool_calls([unit.message]))
         new = make_units(self._codec, items, start=stop, used=self._used)
@@ -213,6 +218,10 @@ class Translation:
         *units* are those that `read` gave last. Where nothing has changed, the items are those of
         the turn, each the very same object.
         """
+        items = self._items_of(units, context)
+        return self._codec.sendable(items) if self._has_own_media else items
+
+    def _items_of(self, units: Units, context: list[Message]) -> list[Item]:
         if is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
@@ -263,7 +272,9 @@ def translation_of(codec: ItemReader) -> Translation | Verbatim:
 
 def _contents(items: Sequence[Item]) -> list[object]:
     """What would be another object if an item had been edited in place."""
-    return [item.get("content") if type(item) is dict else None for item in items]
+    return [
+        item.get("content", item.get("output")) if type(item) is dict else None for item in items
+    ]
 
 
 def _key(block: object) -> Key:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
+from ..edits.media import is_movable
 from ..errors import InvalidHistory
 from ..messages import (
     as_dict,
@@ -201,6 +202,38 @@ def document_block(file: object) -> JsonDict | None:
     title = field(file, "filename")
     named = {"title": without_surrogates(title)} if isinstance(title, str) and title else {}
     return {"type": "document", "source": source, **named}
+
+
+def image_url(block: JsonObject) -> str | None:
+    """The address of an image of ours, with its data in it where it holds any; None: it is none."""
+    source = block.get("source")
+    if kind(block) != "image" or not isinstance(source, Mapping):
+        return None
+    return _data_url(source)
+
+
+def file_of(block: JsonObject) -> JsonDict | None:
+    """What a document of ours is as a file with its data; None where it is none."""
+    source = block.get("source")
+    if kind(block) != "document" or field(source, "type") != "base64":
+        return None
+    return {"filename": block.get("title") or "document", "file_data": _data_url(source)}
+
+
+def _data_url(source: Any) -> str:
+    if source.get("type") != "base64":
+        return str(source.get("url"))
+    return f"data:{source.get('media_type')};base64,{source.get('data')}"
+
+
+def own_media(part: object) -> JsonDict | None:
+    """*part* itself where it is an image or document of ours, as a tool answers with it."""
+    return as_dict(part) if is_movable(part) else None
+
+
+def holds_own_media(content: object) -> bool:
+    """Whether there are images or documents of ours in a foreign *content*."""
+    return isinstance(content, list | tuple) and any(map(is_movable, content))
 
 
 def _data_source(url: str) -> JsonDict | None:

@@ -22,7 +22,7 @@ from examples.mounts.scripted import read_log, script
 def structured(reader: Tool) -> StructuredTool:
     """The tool *reader*, as LangChain has it."""
 
-    async def read(**arguments: Any) -> str:
+    async def read(**arguments: Any) -> Any:
         return await reader(arguments)
 
     return StructuredTool(

@@ -23,7 +23,7 @@ from examples.mounts.scripted import read_log, script
 def by_schema(reader: ctxpipe.Tool) -> Tool[Any]:
     """The tool *reader*, as pydantic-ai has it."""
 
-    async def read(**arguments: Any) -> str:
+    async def read(**arguments: Any) -> Any:
         return await reader(arguments)
 
     schema = dict(reader.definition["input_schema"])

@@ -14,7 +14,7 @@ from ctxpipe.presets import coding_agent
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 MOST_CALLS = 350
-"""Python calls of a turn with two new messages, through the five stages of a coding agent."""
+"""Python calls of a turn with two new messages, through the six stages of a coding agent."""
 
 
 async def calls_of_a_turn(folder: Path, exchanges: int) -> int:

@@ -146,7 +146,7 @@ REFUSED: Mapping[str, tuple[int, bytes]] = {
     "a line that is no header": (400, request("POST /v1/messages", "a line")),
     "a continued line before any": (400, request("POST /v1/messages", host=" X-A: a")),
     # Bodies
-    "64 MB": (413, said("67108864")),
+    "512 MB": (413, said("536870912")),
     "above the limit, and unsaid": (413, chunked(CHUNKED, body=too_much())),
     **{f"too deep: {name}": (400, request(body=it)) for name, it in DEEP.items()},
 }  # fmt: skip

@@ -159,13 +159,11 @@ def test_the_fields_that_hold_the_prompt_may_be_named(text: str):
             "messages.4.content.0: at least one of the image dimensions exceed max allowed size: "
             "8000 pixels"
         ),
-        "A maximum of 100 PDF pages may be provided.",
         "Uploaded file is too large",
         "invalid content-length header",
         "Invalid 'tools': array too long. Expected an array with maximum length 128, but got 200.",
         "The maximum tokens you requested exceeds the model limit of 8192.",
         "max_output_tokens value is too high",
-        "Too much media: 0 document pages + 101 images > 100",
         "stop sequence is too long",
         *FIELDS,
         "thinking.budget_tokens must be less than the context window: it exceeds context window",
@@ -179,7 +177,9 @@ def test_other_errors_do_not_pass_for_a_refusal(text):
 
 
 def test_a_413_is_a_refusal_without_numbers_whatever_it_says():
-    assert read_refusal(413, "<html>Payload Too Large</html>") == Refusal("a gateway")
+    assert read_refusal(413, "<html>Payload Too Large</html>") == Refusal(
+        "a gateway", is_media=True
+    )
 
 
 def error_type(name: str) -> type[Exception]:

@@ -1,0 +1,142 @@
+"""Move old images and documents into files, before the request has too many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .._text import short_repr
+from .._threads.threads import in_thread, in_thread_if
+from .._values import JsonDict
+from ..edits import media
+from ..edits.media import MediaIndex, Weight
+from ..errors import SettingsError, storage_errors
+from ..placeholders.placeholders import DIRECT
+from ..settings import COUNT, SIZE, check_settings
+from ..storage import TextWriter
+from ..storage.records import redactor_of
+from .moves import Pointers
+from .protocol import Change, Skip, Stored, Turn
+from .reports import Offloaded
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MediaOffload:
+    """Move old images and documents into files, all at once, when they are too much to send.
+
+    APIs limit the bytes of a request, its images and its pages, whatever its tokens: Anthropic 32
+    MB, 100 images, 600 pages; others 20 MB. When the base64 of all images and documents is more
+    than *max_bytes*, or they are more than *max_images* or *max_pages*, the newest stay, up to
+    *keep_bytes* and the same share of the other limits. The older ones leave, those in tool results
+    too; with `Turn.force` all of them. What the model has not answered yet always stays, and so do
+    documents with citations and what is only named by a URL or an id.
+
+    A placeholder says what it was, how large, and in which file. The file is named by a digest
+    of what is in it: the same picture is in one file, however often it comes. `read_offloaded`
+    gives it back as it was. What the storage's ``redact`` would change stays in the context.
+
+    Raises SettingsError for settings that are invalid.
+    """
+
+    storage: TextWriter
+    max_bytes: int = 18_000_000
+    keep_bytes: int = 4_000_000
+    max_images: int = 100
+    max_pages: int = 600
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        self._pointers.check()
+        check_settings(self, max_bytes=COUNT, keep_bytes=SIZE, max_images=COUNT, max_pages=COUNT)
+        if self.keep_bytes >= self.max_bytes:
+            raise SettingsError(
+                f"keep_bytes is {self.keep_bytes:,}, and max_bytes {self.max_bytes:,}: "
+                "give less to keep, or every turn would rewrite the context"
+            )
+
+    @property
+    def _pointers(self) -> Pointers:
+        return Pointers(self.storage, DIRECT, preview=None)
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        """All that leaves is written first. Raises StorageError when it cannot be."""
+        leaving = await self._prepare(turn)
+        if isinstance(leaving, Skip):
+            return leaving
+        texts = [(self._key(turn, text), text) for text in leaving.blocks]
+        with storage_errors():
+            files = await self.storage.write(texts)
+        return await in_thread(self._point_to_files, turn, leaving, files)
+
+    async def plan(self, turn: Turn) -> Change | Skip:
+        """The same decision, with no write."""
+        leaving = await self._prepare(turn)
+        if isinstance(leaving, Skip):
+            return leaving
+        files = [self.storage.location(self._key(turn, text)) for text in leaving.blocks]
+        change = await in_thread(self._point_to_files, turn, leaving, files)
+        return replace(change, stored=None)
+
+    async def _prepare(self, turn: Turn) -> _Leaving | Skip:
+        """What leaves at this turn, or why nothing does."""
+        columns = await turn.columns()
+        if not columns.media:
+            return Skip("there are no images or documents")
+        index = turn.recall(MediaIndex)
+        await in_thread_if(turn.is_bulky(index.known), index.extend, turn.messages)
+        total = index.total()
+        if total.fits(Weight(self.max_bytes, self.max_images, self.max_pages)) and not turn.force:
+            return Skip(f"{total.chars:,} bytes of images and documents are not too much")
+        older = index.older(Weight() if turn.force else self._kept())
+        end = columns.recent_from(1)
+        places = [place for place in older if turn.protected <= place < end]
+        leaving = _Leaving(places, await in_thread(self._find, turn, places))
+        return leaving if leaving.blocks else Skip("no image or document may leave yet")
+
+    def _kept(self) -> Weight:
+        share = self.keep_bytes / self.max_bytes
+        return Weight(self.keep_bytes, int(share * self.max_images), int(share * self.max_pages))
+
+    def _find(self, turn: Turn, places: Sequence[int]) -> dict[str, JsonDict]:
+        """The images and documents at *places* that can be stored whole, by what is stored."""
+        redact = redactor_of(self.storage)
+        found: dict[str, JsonDict] = {}
+        for place in places:
+            for block in media.media_in(turn.messages[place]):
+                text = media.stored_text(block)
+                if redact(text) == text:
+                    found[text] = block
+        return found
+
+    def _key(self, turn: Turn, text: str) -> str:
+        return self._pointers.key(turn.session_id, media.file_name(text))
+
+    def _point_to_files(self, turn: Turn, leaving: _Leaving, files: Sequence[str]) -> Change:
+        """The context with placeholders for what is in *files* now."""
+        notes: dict[str, str] = {}
+        for (text, block), file in zip(leaving.blocks.items(), files, strict=True):
+            path = self._pointers.visible_path(self._key(turn, text), file)
+            notes[text] = media.placeholder_of(block, path)
+        messages = list(turn.messages)
+        count = 0
+        for place in leaving.places:
+            rewritten = media.with_placeholders(messages[place], notes)
+            moved = len(media.media_in(messages[place])) - len(media.media_in(rewritten))
+            if moved:
+                messages[place] = rewritten
+                count += moved
+        chars = sum(map(len, notes))
+        saved = chars - sum(map(len, notes.values()))
+        detail = Offloaded(tuple(files), chars=chars, saved_chars=saved, media=count)
+        stored = Stored(self.storage, dict(zip(notes, files, strict=True)))
+        # It saves bytes; where these are few tokens, the placeholder may be more.
+        return Change(messages, detail, may_grow=True, stored=stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """Images and documents of the messages at *places*: *blocks*, by what is stored of each."""
+
+    places: Sequence[int]
+    blocks: Mapping[str, JsonDict]
