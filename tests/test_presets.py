@@ -86,7 +86,7 @@ async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path):
 
     result = await ContextPipeline(lines(LocalStorage(tmp_path))).run(history, session_id="s")
 
-    assert result.reports[2].outcome is Outcome.CHANGED
+    assert result.reports[3].outcome is Outcome.CHANGED
     assert not check(result.messages)
     assert result.messages[-14:] == history[-14:]
     assert result.tokens_after < result.tokens_before / 3
@@ -161,7 +161,7 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path)
         presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)
     ).run(history, session_id="s")
 
-    assert result.reports[2].outcome is Outcome.CHANGED
+    assert result.reports[3].outcome is Outcome.CHANGED
     assert "Write" in WRITING_TOOLS
     assert WORDS not in str(result.messages[1]["content"])
     assert all(

@@ -57,11 +57,11 @@ def tools(storage: LocalStorage, **options: Any) -> tuple[Tool, Tool]:
 
 
 async def read(storage: LocalStorage, arguments: Mapping[str, object], **options: Any) -> str:
-    return await tools(storage, **options)[0](arguments)
+    return str(await tools(storage, **options)[0](arguments))
 
 
 async def search(storage: LocalStorage, arguments: Mapping[str, object], **options: Any) -> str:
-    return await tools(storage, **options)[1](arguments)
+    return str(await tools(storage, **options)[1](arguments))
 
 
 # Definitions --------------------------------------------------------------------------------------
@@ -606,8 +606,12 @@ class Rows:
 async def test_any_reader_serves():
     reading, searching = offload_tools(Rows(s__a=TEXT), max_chars=50)
 
-    assert (await reading({"path": "./s/a.md"})).startswith(TEXT[:50] + "\n[Characters 0 to 50 of")
-    assert (await searching({"path": "s/a.md", "pattern": "line 7:"})).startswith("line 7, offset")
+    assert str(await reading({"path": "./s/a.md"})).startswith(
+        TEXT[:50] + "\n[Characters 0 to 50 of"
+    )
+    assert str(await searching({"path": "s/a.md", "pattern": "line 7:"})).startswith(
+        "line 7, offset"
+    )
 
 
 @pytest.mark.parametrize(

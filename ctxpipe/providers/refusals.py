@@ -115,9 +115,7 @@ def read_refusal(status: int | None, text: str) -> Refusal | None:
         if refusal is not None and any(code.pattern.search(text) for code in ROWS if code.is_code):
             return replace(refusal, has_code=True)
         return refusal
-    if status == TOO_LARGE:
-        return Refusal("a gateway", is_media=True)
-    return None
+    return Refusal("a gateway", is_media=True) if status == TOO_LARGE else None
 
 
 def _refusal(provider: str, named: Mapping[str, str | None]) -> Refusal | None:

@@ -70,7 +70,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def use(folder: Path, name: str, **arguments: object) -> str:
-    return await next(tool for tool in folder_tools(folder) if tool.name == name)(arguments)
+    tool = next(tool for tool in folder_tools(folder) if tool.name == name)
+    return str(await tool(arguments))
 
 
 # Tools --------------------------------------------------------------------------------------------

@@ -175,8 +175,8 @@ async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(name
     places = {path.stem: str(path) for path in tmp_path.glob("*/*.md")}
     [read, _] = offload_tools(storage, session_id=name)
 
-    assert (await read({"path": places["one"]})).startswith("one\n")
-    assert (await read({"path": places["two"]})).startswith("two\n")
+    assert str(await read({"path": places["one"]})).startswith("one\n")
+    assert str(await read({"path": places["two"]})).startswith("two\n")
     with pytest.raises(ToolInputError):
         await read({"path": places["three"]})
 
