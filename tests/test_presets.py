@@ -109,7 +109,7 @@ def test_the_prices_reach_the_gate(tmp_path):
         presets.coding_agent(storage, work_dir=tmp_path, prices=prices),
         presets.chat(storage, prices=prices),
     )
-    for _, _, batch, *_ in stages:
+    for _, _, _, batch, *_ in stages:
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
         assert batch.gate.prices == prices
@@ -117,7 +117,7 @@ def test_the_prices_reach_the_gate(tmp_path):
 
 def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path):
     for preset in (coding_agent, presets.chat):
-        batch = preset(LocalStorage(tmp_path))[2]
+        batch = preset(LocalStorage(tmp_path))[3]
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
         assert batch.gate.free_calls == batch.keep_recent
@@ -180,7 +180,7 @@ async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path)
         [*talk, user("And now?")], session_id="s"
     )
 
-    assert result.reports[3].outcome is Outcome.CHANGED
+    assert result.reports[4].outcome is Outcome.CHANGED
     assert not check(result.messages)
     assert "And now?" in str(result.messages[-1]["content"])
 
