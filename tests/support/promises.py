@@ -28,6 +28,7 @@ from ctxpipe.placeholders.placeholders import (
     INTERRUPTED,
     SILENT_ERROR,
     any_reference,
+    media_reference,
 )
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.stages.protocol import Change, Turn
@@ -60,10 +61,15 @@ class Originals:
 
     results: dict[str, set[str]] = field(default_factory=dict)
     inputs: dict[str, set[str]] = field(default_factory=dict)
+    media: set[str] = field(default_factory=set)
 
     def learn(self, messages: Iterable[Mapping[str, Any]]):
         for message in messages:
             for part in parts(message):
+                inner = part.get("content") if part["type"] == "tool_result" else None
+                for block in inner if isinstance(inner, list) else [part]:
+                    if block["type"] in ("image", "document"):
+                        self.media.add(_media_form(block))
                 if part["type"] == "tool_result":
                     for name in _names(part["tool_use_id"]):
                         self.results.setdefault(name, set()).update(
@@ -85,12 +91,16 @@ class Originals:
 
     def all(self) -> set[str]:
         """All that a file may rightly hold, and what a repair says in the place of a result."""
-        return set(SAID_BY_REPAIR) | {
-            on_disk(text)
-            for held in (self.results, self.inputs)
-            for texts in held.values()
-            for text in texts
-        }
+        return (
+            set(SAID_BY_REPAIR)
+            | self.media
+            | {
+                on_disk(text)
+                for held in (self.results, self.inputs)
+                for texts in held.values()
+                for text in texts
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +265,11 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
         elif held not in {on_disk(original) for original in _known(run.originals, name)}:
             yield f"{where} does not hold what {name!r} gave, but {held[:60]!r}"
         del text
+    for message in run.result.messages:
+        for said in _strings(plain(message)):
+            where = media_reference(said)
+            if where is not None and text_at(run.root, where) not in run.originals.media:
+                yield f"{where} does not hold an image or document that was handed in"
     for turn, change in run.proposals:
         archive = getattr(change.detail, "archive", None)
         if isinstance(change.detail, Collapsed | Compacted | Truncated):
@@ -581,6 +596,11 @@ def _forms(content: Any) -> set[str]:
         json.dumps(told, ensure_ascii=False, separators=marks, indent=indent)
         for marks, indent in forms
     }
+
+
+def _media_form(block: Any) -> str:
+    bare = {name: value for name, value in _whole(block).items() if name != "cache_control"}
+    return json.dumps(bare, sort_keys=True, separators=(",", ":"))
 
 
 def _whole(part: Any) -> dict[str, Any]:

@@ -64,6 +64,7 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
+    MediaOffload,
     Result,
     SmartTruncate,
     Stage,
@@ -158,7 +159,7 @@ class Tokens:
 # The pipeline under test --------------------------------------------------------------------------
 
 
-STAGES = ("direct", "trim", "batch", "compact", "truncate")
+STAGES = ("direct", "trim", "media", "batch", "compact", "truncate")
 
 
 class Setting:
@@ -168,7 +169,7 @@ class Setting:
         self.clock = clock
         self.root, self.work = folder / "root", folder / "work"
         self.order = (
-            list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 6))
+            list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 7))
         )
         if random.randrange(2):  # instead of offloading, and as often
             self.order = ["collapse" if name == "batch" else name for name in self.order]
@@ -192,6 +193,11 @@ class Setting:
             "keep_recent": random.randrange(3),
             "inputs": random.choice((frozenset(), frozenset({"write_file", "bash"}))),
             "preview": random.choice((None, Preview(20, 10))),
+        }
+        self.media = {
+            "max_bytes": random.choice((20, 60)),
+            "keep_bytes": random.choice((0, 8)),
+            "max_images": random.choice((2, 100)),
         }
         self.collapse = {
             "keep_recent": 1 + random.randrange(3),
@@ -223,6 +229,7 @@ class Setting:
         made: Mapping[str, Callable[[], Stage]] = {
             "direct": lambda: DirectOffload(disk, **cast("Any", self.direct)),
             "trim": lambda: TrimReadBacks(disk, **cast("Any", self.trim)),
+            "media": lambda: MediaOffload(disk, **self.media),
             "batch": lambda: BatchOffload(disk, **cast("Any", self.batch)),
             "collapse": lambda: Collapse(disk, **cast("Any", self.collapse)),
             "compact": lambda: Compact(
@@ -934,7 +941,12 @@ def test_every_promise_holds_after_every_step():
         # few examples are simple ones
         play(min(EXAMPLES, left) if left > 0 else EXAMPLES, begin + number)
         acted = (
-            min(figures["Compact changed"], figures["SmartTruncate changed"], figures["restored"])
+            min(
+                figures["MediaOffload changed"],
+                figures["Compact changed"],
+                figures["SmartTruncate changed"],
+                figures["restored"],
+            )
             > 0
         )
         if figures["steps"] >= (steps if acted else 5 * steps):
