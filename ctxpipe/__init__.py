@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from .session.sessions import Sessions
     from .stages.collapse import Collapse
     from .stages.compact import Compact, Restore
-    from .stages.media import MediaOffload
     from .stages.offload import BatchOffload, DirectOffload
     from .stages.protocol import Change, Skip, Stage, Turn
     from .stages.read_backs import TrimReadBacks
@@ -88,7 +87,6 @@ __all__ = [
     "DirectOffload",
     "InvalidHistory",
     "LocalStorage",
-    "MediaOffload",
     "MemoryStorage",
     "ObjectStorage",
     "PostgresJournal",
@@ -123,7 +121,6 @@ _NAMES = {
     ".session.sessions": "Sessions",
     ".stages.collapse": "Collapse",
     ".stages.compact": "Compact Restore",
-    ".stages.media": "MediaOffload",
     ".stages.offload": "BatchOffload DirectOffload",
     ".stages.protocol": "Change Skip Stage Turn",
     ".stages.read_backs": "TrimReadBacks",
@@ -148,6 +145,7 @@ _ELSEWHERE = {
     ".providers.prices": "Prices prices_of",
     ".stages.compact": "Breaker Evidence",
     ".stages.gates": "RatioGate RentOrBuyGate",
+    ".stages.media": "MediaOffload",
     ".summarizers": "AnthropicSummarizer ExtractiveSummarizer PromptSummarizer",
     ".tokens": "TokenCounter",
     ".tools": "as_beta_tools",

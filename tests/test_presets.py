@@ -20,7 +20,6 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
-    MediaOffload,
     SettingsError,
     SmartTruncate,
     TrimReadBacks,
@@ -30,6 +29,7 @@ from ctxpipe.messages import Message, check, tool_results
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.media import MediaOffload
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.memory import MemoryStorage

@@ -134,7 +134,7 @@ def is_media_file(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def stored_block(name: str, text: str) -> JsonDict | None:
+def block_of(name: str, text: str) -> JsonDict | None:
     """The image or document in the file *name* with this *text*; None where that is another."""
     match = _NAME.fullmatch(name)
     if match is None or content_hash(text, _DIGITS) != match[1]:

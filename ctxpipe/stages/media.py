@@ -88,13 +88,13 @@ class MediaOffload:
         total = index.total()
         if total.fits(Weight(self.max_bytes, self.max_images, self.max_pages)) and not turn.force:
             return Skip(f"{total.chars:,} bytes of images and documents are not too much")
-        older = index.older(Weight() if turn.force else self._kept())
+        older = index.older(Weight() if turn.force else self._remainder())
         end = columns.recent_from(1)
         places = [place for place in older if turn.protected <= place < end]
         leaving = _Leaving(places, await in_thread(self._find, turn, places))
         return leaving if leaving.blocks else Skip("no image or document may leave yet")
 
-    def _kept(self) -> Weight:
+    def _remainder(self) -> Weight:
         share = self.keep_bytes / self.max_bytes
         return Weight(self.keep_bytes, int(share * self.max_images), int(share * self.max_pages))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._text import count_phrase
 from .._threads.processes import in_process
 from .._threads.threads import in_thread
-from ..edits.media import is_media_file, stored_block
+from ..edits.media import block_of, is_media_file
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..placeholders.locations import is_url, key_of_url
@@ -119,7 +119,7 @@ class _Reader:
         name = location.rsplit("/", 1)[-1]
         if is_media_file(name):
             whole = await self.storage.read(location)
-            block = await in_thread(stored_block, name, whole.text)
+            block = await in_thread(block_of, name, whole.text)
             if block is not None:
                 return [block]
         page = await self.storage.read(location, offset, limit)

@@ -17,13 +17,14 @@ from pictures import look, pdf, picture
 from ctxpipe import (
     ContextPipeline,
     LocalStorage,
-    MediaOffload,
     MemoryStorage,
     SettingsError,
     offload_tools,
 )
 from ctxpipe.messages import MEDIA, Message, as_blocks, check, field, kind
 from ctxpipe.placeholders.placeholders import media_reference
+from ctxpipe.session import Session
+from ctxpipe.stages.media import MediaOffload
 from ctxpipe.stages.reports import Outcome
 
 SMALL = {"max_bytes": 10_000, "keep_bytes": 3_000}
@@ -249,7 +250,7 @@ async def test_another_process_has_the_same_context(tmp_path):
     history = screens(9)
     storage = LocalStorage(tmp_path)
 
-    def session():
+    def session() -> Session:
         return ContextPipeline([MediaOffload(storage, **SMALL)]).session("s", journal=storage)
 
     async with session() as one:

@@ -265,11 +265,7 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
         elif held not in {on_disk(original) for original in _known(run.originals, name)}:
             yield f"{where} does not hold what {name!r} gave, but {held[:60]!r}"
         del text
-    for message in run.result.messages:
-        for said in _strings(plain(message)):
-            where = media_reference(said)
-            if where is not None and text_at(run.root, where) not in run.originals.media:
-                yield f"{where} does not hold an image or document that was handed in"
+    yield from _lost_media(run)
     for turn, change in run.proposals:
         archive = getattr(change.detail, "archive", None)
         if isinstance(change.detail, Collapsed | Compacted | Truncated):
@@ -294,6 +290,14 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
             held = text_at(run.root, name)
             if held not in rightly:
                 yield f"{name} holds something that nobody said: {held!r:.200}"
+
+
+def _lost_media(run: Run) -> Iterator[str]:
+    for message in run.result.messages:
+        for said in _strings(plain(message)):
+            path = media_reference(said)
+            if path is not None and text_at(run.root, path) not in run.originals.media:
+                yield f"{path} does not hold an image or document that was handed in"
 
 
 def _folds(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

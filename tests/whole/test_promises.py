@@ -64,7 +64,6 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
-    MediaOffload,
     Result,
     SmartTruncate,
     Stage,
@@ -78,6 +77,7 @@ from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.session import Session
 from ctxpipe.stages.compact import Breaker, Restore
 from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
+from ctxpipe.stages.media import MediaOffload
 from ctxpipe.stages.reports import Outcome, StageReport
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.storage.ownership import JOURNAL as NAME
