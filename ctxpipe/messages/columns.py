@@ -16,9 +16,10 @@ class Columns:
     A turn reads its new messages only. Whoever changes earlier messages cuts them off first.
     """
 
-    __slots__ = ("_marks", "_media", "_replies", "_result_chars")
+    __slots__ = ("_marks", "_media", "_replies", "_result_chars", "known")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self.known: int = 0  # messages; to ask for the length takes a call
         self._marks = array("i", [0])  # cache marks in the first n messages
         self._replies = array("i", [0])  # replies among the first n messages
         self._result_chars = array("q", [0])  # characters of tool results in them
@@ -26,7 +27,7 @@ class Columns:
         self.extend(messages)
 
     def __len__(self) -> int:
-        return len(self._marks) - 1
+        return self.known
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Read the messages after those that are known."""
@@ -45,10 +46,12 @@ class Columns:
             self._replies.append(self._replies[-1] + (own.role == "assistant"))
             self._result_chars.append(self._result_chars[-1] + own.result_chars)
             self._media.append(self._media[-1] + own.media)
+            self.known += 1
 
     def of_first(self, length: int) -> Columns:
         """The columns of the first *length* messages alone, for what may come after them."""
         first = Columns()
+        first.known = min(length, self.known)
         first._marks = self._marks[: length + 1]
         first._replies = self._replies[: length + 1]
         first._result_chars = self._result_chars[: length + 1]
@@ -57,6 +60,7 @@ class Columns:
 
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
+        self.known = min(length, self.known)
         for sums in (self._marks, self._replies, self._result_chars, self._media):
             del sums[length + 1 :]
 

@@ -19,6 +19,8 @@ from .moves import Pointers
 from .protocol import Change, Skip, Stored, Turn
 from .reports import Offloaded
 
+NOTHING = Skip("there are no images or documents")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MediaOffload:
@@ -61,6 +63,9 @@ class MediaOffload:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """All that leaves is written first. Raises StorageError when it cannot be."""
+        columns = await turn.columns()
+        if not columns.media:  # as in most turns: it costs few calls
+            return NOTHING
         leaving = await self._prepare(turn)
         if isinstance(leaving, Skip):
             return leaving
@@ -81,8 +86,6 @@ class MediaOffload:
     async def _prepare(self, turn: Turn) -> _Leaving | Skip:
         """What leaves at this turn, or why nothing does."""
         columns = await turn.columns()
-        if not columns.media:
-            return Skip("there are no images or documents")
         index = turn.recall(MediaIndex)
         await in_thread_if(turn.is_bulky(index.known), index.extend, turn.messages)
         total = index.total()

@@ -78,8 +78,8 @@ class Turn:
     async def columns(self) -> Columns:
         """Sums over the facts of the messages, each of which is read once."""
         columns = Columns() if self.tracked is None else self.tracked.columns
-        if len(columns) < len(self.messages):
-            await in_thread_if(self.is_bulky(len(columns)), columns.extend, self.messages)
+        if columns.known < len(self.messages):
+            await in_thread_if(self.is_bulky(columns.known), columns.extend, self.messages)
         return columns
 
     async def raw_tokens(self) -> int:
