@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ..edits.atoms import Atom, AtomIndex, message_texts, path_atom, weight
+from ..edits.atoms import Atom, AtomIndex, atoms, message_texts, path_atom, weight
 from ..edits.views import viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..placeholders.names import session_folder
@@ -234,14 +234,33 @@ def use_of(
     return Use(**weights), missing
 
 
-def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
-    """The blocks to fetch for what is missing, oldest first.
+def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[tuple[Source, set[Atom]]]:
+    """The blocks to fetch for what is missing, oldest first, each with what it is fetched for.
 
     For each atom the newest one that no model wrote.
     """
-    found = {}
+    sources: dict[int, Source] = {}
+    wanted: defaultdict[int, set[Atom]] = defaultdict(set)
     for atom in missing:
         holders = past.holders(atom)
         newest = ([source for source in holders if source.role == "user"] or holders)[-1]
-        found[id(newest)] = newest
-    return sorted(found.values(), key=lambda source: source.message)
+        sources[id(newest)] = newest
+        wanted[id(newest)].add(atom)
+    found = [(source, wanted[key]) for key, source in sources.items()]
+    return sorted(found, key=lambda pair: pair[0].message)
+
+
+def pages_of(text: str, wanted: AbstractSet[Atom], lines: int) -> str:
+    """Pages of *lines* of *text* around the first lines that hold the *wanted* atoms."""
+    all_lines = text.splitlines(keepends=True)
+    left = set(wanted)
+    shown: set[int] = set()
+    for number, line in enumerate(all_lines):
+        if left.isdisjoint(atoms(line)):
+            continue
+        start = max(0, min(number - lines // 2, len(all_lines) - lines))
+        page = range(start, min(start + lines, len(all_lines)))
+        shown.update(page)
+        left.difference_update(*(atoms(all_lines[place]) for place in page))
+    # An atom that spans lines, such as a path that a terminal has wrapped, needs the whole text.
+    return text if left else "".join(all_lines[place] for place in sorted(shown))

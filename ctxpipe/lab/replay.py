@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
@@ -18,7 +19,16 @@ from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger
 from ..wire.values import result_block, use_block
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
+from .references import (
+    Context,
+    Past,
+    Source,
+    Store,
+    Use,
+    pages_of,
+    sources_to_fetch,
+    use_of,
+)
 from .transcripts import Transcript
 from .workbench import Clock, MessageCounter, SeenFiles, Workbench
 
@@ -43,7 +53,8 @@ class Settings:
     """How a conversation is replayed.
 
     With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
-    request, and the whole block again in the context. *tokens_per_raw* is what the API bills for a
+    request, and the whole block again in the context; with *page_lines*, pages of so many lines
+    around what was missing. *tokens_per_raw* is what the API bills for a
     token of the pipeline's counter. Where a transcript has no times, the cache never expires, or
     before every *rest_every*-th call: `LAPSES_EVERY` is what real sessions show.
 
@@ -57,6 +68,7 @@ class Settings:
     rest_every: int = 0
     cache: CacheRules = field(default_factory=CacheRules)
     strict: bool = False
+    page_lines: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -298,18 +310,22 @@ class _Run:
 
     # Reading back ---------------------------------------------------------------------------------
 
-    def _refetch(self, sources: Sequence[Source]) -> tuple[Message, Message]:
+    def _refetch(
+        self, sources: Sequence[tuple[Source, AbstractSet[Atom]]]
+    ) -> tuple[Message, Message]:
         """A call for each of *sources*, and the results, as an agent would read them back."""
         pointers = dict(_pointers(self.context))
         calls = []
         results = []
-        for source in sources:
+        for source, wanted in sources:
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
             pointer = pointers.get(source.call_id) or self.steps.get(source.call_id)
             name, arguments = self._call(source, pointer)
             calls.append(use_block(call_id, name, arguments))
-            results.append(result_block(call_id, source.text))
+            lines = self.settings.page_lines
+            text = pages_of(source.text, wanted, lines) if lines else source.text
+            results.append(result_block(call_id, text))
         ask = {"role": "assistant", "content": calls}
         answer = {"role": "user", "content": results}
         return cast("Message", ask), cast("Message", answer)
