@@ -1,7 +1,7 @@
 """What becomes of old exchanges: a file for each step, and a note for each run of them.
 
-A *step* is one tool call with its result, or one long answer. A *run* is the exchanges between two
-messages that stay.
+A *step* is one tool call with its result, one long answer, or one long text of a harness. A *run*
+is the exchanges between two messages that stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from ..messages import (
     Message,
@@ -20,6 +20,7 @@ from ..messages import (
     ToolResult,
     blocks,
     has_calls,
+    has_results,
     results_by_id,
     strings,
     texts,
@@ -32,7 +33,14 @@ from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target, touched_paths
 from .atoms import Atom, atoms, block_text, message_texts, path_atom
 from .excerpts import Passage, PassageKind, choose_lines
-from .exchanges import ANSWER_CHARS, TEXT_CHARS, answer_of, blocks_to_keep, exchange_length
+from .exchanges import (
+    ANSWER_CHARS,
+    TEXT_CHARS,
+    answer_of,
+    blocks_to_keep,
+    exchange_length,
+    reports_in,
+)
 from .offload import placeholder_file, text_of
 from .views import viewed_path
 
@@ -43,7 +51,7 @@ MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 LINE_CHARS = 100  # of what a call was about: longer lines made a note no more useful
 MAX_SHARE = 0.5  # of what leaves: the lines that are quoted
 
-_ANSWERED = re.compile(r"^(\d{1,9}) answered: ", re.MULTILINE)
+_SAID = re.compile(r"^(\d{1,9}) (answered|reported): ", re.MULTILINE)
 _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
@@ -52,13 +60,17 @@ _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, by its *number*: a *call* and its *result*, or an *answer* without calls."""
+    """One step, by its *number*: a *call* and its *result*, or a text that somebody *said*.
+
+    Its *verb* is "answered" for a reply without calls, and "reported" for a harness's text.
+    """
 
     number: int
     message: int
     call: ToolCall | None = None
     result: ToolResult | None = None
-    answer: str = field(default="", repr=False)
+    verb: Literal["", "answered", "reported"] = ""
+    said: str = field(default="", repr=False)
 
 
 Line: TypeAlias = "Step | str"
@@ -112,10 +124,11 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
         leaving += range(index, index + length)
         if not run:
             parts.append(run)
-        lines = list(_lines(messages, index, length, number))
+        lines = list(_lines(messages, index, number))
         number += len(_steps_of(lines))
         run += lines
-        kept = blocks_to_keep(messages[index + 1]) if length == 2 else []
+        last = messages[index + length - 1]
+        kept = blocks_to_keep(last) if last["role"] == "user" else []
         if kept:
             parts.append(cast("Message", {"role": "user", "content": kept}))
             run = []
@@ -123,24 +136,32 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
     return Layout(messages, start, stop, parts, leaving)
 
 
-def _lines(messages: Sequence[Message], index: int, length: int, number: int) -> Iterator[Line]:
-    """The lines of the exchange of *length* messages at *index*, its first step being *number*."""
-    message = messages[index]
-    if length == 1:
-        yield Step(number, index, answer=answer_of(message))
-        return
-    words = _beginning(" ".join(texts(message)), TEXT_CHARS)
-    if words:
-        yield words
+def _lines(messages: Sequence[Message], index: int, number: int) -> Iterator[Line]:
+    """The lines of the exchange at *index*, its first step being *number*."""
+    if has_calls(messages[index]):
+        words = _beginning(" ".join(texts(messages[index])), TEXT_CHARS)
+        if words:
+            yield words
     yield from _steps_at(messages, index, number)
 
 
 def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[Step]:
-    """The calls of message *index* with their results, numbered from *number* on."""
-    after = index + 1
-    results = results_by_id(messages[after : after + 1])
-    for own_number, call in enumerate(tool_calls(messages, index, after), number):
-        yield Step(own_number, index, call, results.get(call.id))
+    """The steps of the exchange at *index*, numbered from *number* on."""
+    message = messages[index]
+    if has_calls(message):
+        after = index + 1
+        results = results_by_id(messages[after : after + 1])
+        for call in tool_calls(messages, index, after):
+            yield Step(number, index, call, results.get(call.id))
+            number += 1
+        if after == len(messages):
+            return
+        index, message = after, messages[after]
+    elif message["role"] == "assistant":
+        yield Step(number, index, verb="answered", said=answer_of(message))
+        return
+    for own_number, report in enumerate(reports_in(message), number):
+        yield Step(own_number, index, verb="reported", said=report)
 
 
 def _beginning(text: str, chars: int) -> str:
@@ -182,14 +203,14 @@ def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
 
 def _step_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.call is None:
-        return step.answer
+        return step.said
     given = "\n".join([whole.get(text, text) for text in strings(step.call.input)])
     return f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
 
 
 def _result_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.result is None:
-        return step.answer
+        return step.said
     text = text_of(step.result.content)
     return whole.get(text, text)
 
@@ -204,33 +225,31 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
     for step in _raw_steps(raw):
         if not waiting:
             return {}
-        path, is_answer = waiting[0]
-        if is_answer == (step.call is None):
+        path, verb = waiting[0]
+        if verb == step.verb:
             found[path] = _step_text(step, {})
             waiting.popleft()
-        elif step.call is not None:
+        elif step.verb != "answered":
             return {}  # only answers may be missing in the notes: short ones stayed
     return {} if waiting else found
 
 
-def _steps_of_notes(notes: Iterable[Message]) -> Iterator[tuple[str, bool]]:
-    """The path of the file of each step of *notes*, and whether it is an answer."""
+def _steps_of_notes(notes: Iterable[Message]) -> Iterator[tuple[str, str]]:
+    """The path of the file of each step of *notes*, and its verb."""
     for message in notes:
         note = note_of(message)
         if note is None:
             continue
-        answers = set(map(int, _ANSWERED.findall(str(message["content"]))))
+        verbs = {int(number): verb for number, verb in _SAID.findall(str(message["content"]))}
         for number in range(note.first, note.last + 1):
-            yield note.path(number), number in answers
+            yield note.path(number), verbs.get(number, "")
 
 
 def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
-    """Every call of *raw* with its result, and every answer, as steps; no number counts."""
+    """Every step of *raw*, short answers among them; no number counts."""
     for index, message in enumerate(raw):
-        if has_calls(message):
+        if not has_results(message):  # those are of the exchange before
             yield from _steps_at(raw, index, 0)
-        elif message["role"] == "assistant":
-            yield Step(0, index, answer=answer_of(message))
 
 
 # The notes ----------------------------------------------------------------------------------------
@@ -318,8 +337,8 @@ def _with_notes(
 def _line_of_step(step: Step, whole: Mapping[str, str]) -> str:
     chars = len(_result_text(step, whole))
     if step.call is None:
-        beginning = one_line(step.answer[:ANSWER_CHARS])
-        return step_line(step.number, f"answered: {beginning}…", chars)
+        beginning = one_line(step.said[:ANSWER_CHARS])
+        return step_line(step.number, f"{step.verb}: {beginning}…", chars)
     name = one_line(step.call.name[:MOST_READ_CHARS])
     beginning = _beginning(_subject(step.call), LINE_CHARS)
     failed = step.result is not None and is_failure(
@@ -349,7 +368,10 @@ def _passages(
             yield from late
             late = []
             message = step.message
-            yield Passage(answer_of(layout.messages[message]), "text", step.number, message)
+            if layout.messages[message]["role"] == "assistant":
+                yield Passage(answer_of(layout.messages[message]), "text", step.number, message)
+        if step.verb == "reported":
+            yield Passage(step.said, "result", step.number, message)
         if step.call is None:
             continue
         call = blocks(layout.messages[message])[step.call.block]

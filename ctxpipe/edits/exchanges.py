@@ -1,7 +1,7 @@
 """Which exchanges of a conversation are old, and what would leave with each.
 
 An *exchange* is an assistant message with calls and the user message with their results; a long
-answer is one by itself.
+answer is one by itself, and so is a user message with a long text that a harness wrote.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..messages import (
     ToolResult,
     blocks,
     has_calls,
+    has_results,
     kind,
     program,
     texts,
@@ -25,6 +26,7 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
+from ..providers.agent_tools import HARNESS_TEXT
 from .gates import CandidateTable
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 # What stays of an exchange, in characters. More words made a note no more useful on recorded
 # sessions.
 TEXT_CHARS = 200  # of the assistant's words before the calls
-ANSWER_CHARS = 600  # of a long reply without calls
-LONG_ANSWER = 900  # a reply without calls that is no longer is not worth a step of its own
+ANSWER_CHARS = 600  # of a long reply without calls, or of a harness's text
+LONG_ANSWER = 900  # what is no longer is not worth a step of its own
 
 # As far as the gate is concerned:
 CHARS_PER_TOKEN = 4  # of the words that stay
@@ -51,9 +53,11 @@ def exchange_length(messages: Sequence[Message], index: int) -> int:
     the user's, which the API refuses.
     """
     message = messages[index]
-    if message["role"] != "assistant" or not _is_plain_reply(message):
-        return 0
     if index and messages[index - 1]["role"] == "system":
+        return 0
+    if message["role"] == "user":
+        return int(bool(reports_in(message)) and not has_results(message))
+    if message["role"] != "assistant" or not _is_plain_reply(message):
         return 0
     if has_calls(message):
         return 2 if _is_answered(messages, index) else 0
@@ -91,10 +95,21 @@ def answer_of(message: Message) -> str:
     return "\n".join(texts(message))
 
 
+def reports_in(message: Message) -> list[str]:
+    """The long texts of a user's *message* that a harness wrote."""
+    return list(filter(_is_report, texts(message)))
+
+
+def _is_report(text: str) -> bool:
+    return len(text) > LONG_ANSWER and HARNESS_TEXT.fullmatch(text) is not None
+
+
 def blocks_to_keep(message: Message) -> list[Block]:
-    """What stays of a message with results: the user's own blocks, and the media in results."""
+    """What stays of a user's message: the user's own blocks, and the media in results."""
     kept: list[Block] = []
     for block in blocks(message):
+        if kind(block) == "text" and _is_report(read(block, "text") or ""):
+            continue
         if kind(block) != "tool_result":
             kept.append(block)
             continue
@@ -162,9 +177,14 @@ class ExchangeIndex:
 def _tokens_that_stay(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
     """What stays of the exchange at *index*, as far as it is known before its lines are chosen."""
     message = messages[index]
-    if not has_calls(message):
-        return STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
-    words = sum(counter.block(block) for block in blocks(message) if kind(block) == "text")
-    steps = len(list(tool_calls([message])))
-    kept = sum(map(counter.block, blocks_to_keep(messages[index + 1])))
-    return steps * STEP_TOKENS + min(words, TEXT_CHARS // CHARS_PER_TOKEN) + kept
+    said = STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
+    tokens = 0
+    if has_calls(message):
+        words = sum(counter.block(block) for block in blocks(message) if kind(block) == "text")
+        steps = len(list(tool_calls([message])))
+        tokens = steps * STEP_TOKENS + min(words, TEXT_CHARS // CHARS_PER_TOKEN)
+        message = messages[index + 1]
+    elif message["role"] == "assistant":
+        return said
+    kept = sum(map(counter.block, blocks_to_keep(message)))
+    return tokens + said * len(reports_in(message)) + kept

@@ -38,6 +38,12 @@ READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
 """Our own reading tools, whose results are never offloaded."""
 
 
+HARNESS_TEXT = re.compile("|".join(f"(?:{form})" for form in _TABLE["harness_texts"]), re.DOTALL)
+"""The whole of a text that a harness wrote on the user's side, such as the report of a job.
+
+What has such a form only in its middle, or words before or behind it, is a person's."""
+
+
 # Inputs -------------------------------------------------------------------------------------------
 
 VIEW_COMMAND = "view"
