@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from ..messages import (
     Message,
@@ -23,11 +23,10 @@ from ..messages import (
     has_results,
     results_by_id,
     strings,
-    texts,
     tool_calls,
     without_surrogates,
 )
-from ..placeholders.notes import Note, note_of, step_line, words_line
+from ..placeholders.notes import Note, note_of, step_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target, touched_paths
@@ -35,7 +34,6 @@ from .atoms import Atom, atoms, block_text, message_texts, path_atom
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import (
     ANSWER_CHARS,
-    TEXT_CHARS,
     answer_of,
     blocks_to_keep,
     exchange_length,
@@ -62,7 +60,8 @@ _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 class Step:
     """One step, by its *number*: a *call* and its *result*, or a text that somebody *said*.
 
-    Its *verb* is "answered" for a reply without calls, and "reported" for a harness's text.
+    Its *verb* is "answered" for a reply without calls, and "reported" for a harness's text. With
+    the first call of a message stands what the assistant said before it.
     """
 
     number: int
@@ -71,10 +70,6 @@ class Step:
     result: ToolResult | None = None
     verb: Literal["", "answered", "reported"] = ""
     said: str = field(default="", repr=False)
-
-
-Line: TypeAlias = "Step | str"
-"""A step, or the assistant's own words before the steps that follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class Layout:
     messages: Sequence[Message] = field(repr=False)
     start: int
     stop: int
-    parts: list[Message | list[Line]] = field(repr=False)
+    parts: list[Message | list[Step]] = field(repr=False)
     leaving: list[int]
 
     @property
@@ -96,22 +91,18 @@ class Layout:
         steps: list[Step] = []
         for part in self.parts:
             if isinstance(part, list):
-                steps += _steps_of(part)
+                steps += part
         return steps
-
-
-def _steps_of(run: Iterable[Line]) -> list[Step]:
-    return [line for line in run if isinstance(line, Step)]
 
 
 def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: int) -> Layout:
     """The steps of the exchanges from *start* up to *stop*, numbered from *first_number* on.
 
-    User messages, the user's blocks beside results, media and earlier notes stay as they are.
+    What a person wrote, media and earlier notes stay as they are.
     """
-    parts: list[Message | list[Line]] = []
+    parts: list[Message | list[Step]] = []
     leaving: list[int] = []
-    run: list[Line] = []
+    run: list[Step] = []
     number = first_number
     index = start
     while index < stop:
@@ -124,9 +115,9 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
         leaving += range(index, index + length)
         if not run:
             parts.append(run)
-        lines = list(_lines(messages, index, number))
-        number += len(_steps_of(lines))
-        run += lines
+        steps = list(_steps_at(messages, index, number))
+        number += len(steps)
+        run += steps
         last = messages[index + length - 1]
         kept = blocks_to_keep(last) if last["role"] == "user" else []
         if kept:
@@ -136,24 +127,17 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
     return Layout(messages, start, stop, parts, leaving)
 
 
-def _lines(messages: Sequence[Message], index: int, number: int) -> Iterator[Line]:
-    """The lines of the exchange at *index*, its first step being *number*."""
-    if has_calls(messages[index]):
-        words = _beginning(" ".join(texts(messages[index])), TEXT_CHARS)
-        if words:
-            yield words
-    yield from _steps_at(messages, index, number)
-
-
 def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[Step]:
     """The steps of the exchange at *index*, numbered from *number* on."""
     message = messages[index]
     if has_calls(message):
         after = index + 1
         results = results_by_id(messages[after : after + 1])
+        said = answer_of(message)
         for call in tool_calls(messages, index, after):
-            yield Step(number, index, call, results.get(call.id))
+            yield Step(number, index, call, results.get(call.id), said=said)
             number += 1
+            said = ""
         if after == len(messages):
             return
         index, message = after, messages[after]
@@ -162,14 +146,6 @@ def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[
         return
     for own_number, report in enumerate(reports_in(message), number):
         yield Step(own_number, index, verb="reported", said=report)
-
-
-def _beginning(text: str, chars: int) -> str:
-    """The first *chars* characters of *text*, on one line."""
-    line = one_line(text[: chars + MOST_READ_CHARS])
-    if len(line) <= chars:
-        return line
-    return f"{line[:chars]}…"
 
 
 def first_free_number(notes: Iterable[Note]) -> int:
@@ -194,7 +170,7 @@ def find_offloaded_files(layout: Layout) -> dict[str, str]:
 
 
 def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
-    """What the file of each step says: tool, input, and the whole result.
+    """What the file of each step says: the assistant's words, tool, input, and the whole result.
 
     *whole* are the texts behind placeholders.
     """
@@ -205,12 +181,13 @@ def _step_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.call is None:
         return step.said
     given = "\n".join([whole.get(text, text) for text in strings(step.call.input)])
-    return f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
+    text = f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
+    return f"{step.said}\n\n{text}" if step.said else text
 
 
 def _result_text(step: Step, whole: Mapping[str, str]) -> str:
     if step.result is None:
-        return step.said
+        return "" if step.call else step.said
     text = text_of(step.result.content)
     return whole.get(text, text)
 
@@ -319,17 +296,13 @@ def _with_notes(
             messages.append(part)
             continue
         lines: list[str] = []
-        for line in part:
-            if not isinstance(line, Step):
-                lines.append(words_line(line))
-                continue
-            lines.append(_line_of_step(line, whole))
-            lines += [f" {quoted}" for quoted in chosen.get(line.number, ())]
+        for step in part:
+            lines.append(_line_of_step(step, whole))
+            lines += [f" {quoted}" for quoted in chosen.get(step.number, ())]
         # What a tool has said stands in a message of the user's now: a tag of ours in it must not
         # pass for the user's command or the harness's reminder.
         body = safe_summary(without_surrogates("\n".join(lines)))
-        steps = _steps_of(part)
-        note = Note(folder, first=steps[0].number, last=steps[-1].number, suffix=suffix)
+        note = Note(folder, first=part[0].number, last=part[-1].number, suffix=suffix)
         messages.append({"role": "user", "content": f"{note.heading}\n{body}"})
     return messages
 
@@ -340,11 +313,13 @@ def _line_of_step(step: Step, whole: Mapping[str, str]) -> str:
         beginning = one_line(step.said[:ANSWER_CHARS])
         return step_line(step.number, f"{step.verb}: {beginning}…", chars)
     name = one_line(step.call.name[:MOST_READ_CHARS])
-    beginning = _beginning(_subject(step.call), LINE_CHARS)
+    subject = one_line(_subject(step.call)[: LINE_CHARS + MOST_READ_CHARS])
+    if len(subject) > LINE_CHARS:
+        subject = f"{subject[:LINE_CHARS]}…"
     failed = step.result is not None and is_failure(
         {"is_error": step.result.is_error, "content": step.result.content}
     )
-    return step_line(step.number, f"{name} {beginning}", chars, failed=failed)
+    return step_line(step.number, f"{name} {subject}", chars, failed=failed)
 
 
 def _subject(call: ToolCall) -> str:

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from ..messages import Columns, Message
     from ..tokens import TokenCounter
 
-# What stays of an exchange, in characters. More words made a note no more useful on recorded
-# sessions.
-TEXT_CHARS = 200  # of the assistant's words before the calls
+# What stays of an exchange, in characters. More words, or the assistant's before its calls, made a
+# note no more useful on recorded sessions.
 ANSWER_CHARS = 600  # of a long reply without calls, or of a harness's text
 LONG_ANSWER = 900  # what is no longer is not worth a step of its own
 
@@ -180,9 +179,7 @@ def _tokens_that_stay(messages: Sequence[Message], index: int, counter: TokenCou
     said = STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
     tokens = 0
     if has_calls(message):
-        words = sum(counter.block(block) for block in blocks(message) if kind(block) == "text")
-        steps = len(list(tool_calls([message])))
-        tokens = steps * STEP_TOKENS + min(words, TEXT_CHARS // CHARS_PER_TOKEN)
+        tokens = STEP_TOKENS * len(list(tool_calls([message])))
         message = messages[index + 1]
     elif message["role"] == "assistant":
         return said

@@ -1,7 +1,6 @@
 """The note in place of earlier steps of an agent: its text, written and recognized.
 
     [Earlier steps, shortened; whole in .ctxpipe/job-42/s{12..14}.md]
-    » I look for the place where the port is read.
     12 bash grep -rn port src → 1840 chars
      src/server.py:41:    port = int(os.environ["PORT"])
     13 bash pytest -q → 312 chars failed
@@ -86,11 +85,6 @@ def step_line(number: int, about: str, chars: int, *, failed: bool = False) -> s
     """The line of step *number*, which was *about* something and yielded *chars* characters."""
     ending = " failed" if failed else ""
     return f"{number} {about} → {chars} chars{ending}"
-
-
-def words_line(words: str) -> str:
-    """The line with the assistant's own *words*, said before the steps that follow."""
-    return f"» {words}"
 
 
 def find_imitations(reply: str) -> int:

@@ -73,7 +73,6 @@ def test_a_run_of_exchanges_becomes_one_note_with_a_line_per_call():
         messages[0],
         user(
             "[Earlier steps, shortened; whole in /f/s{7..8}.md]\n"
-            "» I look around.\n"
             "7 bash ls src → 5 chars\n"
             "8 Read /w/b.txt → 25 chars failed"
         ),
@@ -124,17 +123,16 @@ def test_tags_of_ours_in_what_steps_said_are_escaped():
     assert "<command>" not in note
 
 
-def test_words_targets_and_answers_are_cut():
+def test_targets_and_answers_are_cut():
     messages = conversation(
         user("Go."),
-        step("t1", "bash", {"command": "echo " + "x" * 300}, "ok", say="y" * 300),
+        step("t1", "bash", {"command": "echo " + "x" * 300}, "ok"),
         assistant("z" * 1000),
     )
 
     [note] = notes(context(messages))
-    _, words, call, answer = note.splitlines()
+    _, call, answer = note.splitlines()
 
-    assert words == f"» {'y' * 200}…"
     assert call == f"1 bash echo {'x' * 95}… → 2 chars"
     assert answer == f"2 answered: {'z' * 600}… → 1000 chars"
 
@@ -338,6 +336,15 @@ def test_a_placeholder_that_a_tool_has_printed_is_not_followed(printed):
     assert find_offloaded_files(layout) == {}
 
 
+def test_what_was_said_before_the_calls_is_in_the_file_of_the_first():
+    calls = assistant(text("I look."), tool_use("t1", "ls"), tool_use("t2", "ls"))
+    layout = laid_out([user("Go."), calls, user(tool_result("t1", "a"), tool_result("t2", "b"))])
+
+    first, second = step_texts(layout, {})
+
+    assert first == f"I look.\n\n{second.replace('b', 'a')}"
+
+
 def test_the_files_of_notes_can_be_written_again_from_the_raw_messages():
     messages = conversation(
         step("t1", "bash", {"command": "ls"}, "a"),
@@ -355,6 +362,82 @@ def test_the_files_of_notes_can_be_written_again_from_the_raw_messages():
     assert texts_of_notes(messages, found) == dict(zip(paths, step_texts(layout, {}), strict=True))
     assert texts_of_notes(messages[:-2], found) == {}
     assert texts_of_notes([*messages, *step("t5")], found) == {}
+
+
+# Texts of a harness -------------------------------------------------------------------------------
+
+FINDINGS = "I have read all of src/server.py. " * 40
+REPORT = f"<task-notification>\n<result>{FINDINGS}</result>\n</task-notification>"
+
+
+def test_a_report_of_a_harness_is_a_step_of_its_own():
+    messages = conversation(user("Go."), step("t1"), user(REPORT), step("t2"))
+
+    layout = laid_out(messages)
+
+    assert [(step.number, step.message, step.verb) for step in layout.steps] == [
+        (1, 1, ""),
+        (2, 3, "reported"),
+        (3, 4, ""),
+    ]
+    assert step_texts(layout, {})[1] == REPORT
+    [note] = notes(context(messages))
+    line = note.splitlines()[2]
+    assert line.startswith("2 reported: <task-notification> <result>I have read")
+    assert line.endswith(f"… → {len(REPORT)} chars")
+
+
+def test_the_body_of_a_skill_beside_a_result_leaves_with_it():
+    skill = f"Base directory for this skill: /skills/review\n{FINDINGS}"
+    messages = conversation(
+        user("Go."),
+        assistant(tool_use("t1", "Skill")),
+        user(tool_result("t1", "Launching."), text(skill), text("And hurry.")),
+    )
+
+    layout = laid_out(messages)
+
+    assert step_texts(layout, {})[1] == skill
+    assert layout.parts[1] == user(text("And hurry."))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"Look at this: {REPORT}",
+        f"{REPORT}\nIs that right?",
+        f"> {REPORT}",
+        f"{REPORT}\nAnd this?\n{REPORT}",
+        f"<system-reminder>{FINDINGS}</system-reminder>",
+        "<task-notification>short</task-notification>",
+    ],
+    ids=["before", "behind", "quoted", "between", "reminder", "short"],
+)
+def test_what_has_not_the_whole_form_is_a_person_s_and_stays(words):
+    messages = conversation(user("Go."), step("t1"), user(words), step("t2"))
+
+    layout = laid_out(messages)
+
+    assert words in [part["content"] for part in layout.parts if not isinstance(part, list)]
+    assert all(step.call for step in layout.steps)
+
+
+def test_the_files_of_notes_with_reports_can_be_written_again_from_the_raw_messages():
+    messages = conversation(
+        step("t1"),
+        user(REPORT),
+        assistant(LONG),
+        user(text(REPORT), text("And hurry.")),
+        step("t2"),
+    )
+    layout = lay_out(messages, 0, len(messages), 1)
+    rewritten = collapse(layout, {}, "/f/", "", 1, WORTH, COUNTER)
+    found = [message for message in rewritten.messages if note_of(message)]
+
+    written = texts_of_notes(messages, found)
+
+    assert list(written.values()) == step_texts(layout, {})
+    assert [step.verb for step in layout.steps] == ["", "reported", "answered", "reported", ""]
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -429,11 +512,11 @@ def test_the_same_messages_give_the_same_notes(history: list[Message], min_value
     assert context(history, min_value=min_value) == context(again, min_value=min_value)
 
 
-def test_thinking_and_short_words_leave_with_their_exchange():
+def test_thinking_and_words_leave_with_their_exchange():
     messages = conversation(user("Go."), step("t1", think="a secret thought", say="Aha."))
 
     [note] = notes(context(messages))
 
     assert "secret" not in note
-    assert "» Aha." in note
+    assert "Aha" not in note
     assert thinking("a secret thought") not in [b for m in context(messages) for b in blocks(m)]

@@ -14,7 +14,6 @@ from ctxpipe.placeholders.notes import (
     note_of,
     step_line,
     step_names_in,
-    words_line,
 )
 
 NOTE = Note("/home/me/.ctxpipe/job-42/", 12, 40)
@@ -69,7 +68,6 @@ def test_any_other_message_is_no_note(message: Message):
 def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed():
     assert step_line(12, "bash ls", 30) == "12 bash ls → 30 chars"
     assert step_line(13, "bash make", 7, failed=True) == "13 bash make → 7 chars failed"
-    assert words_line("I look.") == "» I look."
 
 
 @pytest.mark.parametrize(
