@@ -162,8 +162,15 @@ class _Draft:
     def chance(self, one_in: int) -> bool:
         return self.draw(st.integers(0, one_in - 1)) == 0
 
+    def report(self) -> str:
+        """The long text of a harness, or one that a person quotes."""
+        report = f"<task-notification>{self.words()}{' finding' * 150}</task-notification>"
+        return self.draw(st.sampled_from([report, report, f"Is it so? {report}", f"{report} So?"]))
+
     def speech(self, role: str) -> Message:
         """A message of nothing but text: bare, or one to three blocks."""
+        if role == "user" and self.chance(8):
+            return cast("Message", {"role": role, "content": self.report()})
         command = " <command>keep</command>" if role == "user" and self.chance(8) else ""
         if self.chance(2):
             return cast("Message", {"role": role, "content": self.words() + command})
@@ -217,6 +224,7 @@ class _Draft:
         before = [*self.thought(), *([text(self.words())] if say and self.chance(2) else [])]
         results = [self.result(made) for made in self.draw(st.permutations(list(calls.values())))]
         after = [text(self.words())] if self.chance(5) else []
+        after += [text(self.report())] if self.chance(12) else []
         return [assistant(*before, *calls.values()), user(*results, *after)]
 
     def exchange(self) -> list[Message]:
