@@ -21,6 +21,9 @@ from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
 from .records import Sums
 
+LEAST_PAGED = 3_000
+"""The characters from which on a text is read back by pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -234,33 +237,29 @@ def use_of(
     return Use(**weights), missing
 
 
-def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[tuple[Source, set[Atom]]]:
-    """The blocks to fetch for what is missing, oldest first, each with what it is fetched for.
+def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
+    """The blocks to fetch for what is missing, oldest first.
 
     For each atom the newest one that no model wrote.
     """
-    sources: dict[int, Source] = {}
-    wanted: defaultdict[int, set[Atom]] = defaultdict(set)
+    found = {}
     for atom in missing:
         holders = past.holders(atom)
         newest = ([source for source in holders if source.role == "user"] or holders)[-1]
-        sources[id(newest)] = newest
-        wanted[id(newest)].add(atom)
-    found = [(source, wanted[key]) for key, source in sources.items()]
-    return sorted(found, key=lambda pair: pair[0].message)
+        found[id(newest)] = newest
+    return sorted(found.values(), key=lambda source: source.message)
 
 
 def pages_of(text: str, wanted: AbstractSet[Atom], lines: int) -> str:
-    """Pages of *lines* of *text* around the first lines that hold the *wanted* atoms."""
+    """Of a long *text*: *lines* on each side of every line that holds one of the *wanted* atoms.
+
+    The whole *text* where it is short, or where no line holds one.
+    """
+    if len(text) < LEAST_PAGED:
+        return text
     all_lines = text.splitlines(keepends=True)
-    left = set(wanted)
     shown: set[int] = set()
     for number, line in enumerate(all_lines):
-        if left.isdisjoint(atoms(line)):
-            continue
-        start = max(0, min(number - lines // 2, len(all_lines) - lines))
-        page = range(start, min(start + lines, len(all_lines)))
-        shown.update(page)
-        left.difference_update(*(atoms(all_lines[place]) for place in page))
-    # An atom that spans lines, such as a path that a terminal has wrapped, needs the whole text.
-    return text if left else "".join(all_lines[place] for place in sorted(shown))
+        if not wanted.isdisjoint(atoms(line)):
+            shown.update(range(max(0, number - lines), number + lines + 1))
+    return "".join(line for number, line in enumerate(all_lines) if number in shown) or text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
@@ -19,16 +18,7 @@ from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger
 from ..wire.values import result_block, use_block
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import (
-    Context,
-    Past,
-    Source,
-    Store,
-    Use,
-    pages_of,
-    sources_to_fetch,
-    use_of,
-)
+from .references import Context, Past, Source, Store, Use, pages_of, sources_to_fetch, use_of
 from .transcripts import Transcript
 from .workbench import Clock, MessageCounter, SeenFiles, Workbench
 
@@ -53,8 +43,8 @@ class Settings:
     """How a conversation is replayed.
 
     With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
-    request, and the whole block again in the context; with *page_lines*, pages of so many lines
-    around what was missing. *tokens_per_raw* is what the API bills for a
+    request, and the whole block again in the context; with *page_lines*, only so many lines on each
+    side of what is missing. *tokens_per_raw* is what the API bills for a
     token of the pipeline's counter. Where a transcript has no times, the cache never expires, or
     before every *rest_every*-th call: `LAPSES_EVERY` is what real sessions show.
 
@@ -226,7 +216,7 @@ class _Run:
             used, self.past, self.visible, self.store, strict=self.settings.strict
         )
         if self.settings.refetch and sum(missing.values()) >= REFETCH_WEIGHT:
-            ask, answer = self._refetch(sources_to_fetch(missing, self.past))
+            ask, answer = self._refetch(missing)
             await self._send(moments[0], "refetch", ask)
             self.context = [*self.context, ask, answer]
             moments.append(await self._run_pipeline(call))
@@ -310,21 +300,19 @@ class _Run:
 
     # Reading back ---------------------------------------------------------------------------------
 
-    def _refetch(
-        self, sources: Sequence[tuple[Source, AbstractSet[Atom]]]
-    ) -> tuple[Message, Message]:
-        """A call for each of *sources*, and the results, as an agent would read them back."""
+    def _refetch(self, missing: Mapping[Atom, float]) -> tuple[Message, Message]:
+        """Calls for what is *missing*, and the results, as an agent would read them back."""
+        lines = self.settings.page_lines
         pointers = dict(_pointers(self.context))
         calls = []
         results = []
-        for source, wanted in sources:
+        for source in sources_to_fetch(missing, self.past):
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
             pointer = pointers.get(source.call_id) or self.steps.get(source.call_id)
             name, arguments = self._call(source, pointer)
             calls.append(use_block(call_id, name, arguments))
-            lines = self.settings.page_lines
-            text = pages_of(source.text, wanted, lines) if lines else source.text
+            text = source.text if lines is None else pages_of(source.text, missing.keys(), lines)
             results.append(result_block(call_id, text))
         ask = {"role": "assistant", "content": calls}
         answer = {"role": "user", "content": results}

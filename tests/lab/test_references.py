@@ -167,9 +167,9 @@ def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote()
     )
     lab = Lab(past, [])
 
-    [(source, wanted)] = sources_to_fetch(["Iread_this"], lab.past)
-    assert source.text == "read_this again"
-    assert wanted == {"Iread_this"}
+    assert [source.text for source in sources_to_fetch(["Iread_this"], lab.past)] == [
+        "read_this again"
+    ]
 
 
 def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once():
@@ -177,23 +177,24 @@ def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once():
 
     roles = [
         source.role
-        for source, _ in sources_to_fetch(["Iread_this", "Imore_of_it"], Lab(past, []).past)
+        for source in sources_to_fetch(["Iread_this", "Imore_of_it"], Lab(past, []).past)
     ]
     assert roles == ["assistant"]
 
 
 def test_pages_show_the_lines_around_what_is_wanted_and_nothing_else():
-    text = "".join(f"line_number_{number}\n" for number in range(100))
+    text = "".join(f"{' ' * 40}line_number_{number}\n" for number in range(100))
 
-    shown = pages_of(text, {"Iline_number_30", "Iline_number_33", "Iline_number_99"}, 10)
+    shown = pages_of(text, {"Iline_number_30", "Iline_number_33", "Iline_number_99"}, 5)
 
     assert shown.split() == [
-        f"line_number_{number}" for number in (*range(25, 35), *range(90, 100))
+        f"line_number_{number}" for number in (*range(25, 39), *range(94, 100))
     ]
 
 
-def test_where_no_line_holds_what_is_wanted_the_page_is_the_whole_text():
-    assert pages_of("a\nb\nc\n", {"Inot_there"}, 1) == "a\nb\nc\n"
+def test_a_short_text_is_read_back_whole_and_so_is_one_that_holds_it_in_no_line():
+    assert pages_of("wanted_here\nb\nc\n", {"Iwanted_here"}, 0) == "wanted_here\nb\nc\n"
+    assert pages_of("b\n" * 2000, {"Inot_there"}, 1) == "b\n" * 2000
 
 
 def test_a_context_forgets_what_left_it_and_keeps_what_stays():
