@@ -6,11 +6,11 @@ They stand beside those of no management in the same run.
         [--strict]
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
-tokens: writing to the cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what
-a reply uses and the context no longer shows is fetched and paid for ("refetch"), or not ("free"),
-which is the lower bound. The transcripts that are compared tell no times, so the cache never
-lapses, or with --rest before every Nth call. With --quick only the read price
-0.1 is tried, and no free refetches: a quarter of the time.
+tokens: writing to the cache costs 1.25, reading 0.1 or 0.05, output 5. What a reply uses and the
+context no longer shows is read back and paid for. Each policy runs twice: with whole blocks read
+back ("block"), and with 60 lines on each side of what is missing ("page"). The transcripts that are
+compared tell no times, so the cache never lapses, or with --rest before every Nth call. With
+--quick only the read price 0.1 is tried, and whole blocks alone: a quarter of the time.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ from ctxpipe.stages.protocol import Stage
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 READ_PRICES = (0.1, 0.05)
+PAGE_LINES = 60
 MAIN = (
     "none",
     "fixed-ratio",
     "rent-or-buy",
     "coding",
     "lean",
+    "lean-memory",
 )
 OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
 SHARES = (0.1, 0.25, 0.5)
@@ -85,14 +87,14 @@ class Coding:
             files=bench.files,
             clock=bench.clock,
         )
-        direct, trim, batch, *rest = stages
+        direct, trim, media, batch, *rest = stages
         assert isinstance(direct, DirectOffload)  # noqa: S101
         assert isinstance(batch, BatchOffload)  # noqa: S101
         gate = RentOrBuyGate(prices, **(self.gate or {}))  # type: ignore[arg-type]
         batch = replace(batch, gate=gate, **(self.batch or {}))  # type: ignore[arg-type]
         direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
         new_results: list[Stage] = [] if self.without_direct else [direct, trim]
-        return ContextPipeline([*new_results, batch, *rest], budget=BUDGET)
+        return ContextPipeline([*new_results, media, batch, *rest], budget=BUDGET)
 
 
 ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
@@ -118,17 +120,22 @@ ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy at one read price: its bill for each file, refetches paid or free.
+    """One policy at one read price: its bill for each file, with blocks or pages read back.
 
-    *marked* are the bills with all four cache marks, refetches paid.
+    *marked* are the bills with all four cache marks and whole blocks.
     """
 
     name: str
     read: float
-    paid: Mapping[str, Bill]
-    free: Mapping[str, Bill]
+    blocks: Mapping[str, Bill]
+    pages: Mapping[str, Bill]
     marked: Mapping[str, Bill]
     uses: Mapping[str, Use]
+    paged_uses: Mapping[str, Use]
+
+    @property
+    def paged_use(self) -> Use:
+        return sum(self.paged_uses.values(), Use())
 
     @property
     def use(self) -> Use:
@@ -136,7 +143,7 @@ class Row:
 
     @property
     def total(self) -> Bill:
-        return sum(self.paid.values(), Bill())
+        return sum(self.blocks.values(), Bill())
 
     def of(self, other: Row) -> float:
         return self.total.total / other.total.total
@@ -145,12 +152,13 @@ class Row:
         mine, theirs = (sum(row.marked.values(), Bill()) for row in (self, other))
         return mine.total / theirs.total
 
-    def free_of(self, other: Row) -> float:
-        return sum(b.total for b in self.free.values()) / sum(b.total for b in other.free.values())
+    def paged_of(self, other: Row) -> float:
+        mine, theirs = (sum(row.pages.values(), Bill()) for row in (self, other))
+        return mine.total / theirs.total
 
-    def dearer(self, other: Row, *, paid: bool = True) -> list[tuple[float, str]]:
+    def dearer(self, other: Row) -> list[tuple[float, str]]:
         """Files that cost more than with *other*, the worst first, with how many times as much."""
-        mine, theirs = (self.paid, other.paid) if paid else (self.free, other.free)
+        mine, theirs = self.blocks, other.blocks
         times = [(mine[path].total / theirs[path].total, Path(path).stem) for path in mine]
         return sorted((found for found in times if found[0] > 1 + 1e-9), reverse=True)
 
@@ -178,7 +186,7 @@ def measured(
     chosen: Mapping[tuple[str, float], PipelineMaker],
     rest: int,
     processes: int | None,
-    kinds: Sequence[str] = ("paid", "free"),
+    kinds: Sequence[str] = ("block", "page"),
     *,
     strict: bool = False,
 ) -> list[Row]:
@@ -187,7 +195,8 @@ def measured(
     with workers(processes or os.cpu_count() or 1) as executor:
         for kind in kinds:
             jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items()}
-            settings = Settings(refetch=kind == "paid", rest_every=rest, strict=strict)
+            lines = PAGE_LINES if kind == "page" else None
+            settings = Settings(rest_every=rest, strict=strict, page_lines=lines)
             progress = partial(told, len(paths) * len(kinds), count)
             for file in replay_files(paths, jobs, settings, executor=executor, progress=progress):
                 before = done.get(file.path, file)
@@ -207,15 +216,16 @@ def told(files: int, count: list[int], file: FileReplay) -> None:
 
 def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
     prices = Prices.relative(read=read)
-    paid = {file.path: file.replays[f"{name}|{read}|paid"] for file in files}
-    free = {file.path: file.replays.get(f"{name}|{read}|free", paid[file.path]) for file in files}
+    block = {file.path: file.replays[f"{name}|{read}|block"] for file in files}
+    page = {file.path: file.replays.get(f"{name}|{read}|page", block[file.path]) for file in files}
     return Row(
         name,
         read,
-        {path: bill(found.requests, prices) for path, found in paid.items()},
-        {path: bill(found.requests, prices) for path, found in free.items()},
-        {path: bill(with_all_marks(found.requests), prices) for path, found in paid.items()},
-        {path: found.use for path, found in paid.items()},
+        {path: bill(found.requests, prices) for path, found in block.items()},
+        {path: bill(found.requests, prices) for path, found in page.items()},
+        {path: bill(with_all_marks(found.requests), prices) for path, found in block.items()},
+        {path: found.use for path, found in block.items()},
+        {path: found.use for path, found in page.items()},
     )
 
 
@@ -223,10 +233,13 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
     for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
-        print(f"\nread price {read}: cost in that of no management, refetches paid and free")
         print(
-            f"{'':20} paid  free  marks | of {fixed.name:11} | hit rate | refetch/100 | "
-            "seen  strict | dearer paid, free"
+            f"\nread price {read}: cost in that of no management, with blocks and with pages read "
+            "back"
+        )
+        print(
+            f"{'':20} block page  marks | of {fixed.name:11} | hit rate | refetch/100 | "
+            "seen, page, strict, found | dearer"
         )
         for row in here.values():
             target = TARGETS.get((row.name, read)) if fixed is not none else None
@@ -235,24 +248,26 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
                 if target is None
                 else f"{'ok' if row.of(fixed) <= target else 'MISSED'} {target}"
             )
-            worse, free = row.dearer(none), row.dearer(none, paid=False)
+            worse = row.dearer(none)
             dearest = ", ".join(f"{name} {times:.2f}" for times, name in worse[:3])
             print(
-                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} "
+                f"{row.name:20} {row.of(none):.3f} {row.paged_of(none):.3f} "
                 f"{row.marked_of(none):.3f} | {row.of(fixed):.3f} "
                 f"{verdict:10} |   {row.total.hit_rate:.3f}  |   "
                 f"{100 * row.total.refetches / calls:5.1f}     | "
-                f"{row.use.recall:.3f} {row.use.strict_recall:.3f} | "
-                f"{len(worse)}, {len(free)}  {dearest}"
+                f"{row.use.recall:.3f} {row.paged_use.recall:.3f} {row.use.strict_recall:.3f} "
+                f"{row.use.with_reread:.4f} | {len(worse)}  {dearest}"
             )
             name = f"{row.name} at {read}"
             add_figure(f"{name}: cost", row.of(none))
             add_figure(f"{name}: cost with all marks", row.marked_of(none))
+            add_figure(f"{name}: cost with pages", row.paged_of(none))
             add_figure(f"{name}: seen", row.use.recall)
+            add_figure(f"{name}: seen with pages", row.paged_use.recall)
             add_figure(f"{name}: found", row.use.with_reread)
             add_figure(f"{name}: fetched", 100 * row.total.refetches / calls)
             add_figure(f"{name}: more expensive", len(worse))
-    means = mean(found.hit_rate for found in rows[0].paid.values())
+    means = mean(found.hit_rate for found in rows[0].blocks.values())
     print(
         f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
         "as a mean of sessions"
@@ -317,7 +332,7 @@ def main() -> None:
         "--recall", action="store_true", help="future-reference recall instead of dollars"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="one read price, and every refetch paid"
+        "--quick", action="store_true", help="one read price, and whole blocks alone"
     )
     parser.add_argument("--processes", type=int)
     parser.add_argument(
@@ -332,7 +347,7 @@ def main() -> None:
         print_recall(*anyio.run(recalled, paths))
     else:
         reads, kinds = (
-            (READ_PRICES[:1], ("paid",)) if given.quick else (READ_PRICES, ("paid", "free"))
+            (READ_PRICES[:1], ("block",)) if given.quick else (READ_PRICES, ("block", "page"))
         )
         names = (*MAIN, *OTHERS) if given.all else MAIN
         chosen = makers(names, given.ablate, reads)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
-from .providers.agent_tools import WRITING_TOOLS
+from .providers.agent_tools import COMMON_READING_TOOLS, SUB_AGENT_TOOLS, WRITING_TOOLS
 from .providers.prices import Prices
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Restore
@@ -35,6 +35,13 @@ from .summarizers import Summarizer
 __all__ = ["Storage", "chat", "coding_agent"]
 
 
+OldExchanges: TypeAlias = Literal["calls", "lines", "more_lines"]
+"""How much of old exchanges `coding_agent` keeps in sight."""
+
+LEAST_VALUES = {"lines": 3.0, "more_lines": 2.0}
+"""`Collapse.min_value` of each."""
+
+
 @runtime_checkable
 class Storage(TextWriter, Archive, Protocol):
     """Keeps texts and archives, as `LocalStorage` does."""
@@ -44,7 +51,7 @@ def coding_agent(
     storage: Storage,
     *,
     work_dir: str | os.PathLike[str] | None,
-    old_exchanges: Literal["calls", "lines"] = "calls",
+    old_exchanges: OldExchanges = "calls",
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
     files: FileReader | ReadText | None = None,
@@ -54,8 +61,9 @@ def coding_agent(
 
     *old_exchanges* says how much of them stays in sight. With "calls" their long results and inputs
     go to files, and calls and words stay. With "lines" whole exchanges collapse into a line for
-    each call with its best lines; *storage* must then also be a `TextReader`. On recorded sessions
-    that costs less, but no live run has confirmed it; `Session.diagnostics` count what to watch.
+    each call with its best lines, with "more_lines" those lines are more; *storage* must then also
+    be a `TextReader`. On recorded sessions that costs less, but no live run has confirmed it;
+    `Session.diagnostics` count what to watch.
 
     *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
     reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* is
@@ -70,24 +78,33 @@ def coding_agent(
     if work_dir is not None or files is not None:
         restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
     prices = prices or Prices.relative()
-    # An agent makes four fifths of its use of a result within five calls. What it read back
-    # grows old as fast as anything else.
-    when_old: Stage = BatchOffload(
-        storage,
-        gate=RentOrBuyGate(prices),
-        min_chars=400,
-        keep_recent=5,
-        inputs=WRITING_TOOLS,
-        keep_read_backs=False,
-    )
-    if old_exchanges == "lines":
-        when_old = Collapse(storage, prices=prices)
-    elif old_exchanges != "calls":
-        raise SettingsError(f"old_exchanges is {old_exchanges!r}; give 'calls' or 'lines'")
+    stay_longer = {}
+    if old_exchanges == "calls":
+        # An agent makes four fifths of its use of a result within five calls. What it read back
+        # grows old as fast as anything else.
+        when_old: Stage = BatchOffload(
+            storage,
+            gate=RentOrBuyGate(prices),
+            min_chars=400,
+            keep_recent=5,
+            inputs=WRITING_TOOLS,
+            keep_read_backs=False,
+        )
+    elif old_exchanges in LEAST_VALUES:
+        least = LEAST_VALUES[old_exchanges]
+        when_old = Collapse(storage, prices=prices, keep_recent=4, min_value=least)
+        # Most of what is missed once they are gone is code, and what a sub-agent has found out.
+        stay_longer = dict.fromkeys(COMMON_READING_TOOLS, 30_000)
+        stay_longer |= dict.fromkeys(SUB_AGENT_TOOLS, 20_000)
+    else:
+        choices = ", ".join(map(repr, get_args(OldExchanges)))
+        raise SettingsError(f"old_exchanges is {old_exchanges!r}; give one of {choices}")
     return [
         # 8,000 characters are the 7 % of the results that hold more than half of the text; the head
         # and tail that stay visible often answer the next question.
-        DirectOffload(storage, min_chars=8000, preview=Preview(head=400, tail=200)),
+        DirectOffload(
+            storage, min_chars=8000, preview=Preview(head=400, tail=200), per_tool=stay_longer
+        ),
         TrimReadBacks(storage),
         MediaOffload(storage),
         when_old,

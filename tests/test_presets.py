@@ -69,15 +69,32 @@ def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
     prices = Prices.relative(read=0.05)
     direct, _, _, collapse, *rest = lines(LocalStorage(tmp_path), prices=prices)
 
-    assert direct == coding_agent(LocalStorage(tmp_path))[0]
+    first = coding_agent(LocalStorage(tmp_path))[0]
+    assert isinstance(direct, DirectOffload)
     assert isinstance(collapse, Collapse)
+    assert replace(direct, per_tool={}) == first
+    assert direct.per_tool["Read"] == 30_000
+    assert direct.per_tool["Task"] == 20_000
     assert [type(stage) for stage in rest] == [Compact, SmartTruncate]
     assert collapse.prices == prices
 
 
+def test_more_lines_are_those_of_a_lower_value(tmp_path):
+    storage = LocalStorage(tmp_path)
+    few, more = lines(storage), lines(storage, old_exchanges="more_lines")
+
+    changed = [pair for pair in zip(few, more, strict=True) if pair[0] != pair[1]]
+
+    [(collapse, larger)] = changed
+    assert isinstance(collapse, Collapse)
+    assert isinstance(larger, Collapse)
+    assert larger == replace(collapse, min_value=2.0)
+    assert collapse.min_value > 2.0
+
+
 @pytest.mark.parametrize("wrong", ["whole", "", None, True])
 def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong, tmp_path):
-    with pytest.raises(SettingsError, match=r"old_exchanges is .*; give 'calls' or 'lines'"):
+    with pytest.raises(SettingsError, match=r"give one of 'calls', 'lines', 'more_lines'"):
         coding_agent(LocalStorage(tmp_path), old_exchanges=wrong)
 
 
@@ -88,7 +105,7 @@ async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path):
 
     assert result.reports[3].outcome is Outcome.CHANGED
     assert not check(result.messages)
-    assert result.messages[-14:] == history[-14:]
+    assert result.messages[-8:] == history[-8:]
     assert result.tokens_after < result.tokens_before / 3
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from .. import presets
 from ..config import Config, read_config
@@ -97,7 +97,7 @@ def _compact(bench: Workbench) -> Compact:
 
 
 def _coding(
-    bench: Workbench, prices: Prices, old_exchanges: Literal["calls", "lines"] = "calls"
+    bench: Workbench, prices: Prices, old_exchanges: presets.OldExchanges = "calls"
 ) -> list[Stage]:
     return presets.coding_agent(
         bench.storage,
@@ -128,6 +128,7 @@ POLICIES: Mapping[str, _Stages] = {
     ],
     "coding": _coding,
     "lean": partial(_coding, old_exchanges="lines"),
+    "lean-memory": partial(_coding, old_exchanges="more_lines"),
     "chat": _chat,
 }
 """The stages behind each name."""

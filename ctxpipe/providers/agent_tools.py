@@ -34,6 +34,9 @@ WRITING_TOOLS: frozenset[str] = frozenset(_TABLE["writing"])
 SHELL_TOOLS: frozenset[str] = frozenset(_TABLE["shells"])
 """Tools that take a command line, in lower case."""
 
+SUB_AGENT_TOOLS = frozenset({"Agent", "Task", "task"})
+"""Tools that have a sub-agent do something and answer with its report."""
+
 READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
 """Our own reading tools, whose results are never offloaded."""
 

@@ -41,10 +41,11 @@ class Collapse:
     of the cached context costs, the old exchanges from the best place on leave, all their words,
     thinking, calls and results. Each run of exchanges between two messages that stay becomes one
     user message: where the steps are whole, then for each call its number, the tool, what it was
-    about, the size of its result and whether it failed. The user's messages, pictures and earlier
+    about, the size of its result and whether it failed. A person's messages, pictures and earlier
     notes stay byte for byte, so that later rewrites leave the beginning alone; and so do exchanges
     with calls of server tools or their programs. A long reply without calls becomes a line with its
-    beginning.
+    beginning, and so does a long text that a harness wrote on the user's side, such as the report
+    of a job (`HARNESS_TEXT`).
 
     Under a call stand the lines of its input and result that are likely to be used again: those
     worth *min_value* expected uses per 1,000 tokens or more, which may be half of what leaves. They
