@@ -329,8 +329,11 @@ class Selection:
     @property
     def least_chars(self) -> int:
         """Below it no result is a candidate, whatever its tool."""
-        limits = [limit for limit in self.per_tool.values() if limit is not None]
-        return max(1, min([self.min_chars, *limits]))
+        least = self.min_chars
+        for limit in self.per_tool.values():
+            if limit is not None:
+                least = min(least, limit)
+        return max(1, least)
 
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import FrameType
@@ -31,12 +32,15 @@ async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
 
     for number in range(3):  # the first turns remember what later ones look up
         history += step(f"n{number}")
+        gc.collect()
+        gc.disable()  # what it would finalize is of other tests
         calls = 0
         sys.setprofile(count)
         try:
             result = await session.run(history)
         finally:
             sys.setprofile(None)
+            gc.enable()
         assert not result.changed
     return calls
 

@@ -787,7 +787,7 @@ def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path):
 
     given = {"none": None, "folder": str(tmp_path)}
     restores = {
-        name: presets.coding_agent(storage, work_dir=folder)[3] for name, folder in given.items()
+        name: presets.coding_agent(storage, work_dir=folder)[-2] for name, folder in given.items()
     }
 
     assert isinstance(restores["none"], Compact)
