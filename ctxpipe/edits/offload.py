@@ -498,6 +498,8 @@ class CandidateIndex:
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""
+        if not self._candidates:
+            return []
         return self._candidates[self._number_before(start) : self._number_before(end)]
 
     def _number_before(self, message: int) -> int:

@@ -450,10 +450,12 @@ class Compact:
         return replace(self, summarize=replace(writer, focus=focus))
 
     async def _attempt(self, turn: Turn) -> Change | Skip:
+        attempts = turn.recall(Attempts)
+        if not attempts.archived:
+            attempts.archive = ""  # of an attempt that was cancelled, or made nothing shorter
         try:
             return await self._compact(turn)
         except Exception as error:
-            attempts = turn.recall(Attempts)
             attempts.record_failure(self.breaker.cooldown_end(), safe_text(error))
             if attempts.archive and not attempts.archived:
                 attempts.archived = await _digest_of(turn)

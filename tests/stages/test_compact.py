@@ -517,6 +517,27 @@ async def test_what_would_not_be_smaller_is_dropped(storage):
     assert report.detail.over_budget
 
 
+async def test_an_attempt_that_made_nothing_shorter_lends_its_archive_to_no_other_context(
+    storage,
+):
+    writer = Writer("word " * 9000)
+    session = piped(Compact(writer, archive=storage)).new_session("s")
+    dropped = await session.run(LONG)
+    longer = conversation(*LONG, assistant("Done."), user("And now the logout."), work(20))
+    writer.failure = RuntimeError("no model today")
+    failed = await session.run(longer)
+    writer.text, writer.failure = "It went well.", None
+
+    result = await session.run(longer)
+
+    outcomes = [run.reports[0].outcome for run in (dropped, failed, result)]
+    assert outcomes == [Outcome.SKIPPED, Outcome.FAILED, Outcome.CHANGED]
+    detail = result.reports[0].detail
+    assert isinstance(detail, Compacted)
+    assert detail.archive is not None
+    assert await load_archive(detail.archive) == longer[1:]
+
+
 async def test_files_without_room_stand_behind_the_summary_by_their_names(tmp_path, storage):
     history = [*LONG[:-1]]
     for name in ("1.py", "2.py", "3.py"):
