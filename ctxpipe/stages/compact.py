@@ -450,11 +450,14 @@ class Compact:
         return replace(self, summarize=replace(writer, focus=focus))
 
     async def _attempt(self, turn: Turn) -> Change | Skip:
+        attempts = turn.recall(Attempts)
+        before = attempts.archive  # of an attempt that was cancelled, or made nothing shorter
         try:
             return await self._compact(turn)
         except Exception as error:
-            attempts = turn.recall(Attempts)
             attempts.record_failure(self.breaker.cooldown_end(), safe_text(error))
+            if attempts.archive != before and not attempts.archived:
+                attempts.archived = await _digest_of(turn)
             raise
 
     # Whether --------------------------------------------------------------------------------------
@@ -561,15 +564,13 @@ class Compact:
         if self.archive is None:
             return None
         attempts = turn.recall(Attempts)
-        digest = await _digest_of(turn)
-        if attempts.archived == digest and await archive_digest(self.archive, attempts.archive):
+        is_same = attempts.archive and attempts.archived == await _digest_of(turn)
+        if is_same and await archive_digest(self.archive, attempts.archive):
             return attempts.archive
         attempts.archive = attempts.archived = ""
         record = archive_record(rest, facts=facts)
         path = await _save(self.archive, turn.session_id, record, required=self.require_archive)
-        if path:
-            # Together: whatever happens to this attempt, the digest is that of what is kept.
-            attempts.archive, attempts.archived = path, digest
+        attempts.archive = path or ""
         return path
 
     async def _replacements(
