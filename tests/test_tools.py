@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anthropic.types import ToolUseBlock
 from histories import tool_result, tool_use
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from in_memory import messages_api
 from models import MODEL
@@ -392,6 +392,7 @@ async def test_where_no_process_can_be_started_the_model_is_told_to_search_liter
     assert "FAILED" in await search(storage, {"path": "s/a.md", "pattern": "FAILED"})
 
 
+@example("aaaaaaa\na", "a", 3, 5)  # the part shown of a long line ends with it
 @given(
     st.text("ab\n", max_size=40),
     st.text("ab", min_size=1, max_size=3),

@@ -386,9 +386,16 @@ def _open_server_calls(messages: Sequence[Message]) -> int:
 
     Words of the user end a turn, and with it what was open in it.
     """
-    ends = [index for index, message in enumerate(messages) if closes_turn(message)]
-    ids = _server_ids(messages[max(ends, default=0) :])
-    return len(ids.called - ids.answered)
+    waiting: set[str] = set()
+    for message in messages:
+        if closes_turn(message):
+            waiting.clear()
+        for block in blocks(message):  # in order: some providers use an id again
+            if _is_server_call(block):
+                waiting.add(str(read(block, "id")))
+            elif is_server_result(kind(block)):
+                waiting.discard(str(read(block, "tool_use_id")))
+    return len(waiting)
 
 
 def _is_server_call(block: object) -> bool:

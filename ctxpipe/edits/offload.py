@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate, islice
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from .._threads.pieces import overlapping_pieces
@@ -451,6 +452,9 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
     return min([*islice(results, 1), *islice(inputs, 1)], default=None)
 
 
+_PLACE = attrgetter("item.message")  # of a candidate
+
+
 class CandidateIndex:
     """The sums behind the gate for one conversation, kept from turn to turn.
 
@@ -473,7 +477,7 @@ class CandidateIndex:
         """Forget all but the first *known* messages."""
         if known + 1 >= len(self._totals):
             return
-        count = self._number_before(known)
+        count = bisect_left(self._candidates, known, key=_PLACE)
         del self._totals[known + 1 :]
         del self._candidates[count:]
         del self._sums[count + 1 :]
@@ -492,19 +496,15 @@ class CandidateIndex:
 
     def scan(self, start: int, end: int) -> Scan:
         """The gate's sums, with the candidates from message *start* up to *end*."""
-        first = self._number_before(start)
-        stop = self._number_before(end)
+        first = bisect_left(self._candidates, start, key=_PLACE)
+        stop = bisect_left(self._candidates, end, key=_PLACE)
         return Scan(self._totals[-1], max(0, self._sums[stop] - self._sums[first]))
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""
-        if not self._candidates:
-            return []
-        return self._candidates[self._number_before(start) : self._number_before(end)]
-
-    def _number_before(self, message: int) -> int:
-        """How many candidates are before *message*."""
-        return bisect_left(self._candidates, message, key=lambda found: found.item.message)
+        first = bisect_left(self._candidates, start, key=_PLACE)
+        stop = bisect_left(self._candidates, end, key=_PLACE)
+        return self._candidates[first:stop]
 
 
 def candidates(messages: Sequence[Message], start: int, selection: Selection) -> list[Candidate]:

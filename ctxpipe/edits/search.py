@@ -75,8 +75,8 @@ def _excerpt(text: str, number: int, start: int, offset: int, *, is_long: bool) 
     if is_long:
         begin = max(start, offset - LINE_CHARS // 2)
     line, *_ = text[begin : begin + LINE_CHARS].split("\n", 1)
-    length = LINE_CHARS if is_long else len(line) + 1
-    return begin + length, f"line {number}, offset {begin}: {line}"
+    # Not beyond its line: what matches in the next one is found, too.
+    return begin + min(LINE_CHARS, len(line) + 1), f"line {number}, offset {begin}: {line}"
 
 
 def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:

@@ -12,12 +12,12 @@ from ..edits import collapse
 from ..edits.collapse import Layout
 from ..edits.exchanges import ExchangeIndex
 from ..errors import SettingsError, StorageError
-from ..messages import without_surrogates
 from ..placeholders.names import content_hash, session_folder
 from ..placeholders.notes import Note, note_of
 from ..providers.prices import PRICES, Prices
 from ..settings import COUNT, NUMBER, SIZE, check_settings, instance_of
 from ..storage import Archive, TextReader, TextWriter
+from ..storage.records import redactor_of, storable
 from ..storage.references import check_reference, reference_of, visible_path
 from .archive import archive_record
 from .gates import first_to_leave
@@ -208,7 +208,10 @@ class Collapse:
                 return files, suffix
             if suffix:
                 raise StorageError(f"the files of {len(keys)} steps cannot be named as announced")
-            suffix = f"-{content_hash(without_surrogates(''.join(texts)))}"
+            # By what is stored, each text apart: others under the same name would never find room.
+            redact = redactor_of(self.storage)
+            stored = [await in_thread(storable, text, redact) for text in texts]
+            suffix = f"-{content_hash(chr(0).join(stored))}"
 
 
 def _keys(turn: Turn, layout: Layout, suffix: str) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import opentelemetry.trace  # noqa: F401  where it is imported, each turn asks for a tracer
 import pytest
 from histories import conversation, step, user
 

@@ -606,6 +606,7 @@ def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Messa
         ([user("a"), assistant("b", SEARCH)], "postponed: 1 calls of server tools"),
         ([user("a"), assistant(MCP)], "postponed: 1 calls of server tools"),
         ([user("a"), assistant(UNKNOWN)], "postponed: 1 calls of server tools"),
+        ([user("a"), assistant(UNKNOWN, DRAWN, UNKNOWN)], "postponed: 1 calls of server tools"),
         ([user("a"), assistant(UNKNOWN, DRAWN), user("b")], ""),
         (
             [user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x"))],

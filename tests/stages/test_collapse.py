@@ -238,6 +238,22 @@ async def test_a_number_that_is_taken_gets_files_with_names_of_their_own(tmp_pat
     assert f"1 {LONG}" in Path(first.files[1]).read_text()
 
 
+@pytest.mark.parametrize(
+    "others",
+    [("half \ud83d " * 90, "half \ufffd " * 90), ("half \ud83d " * 90, "half \\ud83d " * 90)],
+    ids=["replaced", "escaped"],
+)
+async def test_texts_that_differ_in_half_a_character_find_names_of_their_own(tmp_path, others):
+    storage = LocalStorage(tmp_path)
+    taken = await change(eager(storage), work(5))
+
+    made = [await change(eager(storage), work(5, other)) for other in others]
+
+    stored = [Path(detail_of(one).files[1]).read_text() for one in (taken, *made)]
+    assert LONG in stored[0]
+    assert ["half " in text for text in stored] == [False, True, True]
+
+
 async def test_the_same_history_gives_the_same_names_again(tmp_path):
     storage = LocalStorage(tmp_path)
     other = await change(eager(storage), work(5, "other words entirely " * 100))

@@ -517,12 +517,21 @@ async def test_what_would_not_be_smaller_is_dropped(storage):
     assert report.detail.over_budget
 
 
-async def test_an_attempt_that_made_nothing_shorter_lends_its_archive_to_no_other_context(
-    storage,
-):
+@pytest.mark.parametrize("end", ["dropped", "cancelled"])
+async def test_an_attempt_without_an_end_lends_its_archive_to_no_other_context(storage, end: str):
     writer = Writer("word " * 9000)
-    session = piped(Compact(writer, archive=storage)).new_session("s")
-    dropped = await session.run(LONG)
+    with anyio.CancelScope() as scope:
+
+        async def write(messages: Sequence[Message], /) -> Summary:
+            if end == "cancelled" and not writer.seen:
+                scope.cancel()
+            summary = await writer(messages)
+            await anyio.lowlevel.checkpoint()
+            return summary
+
+        session = piped(Compact(write, archive=storage)).new_session("s")
+        await session.run(LONG)
+    assert scope.cancelled_caught == (end == "cancelled")
     longer = conversation(*LONG, assistant("Done."), user("And now the logout."), work(20))
     writer.failure = RuntimeError("no model today")
     failed = await session.run(longer)
@@ -530,8 +539,8 @@ async def test_an_attempt_that_made_nothing_shorter_lends_its_archive_to_no_othe
 
     result = await session.run(longer)
 
-    outcomes = [run.reports[0].outcome for run in (dropped, failed, result)]
-    assert outcomes == [Outcome.SKIPPED, Outcome.FAILED, Outcome.CHANGED]
+    outcomes = [run.reports[0].outcome for run in (failed, result)]
+    assert outcomes == [Outcome.FAILED, Outcome.CHANGED]
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
     assert detail.archive is not None

@@ -53,9 +53,9 @@ from ctxpipe.summarizers import Retry, Summary
 T = TypeVar("T")
 
 TURNS = 9
-FAILING = 5  # when this result stands last, there is no summary: truncation has to do
+# When this result stands last, there is no summary: truncation has to do.
+FAILING = 6 if sys.argv[3:] == ["collapse"] else 5
 WORKERS = 2
-TRIGGER = 800 if sys.argv[3:] == ["collapse"] else 930  # a collapse leaves less
 
 
 # The conversation ---------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
         Compact(summarize, storage, breaker=Breaker(clock=float, retry=Retry(max_retries=0))),
         SmartTruncate(storage),
     )
-    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=TRIGGER), on_report=note)
+    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=930), on_report=note)
     session = pipeline.session("s", journal=storage)
     given, found, contexts = history(), list[str](), dict[str, str]()
     known = await pipeline.session("s", journal=storage).history()  # before anything is handed in

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 from gateways import key, serving
+from sdks import responses_of
 
 from ctxpipe import ContextPipeline, LocalStorage, presets
 from ctxpipe.adapters.openai import ctxpipe_client
@@ -15,28 +16,61 @@ from ctxpipe.testing import Model, OpenAIServer
 
 LONG = 10  # turns that are too long by themselves for each window
 TURNS = 12
+RESULT = "a line " * 90
 KNOWN = {16_000: "gpt-3.5-turbo", 32_000: "gpt-4-32k", 64_000: "deepseek-chat"}
 
 
-def turn_of(number: int, words: int) -> list[dict[str, Any]]:
+def response_turn(number: int, words: int) -> list[dict[str, Any]]:
     """A call with its result, which is below what leaves the context at once, and an answer."""
+    call_id = f"call_{number}"
+    return [
+        {"call_id": call_id, "type": "function_call", "name": "ls", "arguments": "{}"},
+        {"call_id": call_id, "type": "function_call_output", "output": RESULT},
+        *said(number, words),
+    ]
+
+
+def chat_turn(number: int, words: int) -> list[dict[str, Any]]:
+    """The same as messages of a chat."""
     function = {"name": "ls", "arguments": "{}"}
     call = {"id": f"call_{number}", "type": "function", "function": function}
-    said = f"Step {number}: " + "the parser reads a token " * words
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": f"call_{number}", "content": "a line " * 90},
-        {"role": "assistant", "content": said},
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": RESULT},
+        *said(number, words),
+    ]
+
+
+def said(number: int, words: int) -> list[dict[str, Any]]:
+    answer = f"Step {number}: " + "the parser reads a token " * words
+    return [
+        {"role": "assistant", "content": answer},
         {"role": "user", "content": f"go on {number}"},
     ]
 
 
+async def response(client: openai.AsyncOpenAI, model: str, items: list[Any]) -> str | None:
+    reply = await responses_of(client).create(model=model, input=items, store=False)
+    text: str | None = reply.output_text
+    return text
+
+
+async def chat(client: openai.AsyncOpenAI, model: str, messages: list[Any]) -> str | None:
+    reply = await client.chat.completions.create(model=model, messages=messages)
+    return reply.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("turn_of", "ask"),
+    [(response_turn, response), (chat_turn, chat)],
+    ids=["responses", "chat"],
+)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize(
     ("way", "window"), [*(("adapter", window) for window in KNOWN), ("gateway", 16_000)]
 )
 async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
-    way, window, is_known, tmp_path
+    way, window, is_known, turn_of, ask, tmp_path
 ):
     model = KNOWN[window] if is_known else "m"
     async with (
@@ -60,7 +94,6 @@ async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
             messages += turn_of(number, window // 40)
         for number in range(LONG, LONG + TURNS):
             messages += turn_of(number, window // 40)
-            reply = await asking.chat.completions.create(model=model, messages=messages)
-            assert reply.choices[0].message.content == "ok"
+            assert await ask(asking, model, messages) == "ok"
     refused = sum(bool(request.problems) for request in server.requests)
     assert refused in ({0} if is_known else {1, 2})
