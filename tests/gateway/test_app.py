@@ -21,7 +21,7 @@ from gateways import (
 )
 from models import MODEL
 
-from ctxpipe.gateway.guard import MAX_BODY
+from ctxpipe.gateway import guard
 from ctxpipe.testing import MessagesServer, Model, Received
 from ctxpipe.testing.signatures import as_blocks, bare
 
@@ -208,16 +208,21 @@ async def test_everything_else_passes_byte_for_byte(tmp_path):
 
 
 @pytest.mark.parametrize("is_chunked", [True, False], ids=["chunked", "of a known length"])
-async def test_what_passes_has_no_limit_and_keeps_how_its_length_is_said(tmp_path, is_chunked):
+async def test_what_passes_has_no_limit_and_keeps_how_its_length_is_said(
+    tmp_path, is_chunked, monkeypatch
+):
+    limit = 32 * 2**20  # as much takes seconds, all that may be shaped minutes
+    monkeypatch.setattr(guard, "MAX_BODY", limit)
+
     async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BODY // 2**20 + 1):
+        for _ in range(limit // 2**20 + 1):
             yield bytes(2**20)
 
-    content = chunks() if is_chunked else bytes(MAX_BODY + 2**20)
+    content = chunks() if is_chunked else bytes(limit + 2**20)
     async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:
         reply = await client.post(f"{gateway.url}/v1/files", content=content)
     assert reply.status_code == 200
-    assert len(api.bodies[0]) == MAX_BODY + 2**20
+    assert len(api.bodies[0]) == limit + 2**20
     assert ("content-length" in api.headers[0]) != is_chunked
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -16,22 +17,53 @@ from gateways import key, serving
 from histories import conversation, user
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from pictures import look, picture
+from pictures import SCREEN, look, picture
+from recorded import NIGHTLY
 from sdks import responses_of
 
-from ctxpipe import ContextPipeline, LocalStorage, offload_tools, presets
+from ctxpipe import ContextPipeline, LocalStorage, Stage, offload_tools, presets
 from ctxpipe.adapters.openai import ctxpipe_client
+from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import media_reference
 from ctxpipe.stages.media import MediaOffload
 from ctxpipe.testing import Failure, MessagesServer, OpenAIServer, Received
 
-LARGEST = 20_000_000
+# Of every day's pictures and limits; the stage's own tests have them whole, and so has the night.
+SHARE = 1 if NIGHTLY else 10
+LARGEST = 20_000_000 // SHARE
+MAX_BYTES, KEEP_BYTES = 18_000_000 // SHARE, 4_000_000 // SHARE
 TURNS = 60
 WIRES = ["chat", "responses"]
 
 
+def screen(number: int) -> dict[str, Any]:
+    return picture(number, SCREEN // SHARE)
+
+
+def screens(count: int) -> list[Message]:
+    """So many looks at the screen."""
+    return conversation(*(look(number, screen(number)) for number in range(count)))
+
+
+def coding_agent(storage: LocalStorage) -> list[Stage]:
+    """The preset, with limits for the screens of this run."""
+    stages: list[Stage] = []
+    for stage in presets.coding_agent(storage, work_dir=None):
+        if isinstance(stage, MediaOffload):
+            stage = replace(stage, max_bytes=MAX_BYTES, keep_bytes=KEEP_BYTES)  # noqa: PLW2901
+        stages.append(stage)
+    return stages
+
+
+def test_the_nightly_limits_are_the_preset_s(tmp_path):
+    [own] = [it for it in coding_agent(LocalStorage(tmp_path)) if isinstance(it, MediaOffload)]
+    stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=None)
+
+    assert replace(own, max_bytes=MAX_BYTES * SHARE, keep_bytes=KEEP_BYTES * SHARE) in stages
+
+
 def url_of(number: int) -> str:
-    source = picture(number)["source"]
+    source = screen(number)["source"]
     return f"data:image/png;base64,{source['data']}"
 
 
@@ -122,21 +154,19 @@ def read_call(wire: str, path: str, content: Any) -> list[dict[str, Any]]:
 
 
 async def test_sixty_turns_of_the_messages_api(tmp_path):
-    storage = LocalStorage(tmp_path)
-    stages = presets.coding_agent(storage, work_dir=None)
     history = conversation(user("Go."))
     async with MessagesServer(["ok"] * TURNS) as server:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none")
-        session = ContextPipeline(stages).session("s")
+        session = ContextPipeline(coding_agent(LocalStorage(tmp_path))).session("s")
         for number in range(TURNS):
-            history += look(number)
+            history += look(number, screen(number))
             await session.create(client, messages=history, model="claude-sonnet-5", max_tokens=99)
         await client.close()
 
     check_bodies(server.requests, "messages")
     [read, *_] = offload_tools(session)
     for number, path in enumerate(paths(server.requests[-1])):
-        assert await read({"path": path}) == [picture(number)]
+        assert await read({"path": path}) == [screen(number)]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +179,8 @@ async def test_sixty_turns_of_the_messages_api(tmp_path):
 async def test_a_request_that_is_too_large_is_asked_again_without_its_old_pictures(
     refusal, tmp_path
 ):
-    stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=None)
-    history = conversation(user("Go."), *map(look, range(9)))
+    stages = coding_agent(LocalStorage(tmp_path))
+    history = conversation(user("Go."), screens(9))
     async with MessagesServer([refusal, "ok"]) as server:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
         session = ContextPipeline(stages).session("s")
@@ -172,7 +202,7 @@ async def test_a_request_that_is_too_large_is_asked_again_without_its_old_pictur
 @pytest.mark.parametrize("wire", WIRES)
 async def test_sixty_turns_of_the_other_apis(wire, tmp_path):
     storage = LocalStorage(tmp_path)
-    pipeline = ContextPipeline(presets.coding_agent(storage, work_dir=None))
+    pipeline = ContextPipeline(coding_agent(storage))
     items: list[Any] = [{"role": "user", "content": "Go."}]
     async with OpenAIServer(["ok"] * (TURNS + 2)) as server:
         client = openai.AsyncOpenAI(
@@ -187,7 +217,7 @@ async def test_sixty_turns_of_the_other_apis(wire, tmp_path):
         left = paths(server.requests[-1])
         [read, _] = offload_tools(storage, session_id="s")
         for number, path in enumerate(left):
-            assert await read({"path": path}) == [picture(number)]
+            assert await read({"path": path}) == [screen(number)]
         items += read_call(wire, left[0], await read({"path": left[0]}))
         await ask(client, wire, items)
         await client.close()
@@ -230,10 +260,19 @@ async def test_what_is_read_again_goes_out_in_the_form_of_the_api(wire, tmp_path
 
 async def test_sixty_turns_through_the_gateway(tmp_path):
     history = conversation(user("Go."))
-    async with MessagesServer(["ok"] * TURNS) as server, serving(server.url, tmp_path) as gateway:
+    preset = tmp_path / "media.toml"
+    preset.write_text(
+        f'[[stage]]\nuse = "MediaOffload"\nmax_bytes = {MAX_BYTES}\nkeep_bytes = {KEEP_BYTES}\n'
+    )
+    async with (
+        MessagesServer(["ok"] * TURNS) as server,
+        serving(
+            server.url, tmp_path / "root", preset="coding" if NIGHTLY else str(preset)
+        ) as gateway,
+    ):
         client = anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key())
         for number in range(TURNS):
-            history += look(number)
+            history += look(number, screen(number))
             await client.messages.create(model="claude-sonnet-5", max_tokens=99, messages=history)
         await client.close()
         check_bodies(server.requests, "messages")
@@ -245,4 +284,4 @@ async def test_sixty_turns_through_the_gateway(tmp_path):
             await session.initialize()
             for number, path in enumerate(left[:3]):
                 result: Any = await session.call_tool("read_offloaded", {"path": path})
-                assert result.content[0].data == picture(number)["source"]["data"]
+                assert result.content[0].data == screen(number)["source"]["data"]
