@@ -529,7 +529,9 @@ async def test_an_attempt_without_an_end_lends_its_archive_to_no_other_context(s
             await anyio.lowlevel.checkpoint()
             return summary
 
-        session = piped(Compact(write, archive=storage)).new_session("s")
+        clock = Clock()
+        breaker = Breaker(retry=Retry(sleep=clock.sleep, clock=clock))
+        session = piped(Compact(write, archive=storage, breaker=breaker)).new_session("s")
         await session.run(LONG)
     assert scope.cancelled_caught == (end == "cancelled")
     longer = conversation(*LONG, assistant("Done."), user("And now the logout."), work(20))
