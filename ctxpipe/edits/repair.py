@@ -11,7 +11,8 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from .._values import encoding_fault
@@ -33,15 +34,14 @@ from ..messages import (
     kind,
     program,
     rebuilt,
+    rewrite,
     split_system,
     tool_calls,
-    tool_results,
     with_content,
     without_surrogates,
 )
 from ..messages.facts import (
     MAX_TOOL_NAME,
-    NO_FACTS,
     SERVER_RESULTS,
     has_server_id,
     is_directive,
@@ -51,23 +51,17 @@ from ..messages.facts import (
     is_said_by,
     is_signed,
     is_tool_name,
-    read_facts,
     surplus_keys,
 )
 from ..messages.rules import (
     NO_MARKS,
     MarkPlace,
     MarksBeside,
-    closes_turn,
     is_replacement,
     late_hours,
     marks_left,
     may_open,
-    needs_call,
-    pair_problems,
-    server_call,
     server_result,
-    system_problems,
 )
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 
@@ -78,7 +72,14 @@ _PASSES = 3
 Place: TypeAlias = tuple[int, int]
 """Message and block index."""
 
+# What an exchange breaks where it is looked at alone, or what is repaired elsewhere.
+_RULES_OF_THE_WHOLE = frozenset({"first-message", "server-tool", "compaction", "cache-marks"})
+
 PROGRAM = "server_tool_use"  # the call whose code calls tools
+_ID_KEYS = {
+    **dict.fromkeys(CALLS, "id"),
+    **dict.fromkeys(SERVER_RESULTS | {"tool_result"}, "tool_use_id"),
+}
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -128,37 +129,29 @@ def _from_replacement(body: list[Message]) -> list[Message]:
     That block replaces everything before it. What a later block without a signature summarizes is
     still in *body*.
     """
-    for (index, number), block in reversed(list(_blocks_with_places(body))):
-        if is_replacement(block):
-            others = _other_blocks(blocks(body[index])[number + 1 :], "compaction")
-            first = _with_blocks(body[index], [block, *others])
-            later = [_without_kind(message, "compaction") for message in body[index + 1 :]]
-            return [first, *later]
+    for index, message in reversed(list(enumerate(body))):
+        content = blocks(message)
+        for place in reversed(range(len(content))):
+            if is_replacement(content[place]):
+                later = [_with_blocks(message, content[place:]), *body[index + 1 :]]
+                return [_without_kind(each, "compaction", content[place]) for each in later]
     return body
 
 
-def _other_blocks(content: Sequence[Block], name: str) -> list[Block]:
-    """The blocks of *content* that are not of the kind *name*."""
-    return [block for block in content if kind(block) != name]
-
-
-def _without_kind(message: Message, name: str) -> Message:
-    return _with_blocks(message, _other_blocks(blocks(message), name))
+def _without_kind(message: Message, name: str, spared: Block = None) -> Message:
+    """*message* without its blocks of the kind *name*, except the one *spared*."""
+    given = blocks(message)
+    return _with_blocks(message, [one for one in given if kind(one) != name or one is spared])
 
 
 def _clean(message: Message) -> Message:
     """*message* with nothing in it that the API refuses in any conversation."""
     role = message["role"]
     content: object = message["content"]
-    unknown = [key for key in message if not is_message_key(role, key)]
-    for key in unknown:
+    for key in [key for key in message if not is_message_key(role, key)]:
         message = cast("Message", _without(message, key))
     if isinstance(content, str):
-        if content and is_blank(content):
-            return with_content(message, "")
-        return message
-    if content is None:
-        return with_content(message, [])
+        return with_content(message, "") if content and is_blank(content) else message
     checked = [_valid_block(block, role) for block in blocks(message)]
     valid = [block for block in checked if block is not None]
     while role == "assistant" and valid and kind(valid[-1]) in THINKING:
@@ -166,7 +159,7 @@ def _clean(message: Message) -> Message:
     return _with_blocks(message, valid)
 
 
-def _with_blocks(message: Message, content: list[Any]) -> Message:
+def _with_blocks(message: Message, content: Sequence[Block]) -> Message:
     """*message* with the blocks *content*; the same object when they are its own."""
     given = blocks(message)
     if len(content) == len(given) and all(map(operator.is_, content, given)):
@@ -183,28 +176,20 @@ def _valid_block(block: Block, role: str) -> Block | None:
         return None
     if name in THINKING:
         return _valid_thinking(block)
-    if name == "text":
-        return None if is_blank(field(block, "text")) else block
-    return _valid_other(block, name)
-
-
-def _valid_other(block: Block, name: str) -> Block | None:
+    if name == "text" and is_blank(field(block, "text")):
+        return None
     if name == "compaction" and field(block, "content") == "":
         return None
     for key in surplus_keys(block, name):
         block = _without(block, key)
     changes = _changes(block, name)
-    if not changes:
-        return block
-    return {**as_dict(block), **changes}
+    return {**as_dict(block), **changes} if changes else block
 
 
 def _valid_thinking(block: Block) -> Block | None:
     if not is_signed(block):
         return None
-    if field(block, "cache_control"):
-        return _without_mark(block)
-    return block
+    return _without_mark(block) if field(block, "cache_control") else block
 
 
 def _as_text(block: Block) -> dict[str, Any] | None:
@@ -224,25 +209,18 @@ def _without(block: Block, key: str) -> dict[str, Any]:
 def _changes(block: Block, name: str) -> dict[str, object]:
     """The keys of a call or a result that the API refuses as they are, with valid values."""
     changes: dict[str, object] = {}
+    key = _ID_KEYS.get(name)
+    if key is not None and not is_id(field(block, key), name):
+        changes[key] = _valid_id(field(block, key), name)
     if name in CALLS:
-        changes = {**_id_changes(block, name, "id"), **_call_changes(block)}
+        changes |= _call_changes(block)
     elif name == "tool_result":
-        changes = {**_id_changes(block, name, "tool_use_id"), **_result_changes(block)}
-    elif name in SERVER_RESULTS:
-        changes = _id_changes(block, name, "tool_use_id")
+        changes |= _result_changes(block)
     caller = program(block)
     if caller is not None and not is_id(caller, PROGRAM):
-        valid = as_dict(field(block, "caller"))
-        valid["tool_id"] = _valid_id(caller, PROGRAM)
-        changes["caller"] = valid
+        valid_id = _valid_id(caller, PROGRAM)
+        changes["caller"] = {**as_dict(field(block, "caller")), "tool_id": valid_id}
     return changes
-
-
-def _id_changes(block: Block, name: str, key: str) -> dict[str, object]:
-    given = field(block, key)
-    if is_id(given, name):
-        return {}
-    return {key: _valid_id(given, name)}
 
 
 def _call_changes(block: Block) -> dict[str, object]:
@@ -312,90 +290,31 @@ def _valid_input(given: object) -> dict[str, Any]:
 # Server tools -------------------------------------------------------------------------------------
 
 
-def _complete_turns(body: Sequence[Message]) -> list[Message]:
-    """*body* without server tools' calls and results whose other half is not in the same turn."""
-    repaired: list[Message] = []
-    turn: list[Message] = []
-    for message in body:
-        if not closes_turn(message):
-            turn.append(message)
-            continue
-        repaired += _complete_turn(turn, closed=True)
-        repaired.append(message)
-        turn = []
-    return repaired + _complete_turn(turn, closed=False)
+def _complete_turns(body: list[Message]) -> list[Message]:
+    """*body* without server tools' calls and results whose other half is not in the same turn.
 
-
-def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
-    """*turn* with whole pairs only.
-
-    In the last one, which is not *closed*, the server may still be at work.
+    A call whose program is not there becomes the model's own, as does the result of such a call.
     """
-    numbered = list(_blocks_with_places(turn))
-    lone = _lone_places(numbered, closed=closed)
-    replies = (index for index, message in enumerate(turn) if message["role"] == "assistant")
-    last_reply = max(replies, default=-1)
-    made: set[str] = set()
-    changes: dict[Place, Block | None] = dict.fromkeys(lone)
-    for place, block in numbered:
-        if place in lone:
-            continue
-        call = server_call(block)
-        if call is not None:
-            made.add(call)
-        caller = _caller(block)
-        if caller is None:
-            continue
-        is_over = closed and kind(block) == "tool_use" and place[0] == last_reply
-        if is_over or caller not in made:
-            changes[place] = _without(block, "caller")
-    if not changes:
-        return turn
-    return [_change_blocks(message, index, changes) for index, message in enumerate(turn)]
-
-
-def _blocks_with_places(turn: Sequence[Message]) -> Iterator[tuple[Place, Block]]:
-    for index, message in enumerate(turn):
-        for number, block in enumerate(blocks(message)):
-            yield (index, number), block
-
-
-def _caller(block: Block) -> str | None:
-    """The id of the program that made the call *block*, or the call that it is the result of."""
-    if server_result(block) is None:
-        return program(block)
-    caller = field(block, "caller")
-    if field(caller, "type", "direct") == "direct":
-        return None
-    return str(field(caller, "tool_id", ""))
-
-
-def _lone_places(numbered: Iterable[tuple[Place, Block]], *, closed: bool) -> set[Place]:
-    """The places of server tools' calls and results without their other half."""
-    lone: set[Place] = set()
-    waiting: dict[str, list[Place]] = {}
-    for place, block in numbered:
-        call = server_call(block)
-        if call is not None:
-            waiting.setdefault(call, []).append(place)
-            continue
-        result = server_result(block)
-        if result is None:
-            continue
-        if waiting.get(result):
-            waiting[result].pop()
-        elif needs_call(block):
-            lone.add(place)
-    if not closed:
-        return lone
-    return lone.union(*waiting.values())
-
-
-def _change_blocks(message: Message, index: int, changes: Mapping[Place, Block | None]) -> Message:
-    """*message* with the blocks that *changes* names replaced, or removed where it says None."""
-    given = enumerate(blocks(message))
-    content = [changes.get((index, number), block) for number, block in given]
-    return _with_blocks(message, [block for block in content if block is not None])
+    broken = {(each.index, each.block) for each in check(body) if each.rule == "server-tool"}
+    if not broken:
+        return body
+    orphans: set[str] = set()
+    completed: list[Message] = []
+    for index, message in enumerate(body):
+        content: list[Block] = []
+        for place, block in enumerate(blocks(message)):
+            if (index, place) in broken:
+                if program(block) is None:
+                    continue
+                orphans.add(str(field(block, "id")))
+                content.append(_without(block, "caller"))
+            elif server_result(block) in orphans:
+                content.append(_without(block, "caller"))
+            else:
+                content.append(block)
+        completed.append(_with_blocks(message, content))
+    # What has gone may have been the other half, or the program, of something else.
+    return _complete_turns(completed)
 
 
 # Exchanges ----------------------------------------------------------------------------------------
@@ -456,9 +375,11 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
         waiting = turns[-1]
     repaired: list[Message] = []
     for turn in turns:
-        calls = [call.id for call in tool_calls([turn])]
+        places = {call.place: call.id for call in tool_calls([turn])}
+        calls = list(places.values())
         names = _unique_ids(calls)
-        repaired.append(_rename_calls(turn, names))
+        renamed = dict(zip(places, names, strict=True))
+        repaired += rewrite([turn], renamed, key="id") if names != calls else [turn]
         if calls and turn is not waiting:
             answers: list[Any] = [
                 _answer(names[place], results.get(call, []), is_last=call not in calls[place + 1 :])
@@ -469,18 +390,9 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
 
 
 def _is_valid(exchange: list[Message]) -> bool:
-    """Whether *exchange*, whose blocks are valid one by one, breaks no rule of its own."""
-    facts = list(map(read_facts, exchange))
-    for index, own in enumerate(facts):
-        if not all(fault.is_value for fault in own.faults):
-            return False
-        before = facts[index - 1] if index else NO_FACTS
-        after = facts[index + 1] if index + 1 < len(facts) else None
-        if pair_problems(exchange, index, before, own, after):
-            return False
-        if system_problems(exchange, index, 0):
-            return False
-    return True
+    """Whether *exchange* breaks no rule of its own."""
+    problems = check(exchange, encoding=False)
+    return all(problem.rule in _RULES_OF_THE_WHOLE for problem in problems)
 
 
 def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
@@ -501,12 +413,12 @@ def _can_join(first: Message, second: Message) -> bool:
     return not has_thinking(first) and not has_thinking(second)
 
 
-def _results(messages: Sequence[Message]) -> dict[str, list[Block]]:
+def _results(messages: Iterable[Message]) -> dict[str, list[Block]]:
     """The results in *messages*, by the id of their call, in order."""
     found: dict[str, list[Block]] = {}
-    for result in tool_results(messages):
-        block = blocks(messages[result.message])[result.block]
-        found.setdefault(result.tool_use_id, []).append(block)
+    for block in chain.from_iterable(map(blocks, messages)):
+        if kind(block) == "tool_result":
+            found.setdefault(str(field(block, "tool_use_id", "")), []).append(block)
     return found
 
 
@@ -543,20 +455,6 @@ def _unique_ids(ids: Sequence[str]) -> list[str]:
             number += 1
         names.append(f"{given}-{number}")
     return names
-
-
-def _rename_calls(turn: Message, names: Sequence[str]) -> Message:
-    """*turn* whose calls have these *names* as ids, in order."""
-    rest = iter(names)
-    content: list[Any] = []
-    for block in blocks(turn):
-        renamed = block
-        if kind(block) == "tool_use":
-            name = next(rest)
-            if field(block, "id") != name:
-                renamed = {**as_dict(block), "id": name}
-        content.append(renamed)
-    return _with_blocks(turn, content)
 
 
 # The whole ----------------------------------------------------------------------------------------
