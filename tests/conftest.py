@@ -193,6 +193,11 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         # An older SDK asks once in a process on what system it runs.
         for asking in (stat, blocking.functions["io.TextIOWrapper.read"]):
             asking.can_block_in("anthropic/_base_client.py", "get_platform")
+        # Whether an extra is there is asked by an import, once, where the settings are made; an
+        # older redis then reads its own version from the disk.
+        blocking.functions["io.TextIOWrapper.read"].can_block_in(
+            "ctxpipe/settings.py", "check_extra"
+        )
         # What measures the coverage locks its own data, wherever a file is met for the first time.
         lock = blocking.functions["threading.Lock.acquire"]
         lock.can_block_in("coverage/collector.py", "lock_data")

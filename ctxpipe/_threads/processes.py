@@ -8,8 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -67,9 +67,10 @@ async def in_process(
     with suppress(OSError, NotImplementedError):
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
-                async with await _start() as worker:
-                    if worker.stdin is not None and worker.stdout is not None:
-                        with suppress(BrokenResourceError):  # it has ended, after all its answers
+                async with _start() as worker:
+                    if worker.stdin and worker.stdout:
+                        # It has ended, after all its answers: the second is of anyio before 4.12.
+                        with suppress(BrokenResourceError, ConnectionError):
                             await worker.stdin.send(given)
                         async for chunk in worker.stdout:
                             output += chunk
@@ -81,14 +82,25 @@ async def in_process(
     return Answers(await in_thread(list, map(json.loads, lines[:-1])), _end(status))
 
 
-async def _start() -> Process:
-    from anyio import CancelScope, open_process
+@asynccontextmanager
+async def _start() -> AsyncIterator[Process]:
+    from anyio import CancelScope, move_on_after, open_process
 
     command = [sys.executable or "python3", "-I", "-c", _WORKER]
     # A start that is cancelled half-way would leave a process that nobody waits for.
     with CancelScope(shield=True):
         worker = await open_process(command, stderr=subprocess.DEVNULL)
-    return worker  # noqa: RET504  a cancel scope may swallow an exception, as far as types go
+    async with worker:
+        try:
+            yield worker
+        finally:
+            with suppress(ProcessLookupError):
+                worker.kill()
+            # anyio before 4.15 would wait without end for a process whose output is not read.
+            if worker.stdout:
+                with move_on_after(1, shield=True):
+                    async for _ in worker.stdout:
+                        pass
 
 
 def _pickle(job: Job, texts: Iterable[str]) -> bytes:
