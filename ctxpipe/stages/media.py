@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
 from .._values import JsonDict
 from ..edits import media
 from ..edits.media import MediaIndex, Weight
-from ..errors import SettingsError, storage_errors
+from ..errors import SettingsError
 from ..placeholders.placeholders import DIRECT
 from ..settings import COUNT, SIZE, check_settings
 from ..storage import TextWriter
 from ..storage.records import redactor_of
-from .moves import Pointers
+from .moves import Act, Moving, Pointers, Written, pair_written
 from .protocol import Change, Skip, Stored, Turn
 from .reports import Offloaded
 
@@ -23,7 +23,7 @@ NOTHING = Skip("there are no images or documents")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MediaOffload:
+class MediaOffload(Moving):
     """Move old images and documents into files, all at once, when they are too much to send.
 
     APIs limit the bytes of a request, its images and its pages, whatever its tokens: Anthropic 32
@@ -61,31 +61,10 @@ class MediaOffload:
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, DIRECT, preview=None)
 
-    async def __call__(self, turn: Turn) -> Change | Skip:
-        """All that leaves is written first. Raises StorageError when it cannot be."""
+    async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         columns = await turn.columns()
         if not columns.media:  # as in most turns: it costs few calls
             return NOTHING
-        leaving = await self._prepare(turn)
-        if isinstance(leaving, Skip):
-            return leaving
-        texts = [(self._key(turn, text), text) for text in leaving.blocks]
-        with storage_errors():
-            files = await self.storage.write(texts)
-        return await in_thread(self._point_to_files, turn, leaving, files)
-
-    async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
-        leaving = await self._prepare(turn)
-        if isinstance(leaving, Skip):
-            return leaving
-        files = [self.storage.location(self._key(turn, text)) for text in leaving.blocks]
-        change = await in_thread(self._point_to_files, turn, leaving, files)
-        return replace(change, stored=None)
-
-    async def _prepare(self, turn: Turn) -> _Leaving | Skip:
-        """What leaves at this turn, or why nothing does."""
-        columns = await turn.columns()
         index = turn.recall(MediaIndex)
         await in_thread_if(turn.is_bulky(index.known), index.extend, turn.messages)
         total = index.total()
@@ -94,8 +73,11 @@ class MediaOffload:
         older = index.older(Weight() if turn.force else self._remainder())
         end = columns.recent_from(1)
         places = [place for place in older if turn.protected <= place < end]
-        leaving = _Leaving(places, await in_thread(self._find, turn, places))
-        return leaving if leaving.blocks else Skip("no image or document may leave yet")
+        leaving = await in_thread(self._find, turn, places)
+        if not leaving:
+            return Skip("no image or document may leave yet")
+        files = await act(self.storage, [(self._key(turn, text), text) for text in leaving])
+        return await in_thread(self._point_to_files, turn, places, leaving, files)
 
     def _remainder(self) -> Weight:
         share = self.keep_bytes / self.max_bytes
@@ -115,15 +97,22 @@ class MediaOffload:
     def _key(self, turn: Turn, text: str) -> str:
         return self._pointers.key(turn.session_id, media.file_name(text))
 
-    def _point_to_files(self, turn: Turn, leaving: _Leaving, files: Sequence[str]) -> Change:
+    def _point_to_files(
+        self,
+        turn: Turn,
+        places: Sequence[int],
+        leaving: Mapping[str, JsonDict],
+        files: Sequence[Written],
+    ) -> Change:
         """The context with placeholders for what is in *files* now."""
+        pairs, failed = pair_written(leaving, files)
         notes: dict[str, str] = {}
-        for (text, block), file in zip(leaving.blocks.items(), files, strict=True):
+        for text, file in pairs:
             path = self._pointers.visible_path(self._key(turn, text), file)
-            notes[text] = media.placeholder_of(block, path)
+            notes[text] = media.placeholder_of(leaving[text], path)
         messages = list(turn.messages)
         count = 0
-        for place in leaving.places:
+        for place in places:
             rewritten = media.with_placeholders(messages[place], notes)
             moved = len(media.media_in(messages[place])) - len(media.media_in(rewritten))
             if moved:
@@ -131,15 +120,8 @@ class MediaOffload:
                 count += moved
         chars = sum(map(len, notes))
         saved = chars - sum(map(len, notes.values()))
-        detail = Offloaded(tuple(files), chars=chars, saved_chars=saved, media=count)
-        stored = Stored(self.storage, dict(zip(notes, files, strict=True)))
+        written = tuple(file for _, file in pairs)
+        detail = Offloaded(written, chars, saved, media=count, failed=failed)
+        stored = Stored(self.storage, dict(pairs))
         # It saves bytes; where these are few tokens, the placeholder may be more.
         return Change(messages, detail, may_grow=True, stored=stored)
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaving:
-    """Images and documents of the messages at *places*: *blocks*, by what is stored of each."""
-
-    places: Sequence[int]
-    blocks: Mapping[str, JsonDict]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
-from .._threads.threads import in_thread, in_thread_if
+from .._threads.threads import in_thread
 from ..edits import offload
 from ..edits.offload import Candidate, Selection
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..messages import ToolResult, blocks, rebuilt, rewrite, without_surrogates
-from ..messages import field as read
+from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
 from ..placeholders.locations import SCHEME, is_url
 from ..placeholders.names import safe_name, session_folder
 from ..placeholders.placeholders import MAX_SHOWN, Preview, placeholder, reference
@@ -23,6 +22,8 @@ from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
 from .protocol import Change, Skip, Stored, Turn
 from .reports import Offloaded
+
+T = TypeVar("T")
 
 Place: TypeAlias = tuple[int, int]
 """Where a block is: the index of its message, and its own index there."""
@@ -118,12 +119,11 @@ def recall_selection(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One text on its way out of the context: the block it is in, its key, what replaces it."""
+    """One text on its way out of the context: the block that it is in, and its key."""
 
-    candidate: Candidate
+    item: ToolResult | ToolCall
     key: str
     text: str
-    predicted: str  # the replacement, as long as the key is free
     pointers: Pointers
 
 
@@ -133,34 +133,22 @@ async def worthwhile_moves(
     """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
     if not chosen:
         return []
-    is_long = _are_long(chosen)
-    moves = await in_thread_if(is_long, _all_moves, pointers, turn, chosen, selection)
-    sizes = await turn.counter.texts([move.predicted for move in moves])
-    return await in_thread_if(is_long, _cheaper_moves, turn, moves, sizes)
+    return await in_thread(_cheaper_moves, pointers, turn, chosen, selection)
 
 
-def _are_long(candidates: Sequence[Candidate]) -> bool:
-    """Whether replacing *candidates* would hold up the event loop."""
-    if len(candidates) > 50:
-        return True
-    return sum(candidate.chars for candidate in candidates) > 200_000
-
-
-def _all_moves(
+def _cheaper_moves(
     pointers: Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection
 ) -> list[Move]:
+    counter = turn.counter
     moves: list[Move] = []
     for candidate in chosen:
         for suffix, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, candidate.id + suffix)
+            # As long as the key is free.
             predicted = pointers.replacement(key, pointers.storage.location(key), text)
-            moves.append(Move(candidate, key, text, predicted, pointers))
+            if counter.over(text, counter.text(predicted)):
+                moves.append(Move(candidate.item, key, text, pointers))
     return moves
-
-
-def _cheaper_moves(turn: Turn, moves: Iterable[Move], sizes: Iterable[int]) -> list[Move]:
-    pairs = zip(moves, sizes, strict=True)
-    return [move for move, size in pairs if turn.counter.over(move.text, size)]
 
 
 def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
@@ -171,88 +159,90 @@ def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> li
     return [(f"-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 
-def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[str]) -> Change:
-    """The context with placeholders instead of the texts of *moves*, which are in *files*."""
+def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written]) -> Change:
+    """The context with placeholders instead of the texts of *moves*, as far as they are in *files*.
+
+    Raises StorageError when none is.
+    """
+    pairs, failed = pair_written(moves, files)
     locations: dict[str, str] = {}
     results: dict[Place, object] = {}
-    texts_of_inputs: dict[Place, dict[str, str]] = {}  # by place: text and replacement
+    inputs: dict[Place, object] = {}
     chars = 0
     saved = 0
-    for move, file in zip(moves, files, strict=True):
+    for move, file in pairs:
         locations[move.text] = file
         replacement = move.pointers.replacement(move.key, file, move.text)
         chars += len(move.text)
         saved += len(move.text) - len(replacement)
-        item = move.candidate.item
+        item = move.item
         if isinstance(item, ToolResult):
             results[item.place] = offload.with_placeholder(item.content, replacement)
         else:
-            texts_of_inputs.setdefault(item.place, {})[move.text] = replacement
-    messages = rewrite(turn.messages, results)
-    inputs: dict[Place, object] = {}
-    for (message, block), texts in texts_of_inputs.items():
-        inputs[message, block] = _substitute(read(blocks(messages[message])[block], "input"), texts)
-    messages = rewrite(messages, inputs, key="input")
-    detail = Offloaded(
-        tuple(files), chars=chars, saved_chars=saved, results=len(results), inputs=len(inputs)
-    )
+            given = inputs.get(item.place, item.input)
+            inputs[item.place] = _substitute(given, move.text, replacement)
+    messages = rewrite(rewrite(turn.messages, results), inputs, key="input")
+    written = tuple(file for _, file in pairs)
+    detail = Offloaded(written, chars, saved, len(results), len(inputs), failed=failed)
     return Change(messages, detail, stored=Stored(moves[0].pointers.storage, locations))
 
 
-def _substitute(value: Any, texts: Mapping[str, str]) -> Any:
-    """*value* with the same keys, where each of *texts* is replaced."""
-
-    def substitute(item: Any) -> Any:
-        return texts.get(item, item) if isinstance(item, str) else item
-
-    return rebuilt(value, substitute)
+def _substitute(value: object, old: str, new: str) -> object:
+    """*value* with the same keys, and *new* for each text in it that is *old*."""
+    return rebuilt(value, lambda item: new if item == old else item)
 
 
-async def write_moves(turn: Turn, moves: Sequence[Move]) -> Change:
-    """Write first, then replace; what cannot be written stays inline.
+async def move_texts(turn: Turn, moves: Sequence[Move], act: Act) -> Change:
+    """Have *act* write first, then replace; what cannot be written stays inline.
 
     Raises StorageError when nothing can be written.
     """
-    storage = moves[0].pointers.storage
+    files = await act(moves[0].pointers.storage, [(each.key, each.text) for each in moves])
+    return await in_thread(_point_to_files, turn, moves, files)
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+Written: TypeAlias = str | StorageError
+"""Where a text is, or why it could not be written."""
+
+Act: TypeAlias = Callable[[TextWriter, Sequence[tuple[str, str]]], Awaitable[Sequence[Written]]]
+"""What is done with each (key, text) of a turn: `write_texts`, or `predict_files` for a plan."""
+
+
+async def write_texts(storage: TextWriter, texts: Sequence[tuple[str, str]]) -> Sequence[Written]:
+    """Write *texts* together, or one by one where that fails."""
     try:
-        texts = [(move.key, move.text) for move in moves]
         with storage_errors():
-            files = await storage.write(texts)
-    except StorageError:
-        if len(moves) == 1:
-            raise
-        return await _write_one_by_one(storage, turn, moves)
-    is_long = _are_long([move.candidate for move in moves])
-    return await in_thread_if(is_long, _point_to_files, turn, moves, files)
+            return await storage.write(texts)
+    except StorageError as error:
+        if len(texts) == 1:
+            return [error]
+    # One text that cannot be written must not keep the others in the context for ever.
+    files: list[Written] = []
+    for text in texts:
+        files += await write_texts(storage, [text])
+    return files
 
 
-async def _write_one_by_one(storage: TextWriter, turn: Turn, moves: Sequence[Move]) -> Change:
-    """One text that cannot be written must not keep the others in the context for ever."""
-    written: list[Move] = []
-    files: list[str] = []
-    errors: list[StorageError] = []
-    for move in moves:
-        try:
-            with storage_errors():
-                [file] = await storage.write([(move.key, move.text)])
-        except StorageError as error:
-            errors.append(error)
-        else:
-            written.append(move)
-            files.append(file)
-    if not written:
+async def predict_files(storage: TextWriter, texts: Sequence[tuple[str, str]]) -> Sequence[Written]:
+    """Where `write_texts` would put them as long as every key is free; nothing is written."""
+    return [storage.location(key) for key, _ in texts]
+
+
+def pair_written(
+    items: Iterable[T], files: Sequence[Written]
+) -> tuple[list[tuple[T, str]], tuple[str, ...]]:
+    """Each of *items* that is in a file, with that file; and why others are in none.
+
+    Raises StorageError when all are in none.
+    """
+    both = zip(items, files, strict=True)
+    pairs = [(item, file) for item, file in both if not isinstance(file, StorageError)]
+    errors = [file for file in files if isinstance(file, StorageError)]
+    if not pairs:
         raise errors[0]
-    return add_failures(await in_thread(_point_to_files, turn, written, files), *errors)
-
-
-async def predict_moves(turn: Turn, moves: Sequence[Move]) -> Change:
-    """What `write_moves` would propose as long as every key is free; nothing is written."""
-    files = [move.pointers.storage.location(move.key) for move in moves]
-    return replace(_point_to_files(turn, moves, files), stored=None)
-
-
-Act: TypeAlias = Callable[[Turn, Sequence[Move]], Awaitable[Change]]
-"""What is done with the moves of a turn: `write_moves`, or `predict_moves` for a plan."""
+    return pairs, tuple(map(safe_text, errors))
 
 
 class Moving(ABC):
@@ -265,21 +255,13 @@ class Moving(ABC):
 
         Raises StorageError when nothing else is left to do.
         """
-        return await self._propose(turn, write_moves)
+        return await self._propose(turn, write_texts)
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
-        return await self._propose(turn, predict_moves)
+        proposal = await self._propose(turn, predict_files)
+        return proposal if isinstance(proposal, Skip) else replace(proposal, stored=None)
 
     @abstractmethod
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         """The decision, of which *act* makes a change."""
-
-
-def add_failures(change: Change, *errors: StorageError) -> Change:
-    detail = offload_detail(change)
-    return replace(change, detail=replace(detail, failed=(*detail.failed, *map(safe_text, errors))))
-
-
-def offload_detail(change: Change) -> Offloaded:
-    return change.detail if isinstance(change.detail, Offloaded) else Offloaded()

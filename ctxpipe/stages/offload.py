@@ -39,9 +39,10 @@ from .moves import (
     Move,
     Moving,
     Pointers,
+    move_texts,
     recall_selection,
     worthwhile_moves,
-    write_moves,
+    write_texts,
 )
 from .protocol import Change, Skip, Turn
 
@@ -216,7 +217,7 @@ class DirectOffload(Moving):
             moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")
-        return await act(turn, moves)
+        return await move_texts(turn, moves, act)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -286,14 +287,14 @@ class BatchOffload(Moving):
             waiting = running.candidates(turn.protected, end)
             if not waiting:
                 return Skip(chosen)
-            if act is write_moves:
+            if act is write_texts:
                 chars = running.scan(turn.protected, end).offloadable_chars
                 turn.recall(Waiting).log(turn, waiting, chars, chosen)
             return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {chosen}")
         moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")
-        return await act(turn, moves)
+        return await move_texts(turn, moves, act)
 
     async def _choose(
         self, turn: Turn, running: offload.CandidateIndex, end: int

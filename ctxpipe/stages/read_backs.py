@@ -11,7 +11,7 @@ from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
 from ..edits import offload
 from ..edits.offload import ReadBack, Selection
-from ..errors import StorageError, storage_errors
+from ..errors import StorageError, safe_text, storage_errors
 from ..messages import rewrite, tool_results
 from ..placeholders.names import session_folder
 from ..placeholders.placeholders import DIRECT, Preview, placeholder
@@ -24,12 +24,12 @@ from .moves import (
     Moving,
     Place,
     Pointers,
-    add_failures,
-    offload_detail,
+    move_texts,
     recall_selection,
     worthwhile_moves,
 )
 from .protocol import Change, Skip, Turn
+from .reports import Offloaded
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,11 +75,11 @@ class TrimReadBacks(Moving):
         change = Change(list(turn.messages))
         if moves:
             try:
-                change = await act(turn, moves)
+                change = await move_texts(turn, moves, act)
             except StorageError as error:
                 if not cuts:
                     raise
-                change = add_failures(change, error)
+                change = replace(change, detail=Offloaded(failed=(safe_text(error),)))
         return _apply_cuts(change, cuts)
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], dict[Place, str]]:
@@ -139,7 +139,7 @@ def _apply_cuts(change: Change, cuts: Mapping[Place, str]) -> Change:
         if text is not None:
             contents[result.place] = offload.with_placeholder(result.content, text)
             saved += len(offload.text_of(result.content)) - len(text)
-    detail = offload_detail(change)
+    detail = change.detail if isinstance(change.detail, Offloaded) else Offloaded()
     return replace(
         change,
         messages=rewrite(change.messages, contents),
