@@ -66,7 +66,7 @@ _GATES: Mapping[str, type[Any]] = {"RatioGate": RatioGate, "RentOrBuyGate": Rent
 
 _LENT = frozenset(
     {
-        *("storage", "archive", "summarize", "clock", "prices", "retry", "folder", "pin"),
+        *("storage", "archive", "summarize", "clock", "prices", "retry", "folder"),
         *("files", "work_dir", "reading_tools", "deny"),
     }
 )

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
+from .edits.compact import Pin
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .providers.agent_tools import COMMON_READING_TOOLS, SUB_AGENT_TOOLS, WRITING_TOOLS
 from .providers.prices import Prices
 from .stages.collapse import Collapse
-from .stages.compact import Breaker, Compact, Restore
+from .stages.compact import Breaker, Compact, Evidence, Restore
 from .stages.gates import RentOrBuyGate
 from .stages.media import MediaOffload
 from .stages.offload import BatchOffload, DirectOffload
@@ -55,6 +56,7 @@ def coding_agent(
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
     files: FileReader | ReadText | None = None,
+    pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
     """The stages for an agent with long loops and large results that works on files with commands.
@@ -67,7 +69,8 @@ def coding_agent(
 
     *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
     reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* is
-    that of `Compact`, *clock* that of its `Breaker`.
+    that of `Compact`, *clock* that of its `Breaker`. *pin* chooses messages that stay word for word
+    near the limit, too, as rules do: a function, or texts, one of which the user says in them.
 
     *work_dir* is the folder of the agent's files: after a compaction those that it read last are
     read again. With None no file is read, unless *files* reads them from elsewhere; see `Restore`.
@@ -108,8 +111,14 @@ def coding_agent(
         TrimReadBacks(storage),
         MediaOffload(storage),
         when_old,
-        Compact(summarize, archive=storage, restore=restore, breaker=Breaker(clock=clock)),
-        SmartTruncate(archive=storage, shell=True),  # noqa: S604  our field
+        Compact(
+            summarize,
+            archive=storage,
+            restore=restore,
+            evidence=Evidence(pin=pin),
+            breaker=Breaker(clock=clock),
+        ),
+        SmartTruncate(archive=storage, pin=pin, shell=True),  # noqa: S604  our field
     ]
 
 
@@ -118,6 +127,7 @@ def chat(
     *,
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
+    pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
     """The stages for an assistant that talks with a person and looks up records and pages.
@@ -138,6 +148,8 @@ def chat(
             preview=Preview(head=160, tail=0),
             keep_read_backs=False,
         ),
-        Compact(summarize, archive=storage, breaker=Breaker(clock=clock)),
-        SmartTruncate(archive=storage),
+        Compact(
+            summarize, archive=storage, evidence=Evidence(pin=pin), breaker=Breaker(clock=clock)
+        ),
+        SmartTruncate(archive=storage, pin=pin),
     ]

@@ -64,7 +64,7 @@ def test_every_setting_of_the_file_reaches_its_stage(tmp_path):
 def test_the_parts_of_compaction_are_tables_beside_what_the_caller_lends(tmp_path):
     tables = (
         "restore = { shell = true, max_files = 3 }\n"
-        "evidence = { tokens = 500 }\nbreaker = { cooldown_seconds = 60 }\n"
+        "evidence = { tokens = 500, pin = ['RULE'] }\nbreaker = { cooldown_seconds = 60 }\n"
     )
     config = read_config(written(tmp_path, f"[[stage]]\nuse = 'Compact'\n{tables}"))
     files, clock = LocalFiles(tmp_path), lambda: 0.0
@@ -75,7 +75,7 @@ def test_the_parts_of_compaction_are_tables_beside_what_the_caller_lends(tmp_pat
 
     assert isinstance(compact, Compact)
     assert compact.restore == Restore(files=files, shell=True, max_files=3)
-    assert compact.evidence == Evidence(tokens=500)
+    assert compact.evidence == Evidence(tokens=500, pin=["RULE"])
     assert compact.breaker == Breaker(cooldown_seconds=60, clock=clock)
     assert isinstance(in_folder, Compact)
     assert in_folder.restore == Restore(tmp_path, shell=True, max_files=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -22,6 +22,7 @@ from ..messages import (
     kind,
     pending_calls,
     program,
+    texts,
     tool_results,
 )
 from ..messages import field as read
@@ -492,7 +493,7 @@ def replacements(
     facts: Facts,
     *,
     archive: str = "",
-    pin: Callable[[Message], bool] | None = None,
+    pin: Pin | None = None,
     whole: bool = True,
 ) -> list[Replacement]:
     """The new contexts for *head* and *rest* to choose from, the best first.
@@ -609,10 +610,17 @@ def _close(
 
 # Pinned -------------------------------------------------------------------------------------------
 
+Pin: TypeAlias = "Callable[[Message], bool] | Collection[str]"
+"""Which messages stay as they are: a function, or texts, one of which the user says in them."""
 
-def pinned_messages(
-    rest: Sequence[Message], pin: Callable[[Message], bool] | None
-) -> list[Message]:
+
+def _says_any(message: Message, wanted: Collection[str]) -> bool:
+    return message["role"] == "user" and any(
+        text in said for said in texts(message) for text in wanted
+    )
+
+
+def pinned_messages(rest: Sequence[Message], pin: Pin | None) -> list[Message]:
     """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
@@ -632,7 +640,7 @@ def pinned_messages(
     return kept
 
 
-def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool] | None) -> set[int]:
+def pinned_indices(messages: Sequence[Message], pin: Pin | None) -> set[int]:
     """The indices of the messages that *pin* chooses, and of their calls and results.
 
     What a compaction put there is never pinned, and no system message: `replacements` keeps those
@@ -646,7 +654,7 @@ def pinned_indices(messages: Sequence[Message], pin: Callable[[Message], bool] |
     for index, message in enumerate(messages):
         if index in ours or message["role"] == "system" or is_connective(message):
             continue
-        if pin(message):
+        if pin(message) if callable(pin) else _says_any(message, pin):
             chosen.add(index)
     last = len(messages) - 1
     for index in sorted(chosen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from .._text import one_line
-from ..settings import EXAMPLE_MODEL
+from ..conversation.conversation import NO_COMPACT
+from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.formats import format_of
 from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
@@ -42,6 +44,8 @@ logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 READING = "/mcp"
 """Where the tools that read back are, by the Model Context Protocol."""
+COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
+"""Where a conversation is told to begin its next turn with a compaction."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
 
@@ -129,7 +133,9 @@ class Gateway:
     async def _route(self, request: Request, path: str) -> ASGIApp:
         is_page = request.method == "GET" and path in {"/", "/healthz"}
         is_reading = path == READING and self.has_reader
-        token = self._guard.check(request, is_page=is_page, is_ours=is_page or is_reading)
+        compacted = COMPACT.fullmatch(path) if request.method == "POST" else None
+        is_ours = bool(is_page or is_reading or compacted)
+        token = self._guard.check(request, is_page=is_page, is_ours=is_ours)
         request.state.token = token
         record = self._record_of(request)
         if is_page and path == "/":
@@ -141,6 +147,8 @@ class Gateway:
             return JSONResponse(self._health(record))
         if is_reading:
             return await self._reader(request, token)
+        if compacted:
+            return self._compact(compacted[1], self.shaper(token))
         known = format_of(request.method, path)
         if known is None:
             record.passed += 1
@@ -158,6 +166,23 @@ class Gateway:
             offload_app = await to_thread.run_sync(_import_offload_app)
             self._readers[token] = offload_app(storage)
         return self._readers[token]
+
+    def _compact(self, name: str, shaper: Shaper) -> Response:
+        """Have the next turn of the conversations *name* begin with a compaction."""
+        if shaper.is_dry or self.is_off:
+            raise Refused(400, "nothing is compacted while every request is sent as it came")
+        sessions = [
+            dialog.session
+            for dialog in shaper.conversations
+            if name in {dialog.name, dialog.session.session_id}
+        ]
+        if not sessions:
+            raise Refused(404, f"no session {excerpt(name)} has asked since the gateway has begun")
+        if not sessions[0].can_compact:
+            raise Refused(400, NO_COMPACT)
+        for session in sessions:
+            session.compact_next()
+        return JSONResponse({"compact": [session.session_id for session in sessions]}, 202)
 
     def _health(self, record: Record) -> dict[str, object]:
         """What ``/healthz`` answers."""

@@ -64,6 +64,13 @@ WorkDir = Annotated[
     Path | None,
     typer.Option(help="The folder of the agent's files, to be read again after a compaction."),
 ]
+Pins = Annotated[
+    list[str],
+    typer.Option(
+        "--pin",
+        help="Messages in which the user says this text stay word for word; may be repeated.",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Send every request as it came; say what would be saved.")
 ]
@@ -81,6 +88,7 @@ def gateway(
     preset: Preset = "coding",
     window: Window = None,
     work_dir: WorkDir = None,
+    pin: Pins = [],  # noqa: B006  typer copies it
     token_file: Annotated[
         Path | None,
         typer.Option(help="Tokens of 16 characters or more, one a line, that clients must show."),
@@ -104,18 +112,17 @@ def gateway(
     The address is the first line on standard output; a line for each turn goes to standard error.
     Needs the extra gateway.
     """
-    host, port = _address(listen)
     tokens: Sequence[str] = ()
     if token_file is not None:
         tokens = read_tokens(token_file)
     settings = Settings(
         {"": upstream},
         None if no_files else root,
-        host=host,
-        port=port,
+        address=_address(listen),
         preset=preset,
         window=window,
         work_dir=work_dir,
+        pin=pin,
         tokens=tokens,
         show_texts=show_texts,
         dry_run=dry_run,
@@ -138,6 +145,7 @@ def wrap(
     preset: Preset = "coding",
     window: Window = None,
     work_dir: WorkDir = None,
+    pin: Pins = [],  # noqa: B006  typer copies it
     dry_run: DryRun = False,
 ) -> None:
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
@@ -161,6 +169,7 @@ def wrap(
         preset=preset,
         window=window,
         work_dir=work_dir,
+        pin=pin,
         dry_run=dry_run,
     )
     serving = _serving(settings)
@@ -201,7 +210,7 @@ def _serving(settings: Settings) -> Serving:
     try:
         return Serving(settings)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
+        where = "{}:{}".format(*settings.address)
         why = error.strerror or "no reason is given"
         if error.errno == errno.EADDRINUSE:
             why += "; several gateways share a port where each is given the same --journal"

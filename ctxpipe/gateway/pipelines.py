@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -10,7 +11,7 @@ from .. import presets
 from ..config import read_config
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
-from ..stages.compact import Compact
+from ..stages.compact import Compact, Evidence
 from ..stages.protocol import Stage
 from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
@@ -27,33 +28,23 @@ MAX_PIPELINES = 200
 """So many pipelines are kept for new conversations; one that goes on has its own."""
 
 
-def _coding(storage: Any, work_dir: Any) -> list[Stage]:
-    return presets.coding_agent(storage, work_dir=work_dir, summarize=ExtractiveSummarizer())
+def _chat(storage: Any, *, work_dir: Any, **settings: Any) -> list[Stage]:  # noqa: ARG001
+    return presets.chat(storage, **settings)  # it reads no files
 
 
-def _lean(storage: Any, work_dir: Any) -> list[Stage]:
-    return presets.coding_agent(
-        storage, work_dir=work_dir, old_exchanges="lines", summarize=ExtractiveSummarizer()
-    )
-
-
-def _chat(storage: Any, work_dir: Any) -> list[Stage]:  # noqa: ARG001  it reads no files
-    return presets.chat(storage, summarize=ExtractiveSummarizer())
-
-
-PRESETS: Mapping[str, Callable[[Any, Any], list[Stage]]] = {
-    "coding": _coding,
-    "lean": _lean,
+PRESETS: Mapping[str, Callable[..., list[Stage]]] = {
+    "coding": presets.coding_agent,
+    "lean": partial(presets.coding_agent, old_exchanges="lines"),
     "chat": _chat,
 }
-"""The stages by the name of a preset, of a storage and the folder of the agent's files."""
+"""The stages by the name of a preset."""
 
 
 class Pipelines:
     """The pipelines of one gateway, each with the window of the models that it serves.
 
-    *preset* is a name of PRESETS, or a TOML file. Without *storage* no
-    text leaves a context for a file: only what compacts and truncates is left.
+    *preset* is a name of PRESETS, or a TOML file. Without *storage* no text leaves a context for a
+    file: only what compacts and truncates is left. *pin* is that of the presets.
 
     Raises SettingsError for a preset that does not exist or cannot be read.
     """
@@ -65,11 +56,12 @@ class Pipelines:
         *,
         window: int | None = None,
         work_dir: str | PathLike[str] | None = None,
+        pin: Sequence[str] = (),
     ) -> None:
         self._window = window
         self._learned: Memo[tuple[str | None, str], int] = Memo(MAX_LEARNED)
         self._made: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
-        self._stages = _stages(preset, storage, work_dir)
+        self._stages = _stages(preset, storage, work_dir, pin)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
         """The pipeline for requests to *model* with *betas*, the value of their header."""
@@ -89,16 +81,20 @@ class Pipelines:
         self._learned.put((model, betas), min(known or window, window), 1)
 
 
-def _stages(preset: str, storage: Any, work_dir: str | PathLike[str] | None) -> list[Stage]:
+def _stages(
+    preset: str, storage: Any, work_dir: str | PathLike[str] | None, pin: Sequence[str]
+) -> list[Stage]:
     if storage is None:
         return [
-            Compact(ExtractiveSummarizer(), require_archive=False),
-            SmartTruncate(require_archive=False),
+            Compact(ExtractiveSummarizer(), require_archive=False, evidence=Evidence(pin=pin)),
+            SmartTruncate(require_archive=False, pin=pin),
         ]
     if preset.endswith(".toml"):
+        if pin:
+            raise SettingsError(f"pin is a setting of stages: write it in {preset}")
         return read_config(preset).stages(storage, work_dir=work_dir)
     make = PRESETS.get(preset)
     if make is None:
         names = ", ".join(PRESETS)
         raise SettingsError(f"there is no preset {preset!r}; there are {names}, or a FILE.toml")
-    return make(storage, work_dir)
+    return make(storage, work_dir=work_dir, pin=pin, summarize=ExtractiveSummarizer())

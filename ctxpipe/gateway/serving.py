@@ -45,9 +45,9 @@ class Serving:
 
     def __init__(self, settings: Settings) -> None:
         self.gateway: Gateway = Gateway(settings)
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in settings.address[0] else socket.AF_INET
         self._socket = socket.create_server(
-            (settings.host, settings.port),
+            settings.address,
             family=family,
             backlog=BACKLOG,
             # Others with the same journal may listen there; the system deals out the connections.

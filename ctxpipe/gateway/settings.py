@@ -20,23 +20,24 @@ class Settings:
     """The settings of a gateway.
 
     *upstreams* maps the beginning of a path ("" for every path) to the URL that its requests go to.
-    *root* is the folder of its files; None keeps none: then nothing is offloaded, and no
-    conversation survives the gateway. *work_dir* is the folder of the agent's files, which are
-    read again after a compaction; None reads none. *journal* is the URL at which several gateways
-    keep their journals in common, each on the same address if they like; None: in *root*, by one
-    gateway alone. *tokens* are those that clients may show;
-    without them only this machine is served. With *dry_run* every request is sent as it came, and
-    what would have been saved is told.
+    *address* is a host and a port, 0 for a free one. *root* is the folder of its files; None keeps
+    none: then nothing is offloaded, and no conversation survives the gateway. *work_dir* is the
+    folder of the agent's files, which are read again after a compaction; None reads none. *pin* are
+    texts: messages in which the user says one stay word for word. *journal* is the URL at which
+    several gateways keep their journals in common, each on the same address if they like; None: in
+    *root*, by one gateway alone. *tokens* are those that clients may show; without them only this
+    machine is served. With *dry_run* every request is sent as it came, and what would have been
+    saved is told.
 
     Raises SettingsError for a URL or an address that cannot be meant.
     """
 
     upstreams: Mapping[str, str]
     root: Path | None = Path(".ctxpipe")
-    host: str = "127.0.0.1"
-    port: int = 0
+    address: tuple[str, int] = ("127.0.0.1", 0)
     preset: str = "coding"
     work_dir: Path | None = None
+    pin: Sequence[str] = ()
     window: int | None = None
     tokens: Sequence[str] = field(default=(), repr=False)
     dry_run: bool = False
@@ -49,10 +50,10 @@ class Settings:
             check_upstream(url)
         if self.journal is not None:
             check_journal(self.journal)
-        if not self.tokens and not is_loopback(self.host):
+        host, _ = self.address
+        if not self.tokens and not is_loopback(host):
             raise SettingsError(
-                f"listening on {self.host} lets others in: give --token-file, or listen on "
-                "127.0.0.1"
+                f"listening on {host} lets others in: give --token-file, or listen on 127.0.0.1"
             )
 
 

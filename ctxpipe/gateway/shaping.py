@@ -50,7 +50,11 @@ class Shaper:
             self._journal = open_journal(settings.journal, storage, self.owner)
         texts = MemoryStorage() if self.is_dry else storage
         self._pipelines = Pipelines(
-            settings.preset, texts, window=settings.window, work_dir=settings.work_dir
+            settings.preset,
+            texts,
+            window=settings.window,
+            work_dir=settings.work_dir,
+            pin=settings.pin,
         )
         self.conversations: Conversations = Conversations(
             max_bytes=settings.max_bytes // max(1, len(settings.tokens))

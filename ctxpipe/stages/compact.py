@@ -15,7 +15,7 @@ from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
 from ..edits import compact
-from ..edits.compact import Facts, Source, after_summary
+from ..edits.compact import Facts, Pin, Source, after_summary
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
 from ..messages import Message, ensure_messages, has_thinking, split_system
 from ..placeholders.names import session_folder
@@ -32,7 +32,7 @@ from ..settings import (
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
     FLAG,
-    FUNCTION,
+    PIN,
     SIZE,
     SUMMARIZER,
     SUMMARY_MAX_WORDS,
@@ -351,17 +351,18 @@ class Evidence:
 
     A list of paths of up to *tokens* tokens and, in proportion, commands, identifiers and the
     user's requests; paths that exceed this are listed in a file beside the archive. *pin* chooses
-    messages to keep as they are. What the model has not answered stays whole as long as the new
-    context meets its target; above it the user's words in it are cut, head and tail.
+    messages to keep as they are: a function, or texts, one of which the user says in them. What the
+    model has not answered stays whole as long as the new context meets its target; above it the
+    user's words in it are cut, head and tail.
 
     Raises SettingsError for settings that are invalid.
     """
 
     tokens: int = 2000
-    pin: Callable[[Message], bool] | None = None
+    pin: Pin | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self, tokens=SIZE, pin=FUNCTION.optional)
+        check_settings(self, tokens=SIZE, pin=PIN.optional)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -13,13 +13,13 @@ from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
 from ..edits import truncate
-from ..edits.compact import pinned_indices
+from ..edits.compact import Pin, pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import Message, ensure_messages, rewrite
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
-from ..settings import FLAG, FUNCTION, NUMBER, SIZE, TEXT, TOOLS, check_settings, one_of
+from ..settings import FLAG, NUMBER, PIN, SIZE, TEXT, TOOLS, check_settings, one_of
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
@@ -111,7 +111,7 @@ class SmartTruncate:
     reading_tools: ReadingTools = field(default_factory=lambda: COMMON_READING_TOOLS)
     shell: bool = False
     require_archive: bool = True
-    pin: Callable[[Message], bool] | None = None
+    pin: Pin | None = None
 
     __repr__ = short_repr
 
@@ -125,7 +125,7 @@ class SmartTruncate:
             reading_tools=TOOLS,
             shell=FLAG,
             require_archive=FLAG,
-            pin=FUNCTION.optional,
+            pin=PIN.optional,
         )
         if not 0 <= self.middle_start < self.middle_end <= 1:
             raise SettingsError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
-from ctxpipe import MemoryStorage
+import pytest
+
+from ctxpipe import MemoryStorage, SettingsError
 from ctxpipe.gateway import pipelines
 from ctxpipe.gateway.pipelines import MAX_PIPELINES, Pipelines
 
@@ -48,3 +50,11 @@ def test_a_window_that_was_forgotten_is_learned_again(monkeypatch):
 
     made.learn_window("model 0", "", 16_000)
     assert made.of("model 0", "").budget.window == 16_000
+
+
+def test_a_pipeline_of_a_file_has_its_own_pins(tmp_path):
+    file = tmp_path / "pipeline.toml"
+    file.write_text('[[stage]]\nuse = "Compact"\n')
+
+    with pytest.raises(SettingsError, match=r"write it in .*pipeline\.toml"):
+        Pipelines(str(file), MemoryStorage(), pin=["RULE"])

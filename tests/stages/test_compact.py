@@ -108,6 +108,7 @@ def work(turns: int, results: int = 100) -> list[Message]:
     )
 
 
+RULE = user("Never touch main.")
 LONG = conversation(
     system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on.")
 )
@@ -351,13 +352,13 @@ async def test_files_of_other_agents_come_back_when_their_tools_are_named(tmp_pa
     assert (await compacted(stage, history))[1].restored == ("read.py",)
 
 
-async def test_pinned_messages_stay_word_for_word(storage):
-    rule = user("Never touch main.")
+@pytest.mark.parametrize("pin", [lambda message: message == RULE, ["never", "touch main"]])
+async def test_pinned_messages_stay_word_for_word(storage, pin):
+    rule = RULE
     history = [rule, *LONG[1:]]
 
     context, _ = await compacted(
-        Compact(Writer(), archive=storage, evidence=Evidence(pin=lambda message: message == rule)),
-        history,
+        Compact(Writer(), archive=storage, evidence=Evidence(pin=pin)), history
     )
 
     assert any(message is rule for message in context)

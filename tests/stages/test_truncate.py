@@ -380,6 +380,17 @@ async def test_what_is_pinned_stays_as_it_is_a_call_with_its_result():
     assert faults(answer.messages) == []
 
 
+async def test_what_the_user_says_with_a_pinned_text_stays_and_a_result_with_it_does_not():
+    middle = conversation(user("the rule: ask first"), step("r", result="the rule: " + "x" * 999))
+    history = conversation(long_session()[:13], middle, long_session()[13:])
+
+    answer = await SmartTruncate(max_tokens=0, pin=["the rule"])(turn(history))
+
+    assert isinstance(answer, Change)
+    assert middle[0] in answer.messages
+    assert "x" * 999 not in str(answer.messages)
+
+
 async def test_what_is_pinned_is_not_marked():
     history = chat(30, words=50)
     stage = SmartTruncate(max_tokens=0, pin=lambda message: message["role"] == "user")
