@@ -10,6 +10,7 @@ import re
 import pytest
 from anyio import to_thread
 from clients import CLIENTS, TASK, result_count, run_client
+from pictures import noise
 
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.prompt_cache import as_bill
@@ -124,3 +125,49 @@ async def test_claude_reads_back_by_the_tools_that_the_gateway_serves(tmp_path):
     assert run.refused == []
     # From the first request on: later ones would change what is cached.
     assert all(READ_BACK in tools for tools in asked)
+
+
+LOOKS = 30
+MOST_BYTES = 20_000_000
+
+
+async def test_claude_looks_at_many_screens_and_at_the_first_once_more(tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    for number in range(LOOKS):
+        (work / f"{number}.png").write_bytes(noise(number))
+
+    def reply(body):
+        done = result_count(body)
+        if done < LOOKS:
+            return answer(tool_use("Read", {"file_path": str(work / f"{done}.png")}))
+        if done == LOOKS:
+            path, *_ = left(body)
+            return answer(tool_use(READ_BACK, {"path": path}))
+        return "Done."
+
+    run = await run_client(
+        installed("claude"),
+        tmp_path,
+        is_wrapped=True,
+        arguments=["-p", TASK, "--allowedTools", f"Read,{READ_BACK}"],
+        script=reply,
+    )
+    bodies = [request.raw for request in run.api.requests]
+    assert "Done." in run.output, run.error
+    assert run.refused == []
+    assert max(map(len, bodies)) < MOST_BYTES
+    assert 0 < run.breaks <= 5
+    [first] = images(run.api.requests[1].body)
+    assert first in images(run.api.requests[-1].body)
+    assert first not in images(run.api.requests[-2].body)
+
+
+def left(body):
+    """The paths of the images that have left."""
+    return re.findall(r"\[Image \([^)]*\) offloaded to file: ([^\]]*)\]", json.dumps(body))
+
+
+def images(body):
+    """The data of each image in *body*."""
+    return re.findall(r'"data": "([^"]*)"', json.dumps(body["messages"]))

@@ -246,7 +246,7 @@ async def run_client(
     """
     client = CLIENTS[name]
     work = home / "work"
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
     server = OpenAIServer if client.is_openai else MessagesServer
     async with (
         server(script or _script(client), model=Model(window=window)) as api,
