@@ -35,25 +35,16 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
     name = temporary_name()
     file = open_file(name, _CREATE, folder=folder)
     try:
-        try:
+        with open(file, "wb") as stream:
             with ignore_unsupported():
                 os.fchmod(file, 0o600)
-            for chunk in chunks:
-                write_all(file, chunk)
+            stream.writelines(chunks)
             if synced:
+                stream.flush()
                 sync(file)
-        finally:
-            os.close(file)
         yield name
     finally:
         discard(folder, name)
-
-
-def write_all(file: int, data: bytes) -> None:
-    """Write *data* to an open *file*: one call of the system may write a part only."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
 
 
 def claim(folder: int, temporary: str, name: str) -> bool:

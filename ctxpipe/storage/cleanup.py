@@ -177,7 +177,7 @@ def _delete(root: StorageRoot, file: OwnFile) -> bool:
     with (
         ignore_absent(),
         root.folder(file.folder) as descriptor,
-        translate_errors("cannot remove", path),
+        translate_errors(f"cannot remove {path}"),
     ):
         info = file_info(descriptor, file.name)
         if info.st_mtime_ns == file.written and stat.S_ISREG(info.st_mode):

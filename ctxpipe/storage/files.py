@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
-from .._threads.threads import run_to_completion
 from ..errors import StorageError
 from ..settings import FUNCTION, PATH
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
+from .waiting import run_in_thread
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
 
@@ -73,27 +73,19 @@ class LocalFiles:
 
         Raises StorageError for whatever is refused.
         """
-        return await run_to_completion(self._read(path, max_bytes))
+        return await run_in_thread(self._read, path, max_bytes)
 
-    async def _read(self, path: str, max_bytes: int) -> FileText:
-        import aiofiles  # here: it takes as long to import as the rest of this package
-
-        real = ""
-
-        def opener(given: str, _flags: int) -> int:
-            nonlocal real
-            real = self._real_path(given)
-            return self._open(real, max_bytes)
-
+    def _read(self, path: str, max_bytes: int) -> FileText:
         try:
-            async with aiofiles.open(path, "rb", opener=opener) as file:
+            real = self._real_path(path)
+            with open(self._open(real, max_bytes), "rb") as file:
                 # One byte more: the file may have grown, or have no size at all.
-                content = await file.read(max_bytes + 1)
+                content = file.read(max_bytes + 1)
+            return FileText(real, _decode(content, max_bytes))
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
             reason = getattr(error, "strerror", None) or str(error)
             raise StorageError(number, f"{path!r}: {reason}") from error
-        return FileText(real, _decode(path, content, max_bytes))
 
     def _real_path(self, path: str) -> str:
         root = os.path.realpath(self.root)
@@ -140,13 +132,13 @@ def name_below(root: str | os.PathLike[str], path: str) -> str:
     return name
 
 
-def _decode(path: str, content: bytes, max_bytes: int) -> str:
+def _decode(content: bytes, max_bytes: int) -> str:
     if len(content) > max_bytes:
         reason = f"it holds more than the {max_bytes} bytes that are read at most"
-        raise StorageError(errno.EFBIG, f"{path!r}: {reason}")
+        raise OSError(errno.EFBIG, reason)
     if b"\0" in content:
-        raise StorageError(errno.EILSEQ, f"{path!r}: it is a binary file")
+        raise OSError(errno.EILSEQ, "it is a binary file")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise StorageError(errno.EILSEQ, f"{path!r}: it is not UTF-8 text") from error
+        raise OSError(errno.EILSEQ, "it is not UTF-8 text") from error

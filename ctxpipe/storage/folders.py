@@ -66,8 +66,11 @@ def check_platform(what: str) -> None:
 
 
 @contextmanager
-def translate_errors(what: str, where: str) -> Iterator[None]:
-    """Turn the operating system's errors into StorageError, once, with the cause."""
+def translate_errors(failure: str) -> Iterator[None]:
+    """Turn the operating system's errors into StorageError, once, with the cause.
+
+    *failure* says what cannot be done, such as "cannot read a.md".
+    """
     try:
         yield
     except StorageError:
@@ -75,7 +78,7 @@ def translate_errors(what: str, where: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         number = getattr(error, "errno", None) or errno.EIO
-        raise StorageError(number, f"{what} {where}: {reason}") from error
+        raise StorageError(number, f"{failure}: {reason}") from error
 
 
 class ignore_absent(suppress):  # noqa: N801  used as `suppress` is

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import NamedTuple
 
-from .atomic import exists, sync, write_all
+from .._threads.pieces import pieces
+from ..errors import StorageError
+from .atomic import exists, sync
 from .folders import (
     file_info,
     has_name,
@@ -20,6 +23,7 @@ from .folders import (
     translate_errors,
     try_lock,
 )
+from .generations import remember
 from .ownership import JOURNAL, StorageRoot
 from .waiting import Locked
 
@@ -34,86 +38,86 @@ class Position(NamedTuple):
     number: int = 0
 
 
-class JournalFile:
-    """The journal in *folder* below a root.
+class Journals:
+    """The journals of the sessions below a root, and where each of them was seen to end.
 
-    Whoever appends holds its lock; readers ignore a torn line.
+    Whoever appends holds the journal's lock; readers ignore a torn line.
     """
 
-    def __init__(self, root: StorageRoot, folder: str) -> None:
+    def __init__(self, root: StorageRoot) -> None:
         self._root = root
-        self._folder = folder
-        self.where: str = root.path_of(folder, JOURNAL)
+        self._seen: dict[str, Position] = {}
 
-    def append(
-        self, number: int, line: Iterable[bytes], seen: Position, *, synced: bool
-    ) -> tuple[bool, Position]:
-        """Write the pieces of *line* as entry *number*, unless there is one.
+    def append(self, folder: str, number: int, entry: str, *, synced: bool) -> bool:
+        """Write *entry* as number *number* of the journal in *folder*; False when there is one.
 
-        Return whether it was written, and the journal's position now. Raises Locked.
+        Raises Locked, and StorageError.
         """
-        with translate_errors("cannot append to the journal", self.where), self._lock() as file:
+        if "\n" in entry:
+            raise StorageError(errno.EINVAL, "an entry of a journal is one line")
+        where = self._root.path_of(folder, JOURNAL)
+        with translate_errors(f"cannot append to the journal {where}"), self._lock(folder) as file:
+            seen = self._last_position(folder)
             now, _ = _read(file, seen)
-            if now.number != number or (number > 0 and seen.inode not in (0, now.inode)):
-                return False, now
-            os.ftruncate(file, now.size)  # remove the torn line of a process that was killed
-            try:
-                last = b""
-                for piece in line:
-                    write_all(file, last)
-                    last = piece
-                # With the line break in one call: an entry of one piece is there or it is not.
-                write_all(file, last + b"\n")
-                if synced:
-                    sync(file)
-            except BaseException:
-                with suppress(OSError):
-                    os.ftruncate(file, now.size)
-                raise
-            return True, Position(now.inode, os.fstat(file).st_size, now.number + 1)
+            is_next = now.number == number and (number == 0 or seen.inode in (0, now.inode))
+            if is_next:
+                _write(file, now.size, entry, synced=synced)
+                now = Position(now.inode, os.fstat(file).st_size, number + 1)
+        remember(self._seen, folder, now)
+        return is_next
 
-    def lines(self, start: int, seen: Position) -> tuple[list[bytes], Position]:
-        """The entries from *start* on, none where there is no file, and the position now."""
+    def entries(self, folder: str, start: int) -> list[str]:
+        """The entries of the journal in *folder* from *start* on, none where there is no file.
+
+        Raises StorageError, and SessionDeleted.
+        """
+        self._root.check(folder)
+        seen = self._last_position(folder)
+        if start < seen.number:
+            seen = Position()
+        now, content = Position(), b""
+        where = self._root.path_of(folder, JOURNAL)
         with (
             ignore_absent(),
-            translate_errors("cannot read the journal", self.where),
-            self._root.folder(self._folder) as folder,
+            translate_errors(f"cannot read the journal {where}"),
+            self._root.folder(folder) as descriptor,
+            open(open_file(JOURNAL, os.O_RDONLY, folder=descriptor), "rb") as file,
         ):
-            file = open_file(JOURNAL, os.O_RDONLY, folder=folder)
-            try:
-                now, content = _read(file, seen if start >= seen.number else Position())
-            finally:
-                os.close(file)
-            lines = content.split(b"\n")[:-1]
-            first = now.number - len(lines)
-            return lines[max(0, start - first) :], now
-        return [], Position()
+            now, content = _read(file.fileno(), seen)
+        remember(self._seen, folder, now)
+        lines = content.split(b"\n")[:-1]
+        first = now.number - len(lines)
+        return [line.decode("utf-8", "replace") for line in lines[max(0, start - first) :]]
 
-    def set_aside(self, seen: Position) -> str:
-        """Rename the file that was *seen*, such as to ``journal-set-aside-1.jsonl``.
+    def set_aside(self, folder: str) -> str:
+        """Rename the journal in *folder* that was seen, such as to ``journal-set-aside-1.jsonl``.
 
         Return the new name, which is the next free one, or "" where somebody else was faster.
         """
+        where = self._root.path_of(folder, JOURNAL)
         with (
             ignore_absent(),
-            translate_errors("cannot set aside the journal", self.where),
-            self._root.folder(self._folder) as folder,
+            translate_errors(f"cannot set aside the journal {where}"),
+            self._root.folder(folder) as descriptor,
         ):
-            if file_info(folder, JOURNAL).st_ino != seen.inode:
+            if file_info(descriptor, JOURNAL).st_ino != self._last_position(folder).inode:
                 return ""
             names = (f"journal-set-aside-{number}.jsonl" for number in count(1))
-            name = next(name for name in names if not exists(folder, name))
-            self._root.list_file(self._folder, folder, name)
-            os.rename(JOURNAL, name, src_dir_fd=folder, dst_dir_fd=folder)
+            name = next(name for name in names if not exists(descriptor, name))
+            self._root.list_file(folder, descriptor, name)
+            os.rename(JOURNAL, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
             return name
         return ""
 
+    def _last_position(self, folder: str) -> Position:
+        return self._seen.get(folder, Position())
+
     @contextmanager
-    def _lock(self) -> Iterator[int]:
-        """The file, locked, which still has its name."""
-        with self._root.folder(self._folder, create=True) as folder:
+    def _lock(self, name: str) -> Iterator[int]:
+        """The journal in the folder *name*, open and locked, which still has its name."""
+        with self._root.folder(name, create=True) as folder:
             while True:
-                file = _open_locked(self._root, self._folder, JOURNAL, folder)
+                file = _open_locked(self._root, name, JOURNAL, folder)
                 try:
                     if has_name(file, JOURNAL, folder=folder):
                         yield file
@@ -142,7 +146,7 @@ class SessionLock:
         where = self._root.path_of(self._folder, self.NAME)
         with (
             suppress(Locked),  # also when the session is being deleted
-            translate_errors("cannot lock", where),
+            translate_errors(f"cannot lock {where}"),
             self._root.folder(self._folder, create=True) as folder,
         ):
             file = _open_locked(self._root, self._folder, self.NAME, folder)
@@ -178,6 +182,31 @@ def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) ->
         os.close(file)
         raise
     return file
+
+
+def _write(file: int, size: int, entry: str, *, synced: bool) -> None:
+    """Append *entry* to the journal in *file*, of which the first *size* bytes are whole lines."""
+    os.ftruncate(file, size)  # remove the torn line of a process that was killed
+    try:
+        last = b""
+        for piece in pieces(entry):
+            _write_all(file, last)
+            last = piece.encode()
+        # With the line break in one call: an entry of one piece is there or it is not.
+        _write_all(file, last + b"\n")
+        if synced:
+            sync(file)
+    except BaseException:
+        with suppress(OSError):
+            os.ftruncate(file, size)
+        raise
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """Write *data* to an open *file*: one call of the system may write a part only."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 def _read(file: int, seen: Position) -> tuple[Position, bytes]:

@@ -10,14 +10,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from pathlib import PurePosixPath
 from typing import Literal
 
 from .._text import short_repr
-from .._threads.pieces import pieces
 from ..errors import StorageError
 from ..messages import Message, ensure_messages
 from ..placeholders.locations import key_parts
@@ -52,7 +51,7 @@ from .cleanup import (
 )
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
 from .generations import TOUCH_SECONDS, ids_below, remember
-from .journals import JournalFile, Position, SessionLock
+from .journals import Journals, SessionLock
 from .ownership import StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, encode_text, record_stamp
@@ -93,7 +92,7 @@ class LocalStorage:
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
-    _seen: dict[str, Position] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _journals: Journals = field(init=False, repr=False, compare=False)
     _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     __repr__ = short_repr
@@ -113,6 +112,7 @@ class LocalStorage:
         folders = StorageRoot(path, marked=self.on_conflict == "hash")
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
+        object.__setattr__(self, "_journals", Journals(folders))
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class LocalStorage:
                     descriptor = stack.enter_context(self._folders.folder(path, create=True))
                     folders[path] = _Folder(path, descriptor)
                 where = os.path.join(self.root, path)
-                with translate_errors("cannot write", os.path.join(where, name)):
+                with translate_errors(f"cannot write {os.path.join(where, name)}"):
                     name = self._write_one(folders[path], name, text)
                 locations.append(os.path.join(where, name))
         return locations
@@ -148,9 +148,7 @@ class LocalStorage:
         if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
         for candidate in self._candidate_names(name, text):
-            if candidate in folder.reserved:
-                continue
-            if self._place(folder, candidate, data):
+            if candidate not in folder.reserved and self._place(folder, candidate, data):
                 break
         if self.on_conflict == "number":  # a number is one result's own, even for the same bytes
             folder.reserved.add(candidate)
@@ -207,7 +205,7 @@ class LocalStorage:
     def _read(self, location: str, offset: int, end: int) -> Page:
         text = io.StringIO()
         position = 0
-        with translate_errors("cannot read", location):
+        with translate_errors(f"cannot read {location}"):
             key = self.key(location)
             with open(
                 key, encoding="utf-8", newline="", errors="replace", opener=self._open
@@ -238,14 +236,13 @@ class LocalStorage:
         raise StorageError(errno.ENOENT, message) from first_error
 
     def _possible_keys(self, location: str) -> Iterator[str]:
-        for base in (self.root, self._folders.real or os.path.realpath(self.root)):
-            with suppress(StorageError):
-                path = os.path.join(base, location)
-                yield "/".join(key_parts(os.path.relpath(path, base)))
+        bases = (self.root, self._folders.real or os.path.realpath(self.root))
+        paths = [os.path.relpath(os.path.join(base, location), base) for base in bases]
         # A path relative to the current folder, or made from a template, ends in the key.
-        path = location.replace("\\", "/")
-        with suppress(StorageError):
-            yield "/".join(key_parts("/".join(PurePosixPath(path).parts[-2:])))
+        paths.append("/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:]))
+        for path in paths:
+            with suppress(StorageError):
+                yield "/".join(key_parts(path))
 
     def _open(self, key: str, flags: int) -> int:
         folder, name = os.path.split(key)
@@ -265,7 +262,7 @@ class LocalStorage:
         where = os.path.join(self.root, folder)
         with (
             self._folders.folder(folder, create=True) as fd,
-            translate_errors("cannot save a record below", where),
+            translate_errors(f"cannot save a record below {where}"),
         ):
             names = _record_names(fd, stem, self.clock())
             chunks = chain.from_iterable(
@@ -297,41 +294,19 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        if "\n" in entry:
-            raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        return await run_locked(self._append, self._journal(session_id), number, entry)
-
-    def _append(self, journal: JournalFile, number: int, entry: str) -> bool:
-        line = map(str.encode, pieces(entry))
-        seen = self._last_position(journal)
-        is_written, now = journal.append(number, line, seen, synced=self.fsync)
-        remember(self._seen, journal.where, now)
-        return is_written
+        append = partial(self._journals.append, synced=self.fsync)
+        return await run_locked(append, session_folder(session_id), number, entry)
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
-        return await run_in_thread(self._entries, session_id, start)
-
-    def _entries(self, session_id: str, start: int) -> list[str]:
-        self._folders.check(session_folder(session_id))
-        journal = self._journal(session_id)
-        lines, now = journal.lines(start, self._last_position(journal))
-        remember(self._seen, journal.where, now)
-        return [line.decode("utf-8", "replace") for line in lines]
+        return await run_in_thread(self._journals.entries, session_folder(session_id), start)
 
     async def set_aside(self, session_id: str, /) -> str:
         """Give the session's journal another name, which nothing reads; return that name.
 
         Raises StorageError.
         """
-        journal = self._journal(session_id)
-        return await run_in_thread(journal.set_aside, self._last_position(journal))
-
-    def _journal(self, session_id: str) -> JournalFile:
-        return JournalFile(self._folders, session_folder(session_id))
-
-    def _last_position(self, journal: JournalFile) -> Position:
-        return self._seen.get(journal.where, Position())
+        return await run_in_thread(self._journals.set_aside, session_folder(session_id))
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
@@ -396,11 +371,17 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        limits = Limits(max_bytes, max_age, records)
-        return await run_in_thread(self._cleanup, histories, limits)
+        return await run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
 
-    def _cleanup(self, live: Sequence[Sequence[Message]], limits: Limits) -> Cleaned:
-        limits = replace(limits, kept=files_named_in(chain.from_iterable(live)))
+    def _cleanup(
+        self,
+        live: Sequence[Sequence[Message]],
+        max_bytes: int | None,
+        max_age: float | None,
+        records: bool,
+    ) -> Cleaned:
+        kept = files_named_in(chain.from_iterable(live))
+        limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
         cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
         drop_empty_folders(self._folders, now - STALE_SECONDS)

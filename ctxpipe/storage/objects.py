@@ -65,6 +65,16 @@ from .references import check_reference
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+_ERRNO = {
+    "NotFoundError": errno.ENOENT,
+    "FileNotFoundError": errno.ENOENT,
+    "AlreadyExistsError": errno.EEXIST,
+    "PreconditionError": errno.EEXIST,
+    "FileExistsError": errno.EEXIST,
+    "PermissionDeniedError": errno.EACCES,
+    "UnauthenticatedError": errno.EACCES,
+    "TimeoutError": errno.ETIMEDOUT,
+}
 _LONG = 100_000  # characters that are encoded in a worker thread
 _CHUNK = 1000  # objects that are listed or deleted at once
 _METHODS = ("put_async", "get_async", "head_async", "delete_async", "list")
@@ -134,7 +144,7 @@ class ObjectStorage:
                 _, text = texts[index]
                 locations[index] = url_of(await self._write(key, text, made))
 
-        names = {_session_name(key) for key in by_key}
+        names = {_split(key)[0] for key in by_key}
         for name in names:
             with suppress(StorageError):  # the new objects show that the session is in use
                 await self._touch(name)
@@ -199,7 +209,8 @@ class ObjectStorage:
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         """Write the session's next numbered record; return its URL. Raises StorageError."""
         folder = session_folder(session_id)
-        content = await in_thread(self._encode_record, folder, record)
+        texts = encode_record(record, self.redact, folder)
+        content = await in_thread(b"".join, chain.from_iterable(map(encode_text, texts)))
         prefix = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
         last = max(map(_record_number, await self._record_keys(folder)), default=0)
         for number in count(last + 1):
@@ -210,19 +221,14 @@ class ObjectStorage:
                 return url_of(key)
         raise AssertionError("there are numbers without end")
 
-    def _encode_record(self, folder: str, record: Record) -> bytes:
-        texts = encode_record(record, self.redact, folder)
-        return b"".join(chain.from_iterable(map(encode_text, texts)))
-
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first. Raises StorageError."""
         keys = await self._record_keys(session_folder(session_id))
         return [url_of(key) for key in keys]
 
     async def _record_keys(self, folder: str) -> list[str]:
-        keys: list[str] = []
-        async for found in self._list(f"{_object_folder(folder)}/records/"):
-            keys += [f"{folder}/{item['path'].rsplit('/', 1)[-1]}" for item in found]
+        listed = self._list(f"{_object_folder(folder)}/records/")
+        keys = [f"{folder}/{item['path'].rpartition('/')[2]}" async for item in listed]
         return sorted(keys, key=lambda key: (_record_number(key), key))
 
     # Retention ------------------------------------------------------------------------------------
@@ -284,9 +290,7 @@ class ObjectStorage:
         All objects are listed. Raises StorageError, and SettingsError for an empty prefix.
         """
         found = ids_below(prefix, ())
-        folders: set[str] = set()
-        async for listed in self._list(None):
-            folders |= {folder for item in listed if (folder := _owner(item["path"]))}
+        folders = {_owner(item["path"]) async for item in self._list(None)}
 
         async def read(folder: str) -> None:
             content = await self._get(f"{folder}/{_USED}")
@@ -295,7 +299,7 @@ class ObjectStorage:
             elif session_folder(folder) == folder:  # a plain name is its own folder
                 found.append(folder)
 
-        await self._at_once(read, folders)
+        await self._at_once(read, filter(None, folders))
         return ids_below(prefix, found)
 
     async def cleanup(self, *, max_age: float) -> Cleaned:
@@ -309,43 +313,36 @@ class ObjectStorage:
         before = self.clock() - max(max_age, LIVE_SECONDS)
         used: dict[str, float] = {}
         old_tombstones: list[str] = []
-        async for found in self._list(None):
-            for item in found:
-                folder = _owner(item["path"])
-                modified = item["last_modified"].timestamp()
-                is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
-                if is_tombstone and modified < self.clock() - tombstone_seconds():
-                    old_tombstones.append(item["path"])
-                if folder is not None:
-                    used[folder] = max(modified, used.get(folder, 0.0))
+        async for item in self._list(None):
+            folder = _owner(item["path"])
+            modified = item["last_modified"].timestamp()
+            is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
+            if is_tombstone and modified < self.clock() - tombstone_seconds():
+                old_tombstones.append(item["path"])
+            if folder is not None:
+                used[folder] = max(modified, used.get(folder, 0.0))
         await self._delete_objects(old_tombstones)
         paths: list[str] = []
         size = 0
         for folder, last in used.items():
+            if last >= before:
+                continue
             # Asked once more: it may have been used since it was listed.
-            if last >= before or await self._last_used(folder) >= before:
+            head = await self._head(f"{folder}/{_USED}")
+            if head and head["last_modified"].timestamp() >= before:
                 continue
             cleaned = await self._delete(folder)
             paths += cleaned.files
             size += cleaned.bytes
         return Cleaned(tuple(paths), size)
 
-    async def _last_used(self, folder: str) -> float:
-        head = await self._head(f"{folder}/{_USED}")
-        return float(head["last_modified"].timestamp()) if head else 0.0
-
     async def _delete(self, folder: str) -> Cleaned:
-        paths: list[str] = []
-        size = 0
-        async for found in self._list(f"{folder}/"):
-            for item in found:
-                path = item["path"]
-                if _owner(path) == folder:
-                    paths.append(path)
-                    size += item["size"]
+        listed = self._list(f"{folder}/")
+        own = [item async for item in listed if _owner(item["path"]) == folder]
+        paths = [item["path"] for item in own]
         await self._delete_objects(paths)
         self._touched.pop(folder, None)
-        return Cleaned(tuple(paths), size)
+        return Cleaned(tuple(paths), sum(item["size"] for item in own))
 
     async def _delete_objects(self, paths: Sequence[str]) -> None:
         for start in range(0, len(paths), _CHUNK):
@@ -383,7 +380,7 @@ class ObjectStorage:
                 return found
         return None
 
-    async def _list(self, prefix: str | None) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
+    async def _list(self, prefix: str | None) -> AsyncIterator[Mapping[str, Any]]:
         with _translate_errors():
             stream = self.store.list(prefix, chunk_size=_CHUNK)
         while True:
@@ -391,7 +388,8 @@ class ObjectStorage:
                 found: Sequence[Mapping[str, Any]] | None = await anext(stream, None)
             if found is None:
                 return
-            yield found
+            for item in found:
+                yield item
 
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[None]:
@@ -424,54 +422,40 @@ def _translate_errors() -> Iterator[None]:
     """Raise StorageError for what a store raises, without its text, which may name the bucket."""
     from obstore import exceptions
 
-    kinds = {
-        exceptions.NotFoundError: errno.ENOENT,
-        exceptions.AlreadyExistsError: errno.EEXIST,
-        exceptions.PreconditionError: errno.EEXIST,
-        exceptions.PermissionDeniedError: errno.EACCES,
-        exceptions.UnauthenticatedError: errno.EACCES,
-        FileNotFoundError: errno.ENOENT,
-        FileExistsError: errno.EEXIST,
-        TimeoutError: errno.ETIMEDOUT,
-    }
     try:
         yield
     except (exceptions.BaseError, OSError) as error:
-        numbers = (number for kind, number in kinds.items() if isinstance(error, kind))
-        number = next(numbers, errno.EIO)
-        raise StorageError(number, f"the object store failed: {type(error).__name__}") from error
+        name = type(error).__name__
+        number = _ERRNO.get(name, errno.EIO)
+        raise StorageError(number, f"the object store failed: {name}") from error
 
 
 # Names of objects ---------------------------------------------------------------------------------
 
 
-def _session_name(key: str) -> str:
-    """The folder of the session that *key* belongs to, "" for none."""
+def _split(key: str) -> tuple[str, str]:
+    """The folder of the session that *key* belongs to, "" for none, and its name in there."""
     folder, *names = key_parts(key)
-    return folder if names else ""
-
-
-def _folder(key: str) -> str:
-    """The prefix of the session that *key* belongs to; no two folders of keys share one."""
-    return _object_folder(_session_name(key))
+    return (folder, "/".join(names)) if names else ("", folder)
 
 
 def _object_folder(folder: str) -> str:
+    """The prefix of the session with that *folder*; no two of them share one."""
     if _FOLDER.fullmatch(folder):
         return folder
     return f"={_digest(folder)[:32]}"
 
 
 def _text_path(key: str) -> str:
-    _, *parts = key_parts(key)
-    name = "/".join(parts) or key
+    folder, name = _split(key)
     if not _NAME.fullmatch(name):
         name = f"={_digest(name)[:40]}"
-    return f"{_folder(key)}/texts/{name}"
+    return f"{_object_folder(folder)}/texts/{name}"
 
 
 def _record_path(key: str) -> str:
-    return f"{_folder(key)}/records/{key_parts(key)[-1]}"
+    folder, name = _split(key)
+    return f"{_object_folder(folder)}/records/{name.rpartition('/')[2]}"
 
 
 def _tombstone_path(folder: str) -> str:

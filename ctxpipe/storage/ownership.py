@@ -87,17 +87,18 @@ def _parse_mark(lines: Iterable[bytes]) -> Mark:
     return Mark(frozenset(files), session_id, has_journal)
 
 
-def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
-    """Mark an open *folder* in which ctxpipe has written *files*; a mark that is there stays."""
+def write_mark(folder: int, name: str, mark: Mark) -> None:
+    """Write *mark* into an open *folder*; one that is there stays."""
     from .. import __version__  # here: the package itself is imported last
 
-    header = json.dumps({"form": FORM, "version": __version__})
-    _create_file(folder, name, header + "".join(map(_line, sorted(files))))
+    lines: list[object] = [{"form": FORM, "version": __version__}, *sorted(mark.files)]
+    if mark.session_id is not None:
+        lines.append(_user(mark.session_id, has_journal=mark.has_journal))
+    _create_file(folder, name, "\n".join(map(json.dumps, lines)))
 
 
-def _line(value: str | dict[str, object]) -> str:
-    # The line break comes first: a line that a crash has torn must not swallow the next one.
-    return f"\n{json.dumps(value)}"
+def _user(session_id: str, *, has_journal: bool) -> dict[str, object]:
+    return {"session": session_id, "journal": has_journal}
 
 
 def _create_file(folder: int, name: str, text: str) -> None:
@@ -138,7 +139,7 @@ class StorageRoot:
         Raises StorageError. With *create* it is for one who writes, and SessionDeleted is raised
         when the session that runs here was deleted.
         """
-        with translate_errors("cannot open the folder", self.path_of(name)):
+        with translate_errors(f"cannot open the folder {self.path_of(name)}"):
             descriptor = self._open_shared(name) if create else self._open(name, create=False)
         try:
             yield descriptor
@@ -162,7 +163,7 @@ class StorageRoot:
 
         Raises StorageError, with ENOENT where there is no folder and none may be made.
         """
-        with translate_errors("cannot delete the session in", self.path_of(name)):
+        with translate_errors(f"cannot delete the session in {self.path_of(name)}"):
             descriptor = self._open_locked(name, create=self._marked)
         try:
             self._bury(name)
@@ -234,13 +235,13 @@ class StorageRoot:
         with (
             ignore_absent(),
             self.folder(name) as folder,
-            translate_errors("cannot touch", self.path_of(name)),
+            translate_errors(f"cannot touch {self.path_of(name)}"),
         ):
             mark = self.read_mark(name, folder)
             if mark is not None and mark.has_journal and mark.session_id == session_id:
                 os.utime(SESSION_MARK, dir_fd=folder, follow_symlinks=False)
             elif mark is not None:
-                self._add_user(name, folder, session_id, has_journal=True)
+                self._add_line(name, folder, _user(session_id, has_journal=True))
 
     def has_journal_elsewhere(self, name: str) -> bool:
         """Whether the session in the folder *name* has a journal which is not in that folder."""
@@ -309,9 +310,7 @@ class StorageRoot:
                 os.rmdir(name, dir_fd=root)
         except OSError:  # somebody has written into it meanwhile
             if mark is not None:
-                write_mark(descriptor, SESSION_MARK, mark.files)
-                if mark.session_id is not None:
-                    self._add_user(name, descriptor, mark.session_id, has_journal=mark.has_journal)
+                write_mark(descriptor, SESSION_MARK, mark)
             return False
         return True
 
@@ -323,9 +322,6 @@ class StorageRoot:
         if self._known.get(name):
             self._add_line(name, folder, file)
 
-    def _add_user(self, name: str, folder: int, session_id: str, *, has_journal: bool) -> None:
-        self._add_line(name, folder, {"session": session_id, "journal": has_journal})
-
     def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:
         try:
             mark = open_file(_mark_name(name), os.O_WRONLY | os.O_APPEND, folder=folder)
@@ -334,7 +330,8 @@ class StorageRoot:
         try:
             # With a second name it may be somebody else's file, linked here.
             if os.fstat(mark).st_nlink == 1:
-                os.write(mark, _line(value).encode())
+                # The line break comes first: a line that a crash has torn must not swallow this.
+                os.write(mark, f"\n{json.dumps(value)}".encode())
         finally:
             os.close(mark)
 
@@ -372,12 +369,11 @@ class StorageRoot:
         temporary = temporary_name()
         folder, _ = enter_folder(temporary, root, create=True)
         try:
-            write_mark(folder, SESSION_MARK)
             generation = running_generation(name)
+            mark = Mark()
             if generation is not None:
-                self._add_user(
-                    name, folder, generation.session_id, has_journal=generation.has_journal
-                )
+                mark = Mark(frozenset(), generation.session_id, generation.has_journal)
+            write_mark(folder, SESSION_MARK, mark)
             os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
         except OSError as error:
             with suppress(OSError):
@@ -424,7 +420,7 @@ class StorageRoot:
 
     def _prepare(self, root: int) -> None:
         if self._marked and _is_empty(root):
-            write_mark(root, ROOT_MARK)
+            write_mark(root, ROOT_MARK, Mark())
             _create_file(root, ".gitignore", "*\n")
         self._prepared = True
 

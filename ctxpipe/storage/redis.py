@@ -145,8 +145,7 @@ class RedisJournal(ServerJournal):
 
         return await self._run(read)
 
-    async def _set_aside(self, session: str, seen: str, name: str) -> bool:
-        del name  # the keys of a session begin alike
+    async def _set_aside(self, session: str, seen: str) -> bool:
         keys = [self._key(session, part) for part in ("journal", f"aside:{seen}", "asides")]
         return bool(await self._run(lambda redis: redis.eval(_RENAME, 3, *keys, seen)))
 

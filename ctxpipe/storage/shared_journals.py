@@ -116,8 +116,7 @@ class SharedJournal(ABC):
         seen = self._seen.get(session)
         if seen is None:
             return ""
-        name = f"{session}/{seen}"
-        return name if await self._set_aside(session, seen, name) else ""
+        return f"{session}/{seen}" if await self._set_aside(session, seen) else ""
 
     async def delete(self, session_id: str, /) -> None:
         """Delete the session's journal, and those that were set aside.
@@ -188,7 +187,7 @@ class SharedJournal(ABC):
         """The journal of *session*, its entries from *start* on, and its tombstone."""
 
     @abstractmethod
-    async def _set_aside(self, session: str, seen: str, name: str) -> bool:
+    async def _set_aside(self, session: str, seen: str) -> bool:
         """Rename the journal if it is *seen*; whether it was."""
 
     @abstractmethod

@@ -104,11 +104,13 @@ class SQLJournal(SharedJournal):
         entries = [entry for number, entry, _ in rows if number >= start]
         return tokens.get(0), entries, tokens.get(-2)
 
-    async def _set_aside(self, session: str, seen: str, name: str) -> bool:
+    async def _set_aside(self, session: str, seen: str) -> bool:
+        values = {"session": session, "name": f"{session}/{seen}"}
+
         def rename() -> Work[bool]:
-            if (yield _FIRST, {"session": session}) != [(seen,)]:
+            if (yield _FIRST, values) != [(seen,)]:
                 return False
-            yield _RENAME, {"session": session, "name": name}
+            yield _RENAME, values
             return True
 
         return await self._transact(rename, session)

@@ -50,9 +50,7 @@ async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
     expect(False, f"{MOST_OPERATIONS} operations are enough")
 
 
-async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) -> None:
-    healthy = await place.storage()
-
+async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace, healthy: Any) -> None:
     def batch(number: int) -> dict[str, str]:
         return {f"s/{number}-{index}.md": f"{index} {TEXT}" for index in range(3)}
 
@@ -70,8 +68,7 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace) ->
     await fail_everywhere(place, write, look)
 
 
-async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace) -> None:
-    healthy = await place.storage()
+async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace, healthy: Any) -> None:
     await healthy.write([("s/a.md", TEXT)])
 
     async def read(storage: Any, _: int) -> None:
@@ -83,8 +80,9 @@ async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace) ->
     await fail_everywhere(place, read, look)
 
 
-async def a_record_that_fails_anywhere_is_whole_or_absent(place: StoragePlace) -> None:
-    healthy = await place.storage()
+async def a_record_that_fails_anywhere_is_whole_or_absent(
+    place: StoragePlace, healthy: Any
+) -> None:
     talk = [{"role": "user", "content": TEXT}]
 
     async def save(storage: Any, _: int) -> None:
@@ -102,8 +100,9 @@ async def a_record_that_fails_anywhere_is_whole_or_absent(place: StoragePlace) -
     await fail_everywhere(place, save, look)
 
 
-async def an_append_that_fails_anywhere_leaves_whole_entries(place: StoragePlace) -> None:
-    healthy = await place.storage()
+async def an_append_that_fails_anywhere_leaves_whole_entries(
+    place: StoragePlace, healthy: Any
+) -> None:
     await healthy.append("s", 0, "the first")
 
     async def append(storage: Any, number: int) -> None:
@@ -172,8 +171,7 @@ async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> 
 # Missing texts ------------------------------------------------------------------------------------
 
 
-async def what_is_missing_is_told(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def what_is_missing_is_told(storage: Any) -> None:
     there = await storage.write([("s/a.md", "a"), ("t/漢.md", "b"), ("u/a.md", "c")])
     gone = [storage.location("s/b.md"), storage.location("v/a.md")]
     expect(sorted(await storage.missing([*there, *gone])) == sorted(gone), "what is gone is told")

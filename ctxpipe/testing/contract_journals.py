@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import Any
 
 import anyio
 
@@ -25,8 +26,7 @@ SESSIONS = [
 ]
 
 
-async def entries_come_back_in_their_order(place: StoragePlace) -> None:
-    writer, reader = await place.storages(2)
+async def entries_come_back_in_their_order(writer: Any, reader: Any) -> None:
     expect(await entries_of(writer, "s") == [], "a new session has no entries")
     entries = [f"entry {number}" for number in range(25)]
     for number, entry in enumerate(entries):
@@ -45,8 +45,7 @@ async def an_entry_is_written_once(place: StoragePlace) -> None:
         expect(await entries_of(storage, "s") == ["the first"], "an entry never changes")
 
 
-async def an_entry_that_would_leave_a_gap_is_not_written(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def an_entry_that_would_leave_a_gap_is_not_written(first: Any, second: Any) -> None:
     expect(await first.append("s", 1, "later") is False, "the first entry is number 0")
     await first.append("s", 0, "the first")
     for number in (2, 9):
@@ -73,8 +72,7 @@ async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
     expect(await entries_of(storages[0], "s") == lines, "the entries are those of the winners")
 
 
-async def any_line_of_text_is_an_entry(place: StoragePlace) -> None:
-    writer, reader = await place.storages(2)
+async def any_line_of_text_is_an_entry(writer: Any, reader: Any) -> None:
     for number, entry in enumerate(ODD_ENTRIES):
         expect(await writer.append("s", number, entry), "any line of text is written")
     expect(await entries_of(reader, "s") == ODD_ENTRIES, "any line of text comes back")
@@ -83,8 +81,7 @@ async def any_line_of_text_is_an_entry(place: StoragePlace) -> None:
     expect(await entries_of(reader, "s", number) == [], "two lines are not written")
 
 
-async def sessions_share_nothing_whatever_they_are_called(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def sessions_share_nothing_whatever_they_are_called(storage: Any) -> None:
     for name in SESSIONS:
         expect(await storage.append(name, 0, f"of {name!r}"), "each session has its own journal")
     for name in SESSIONS:
@@ -96,8 +93,7 @@ async def places_share_no_journal(place: StoragePlace) -> None:
     expect(await entries_of(await place.other(), "s") == [], "another place has not got the entry")
 
 
-async def a_journal_is_set_aside_once(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def a_journal_is_set_aside_once(first: Any, second: Any) -> None:
     expect(await first.set_aside("s") == "", "there is nothing to set aside")
     for number in range(3):
         await first.append("s", number, f"old {number}")
@@ -115,8 +111,7 @@ async def a_journal_is_set_aside_once(place: StoragePlace) -> None:
     expect(await second.set_aside("s") not in ("", name), "what was set aside before stays")
 
 
-async def nobody_writes_on_after_another_journal(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def nobody_writes_on_after_another_journal(first: Any, second: Any) -> None:
     if second is first:
         return  # it has read whatever it has written
     await first.append("s", 0, "old")
@@ -128,8 +123,7 @@ async def nobody_writes_on_after_another_journal(place: StoragePlace) -> None:
     expect(await second.append("s", 1, "x"), "once it is read, it takes entries")
 
 
-async def one_of_two_holds_a_lease(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def one_of_two_holds_a_lease(first: Any, second: Any) -> None:
     async with first.lease("s", 0) as is_held:
         expect(is_held is True, "a free session is held at once")
         async with second.lease("s", 0.1) as is_held_too:
@@ -140,8 +134,7 @@ async def one_of_two_holds_a_lease(place: StoragePlace) -> None:
         expect(is_held is True, "it is free afterwards")
 
 
-async def a_lease_is_waited_for(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def a_lease_is_waited_for(first: Any, second: Any) -> None:
     waited: list[float] = []
 
     async def wait() -> None:
@@ -156,8 +149,7 @@ async def a_lease_is_waited_for(place: StoragePlace) -> None:
     expect(0.2 <= waited[0] < 10, "whoever waits gets it when it is free")
 
 
-async def a_lease_ends_with_an_error_inside(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def a_lease_ends_with_an_error_inside(first: Any, second: Any) -> None:
     with suppress(KeyError):
         async with first.lease("s", 0):
             raise KeyError("inside")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..stages.offload import DirectOffload
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from ..storage.generations import delete_sessions
 from ..summarizers import Summary
-from .storage import StoragePlace, entries_of, expect, text_or_none
+from .storage import StoragePlace, entries_of, expect, expect_error, text_or_none
 
 SESSION = "cust1/a b"
 WORDS = "what a person said"
@@ -49,13 +48,6 @@ def session_on(storage: Any, *stages: Any, name: str = SESSION) -> Session:
     return ContextPipeline(used).session(name, journal=journal)
 
 
-async def expect_deleted(work: Awaitable[object], promise: str) -> None:
-    """Raise ContractBroken unless *work* raises SessionDeleted."""
-    with suppress(SessionDeleted):
-        await work
-        expect(False, f"{promise}: SessionDeleted")
-
-
 async def expect_nothing_kept(place: StoragePlace, session: Session) -> None:
     """Raise ContractBroken when the deleted session can be found anywhere."""
     storage = await place.storage()
@@ -71,8 +63,7 @@ async def expect_nothing_kept(place: StoragePlace, session: Session) -> None:
     expect(WORDS not in str(await session.history()), "whoever held it has dropped it")
 
 
-async def a_session_goes_on_in_another_process(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def a_session_goes_on_in_another_process(first: Any, second: Any) -> None:
     history = talk(WORDS)
     result = await session_on(first).run(history)
     resumed = await session_on(second).run(history)
@@ -104,8 +95,7 @@ async def fill(storage: Any, session: str) -> list[str]:
     return locations
 
 
-async def deleting_a_session_leaves_nothing_of_it(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
+async def deleting_a_session_leaves_nothing_of_it(storage: Any, other: Any) -> None:
     gone = await fill(storage, "s")
     kept = await fill(storage, "s2")
     await storage.delete("s")
@@ -145,8 +135,9 @@ async def whoever_holds_a_deleted_session_drops_it(place: StoragePlace) -> None:
         await expect_nothing_kept(place, session)
 
 
-async def an_owner_of_a_deleted_session_does_not_ask_without_it(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
+async def an_owner_of_a_deleted_session_does_not_ask_without_it(
+    place: StoragePlace, storage: Any, other: Any
+) -> None:
     sent: list[Any] = []
     session = session_on(storage)
     client = answering(sent)
@@ -154,7 +145,9 @@ async def an_owner_of_a_deleted_session_does_not_ask_without_it(place: StoragePl
     await session.create(client, model="m", max_tokens=10)
     await other.delete(SESSION)
     session.append(*request_of("hello again"))
-    await expect_deleted(session.create(client, model="m", max_tokens=10), "its history is gone")
+    await expect_error(
+        session.create(client, model="m", max_tokens=10), "its history is gone", SessionDeleted
+    )
     expect(len(sent) == 1, "the model is not asked")
     await expect_nothing_kept(place, session)
     session.append(*request_of("a new life"))
@@ -198,12 +191,13 @@ async def a_turn_writes_nothing_once_its_session_is_deleted(place: StoragePlace)
         if known:
             await session.run(known)
         running = session_on(storage, delete).run(talk(WORDS))
-        await expect_deleted(running, "it is deleted during shaping")
+        await expect_error(running, "it is deleted during shaping", SessionDeleted)
         await expect_nothing_kept(place, session)
 
 
-async def a_summary_of_a_deleted_session_is_not_kept(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
+async def a_summary_of_a_deleted_session_is_not_kept(
+    place: StoragePlace, storage: Any, other: Any
+) -> None:
 
     async def summarize(*_: Any, **__: Any) -> Summary:
         await other.delete(SESSION)
@@ -213,12 +207,15 @@ async def a_summary_of_a_deleted_session_is_not_kept(place: StoragePlace) -> Non
     stage = Compact(summarize, archive=archive, require_archive=archive is not None)
     session = session_on(storage, stage)
     await session.run([*talk(WORDS), {"role": "assistant", "content": WORDS}, *request_of(WORDS)])
-    await expect_deleted(session.compact(), "it is deleted while its summary is written")
+    await expect_error(
+        session.compact(), "it is deleted while its summary is written", SessionDeleted
+    )
     await expect_nothing_kept(place, session)
 
 
-async def an_answer_in_a_deleted_session_is_not_kept(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
+async def an_answer_in_a_deleted_session_is_not_kept(
+    place: StoragePlace, storage: Any, other: Any
+) -> None:
     sent: list[Any] = []
 
     async def delete() -> None:
@@ -227,12 +224,11 @@ async def an_answer_in_a_deleted_session_is_not_kept(place: StoragePlace) -> Non
     session = session_on(storage)
     session.append(*request_of(WORDS))
     asked = session.create(answering(sent, delete), model="m", max_tokens=10)
-    await expect_deleted(asked, "it is deleted while the model answers")
+    await expect_error(asked, "it is deleted while the model answers", SessionDeleted)
     await expect_nothing_kept(place, session)
 
 
-async def sessions_are_listed_and_deleted_in_whole_components(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
+async def sessions_are_listed_and_deleted_in_whole_components(storage: Any, other: Any) -> None:
     for name in NAMES:
         await session_on(storage, name=name).run(talk(name))
     expect(sorted(await other.sessions()) == sorted(NAMES), "every session is listed")
@@ -240,9 +236,7 @@ async def sessions_are_listed_and_deleted_in_whole_components(place: StoragePlac
     for prefix in ("cust1", "cust1/"):
         expect(sorted(await other.sessions(prefix)) == below, "whole components are compared")
     for prefix in ("", "/"):
-        with suppress(SettingsError):
-            await other.sessions(prefix)
-            expect(False, "an empty prefix is an error")
+        await expect_error(other.sessions(prefix), "an empty prefix is an error", SettingsError)
     expect(await delete_sessions("cust1/", other) == below, "all below a prefix are deleted")
     expect(sorted(await storage.sessions()) == sorted(set(NAMES) - set(below)), "the others stay")
 

@@ -45,8 +45,7 @@ URLS_OUT = ("ctxpipe://s/../../../etc/passwd", "ctxpipe:///etc/passwd", "ctxpipe
 PAGES = ((0, 10), (7, 1), (65_535, 3), (65_536, 70_000))
 
 
-async def a_text_comes_back_as_it_was_written(place: StoragePlace) -> None:
-    writer, reader = await place.storages(2)
+async def a_text_comes_back_as_it_was_written(writer: Any, reader: Any) -> None:
     for name, text in ODD_TEXTS.items():
         key = f"s/{name.replace(' ', '-')}.md"
         location = await write_one(writer, key, text)
@@ -57,8 +56,7 @@ async def a_text_comes_back_as_it_was_written(place: StoragePlace) -> None:
             expect(await text_at(storage, key) == text, f"{name} is read by its key")
 
 
-async def a_batch_is_stored_in_order(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def a_batch_is_stored_in_order(storage: Any) -> None:
     texts = {f"s/{number}.md": f"text {number} " * number for number in range(40)}
     locations = await storage.write(list(texts.items()))
     expect(len(set(locations)) == 40, "each text of a batch has a place of its own")
@@ -66,8 +64,7 @@ async def a_batch_is_stored_in_order(place: StoragePlace) -> None:
     expect(list(await storage.write([])) == [], "a batch may be empty")
 
 
-async def a_free_key_leads_where_it_was_said_to(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def a_free_key_leads_where_it_was_said_to(storage: Any) -> None:
     said = storage.location("s/a.md")
     expect(await write_one(storage, "s/a.md", "text") == said, "a free key leads to its location")
     expect(os.path.isabs(said) or is_url(said), "a place is an absolute path, or a URL of ctxpipe")
@@ -80,8 +77,7 @@ async def the_same_text_again_stays_where_it_is(place: StoragePlace) -> None:
         expect(set(locations) == {storage.location("s/a.md")}, "the same text is left as it is")
 
 
-async def another_text_under_the_same_key_gets_a_name_of_its_own(place: StoragePlace) -> None:
-    first, second = await place.storages(2)
+async def another_text_under_the_same_key_gets_a_name_of_its_own(first: Any, second: Any) -> None:
     texts = ["one", "two", "three", "one", "two"]
     writers = [first, second, first, second, first]
     pairs = zip(writers, texts, strict=True)
@@ -90,8 +86,7 @@ async def another_text_under_the_same_key_gets_a_name_of_its_own(place: StorageP
     expect(locations[3:] == locations[:2], "a text that is there already is found again")
 
 
-async def equal_texts_under_two_keys_are_both_there(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def equal_texts_under_two_keys_are_both_there(storage: Any) -> None:
     texts = [("s/a.md", "the same"), ("s/b.md", "the same"), ("t/a.md", "the same")]
     for location in await storage.write(texts):
         expect(await text_at(storage, location) == "the same", "equal texts are all there")
@@ -112,8 +107,7 @@ async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
     expect(list(found.values()).count(plain) == 1, "one of eight writers gets the key")
 
 
-async def a_page_is_counted_in_characters(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def a_page_is_counted_in_characters(storage: Any) -> None:
     text = "".join(f"{number}:漢🙂é\n" for number in range(30_000))
     location = await write_one(storage, "s/a.md", text)
     for offset, limit in (*PAGES, (len(text) - 5, 100)):
@@ -133,15 +127,13 @@ async def a_page_is_counted_in_characters(place: StoragePlace) -> None:
     expect((await storage.read(location, 3, 0)).text == "", "a page may be empty")
 
 
-async def a_lone_surrogate_is_kept_readable(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def a_lone_surrogate_is_kept_readable(storage: Any) -> None:
     text = await text_at(storage, await write_one(storage, "s/a.md", "half \ud83d of a pair"))
     is_whole = text.startswith("half ") and text.endswith(" of a pair")
     expect(is_whole, "a surrogate loses no text")
 
 
-async def no_name_leads_out(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def no_name_leads_out(storage: Any) -> None:
     await write_one(storage, "s/a.md", "text")
     for key in ESCAPES:
         await expect_error(storage.write([(key, "x")]), f"{key!r} is not written")
@@ -150,8 +142,7 @@ async def no_name_leads_out(place: StoragePlace) -> None:
         await expect_error(storage.read(url), "a URL does not lead out")
 
 
-async def what_is_not_there_is_an_error_that_says_so(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
     await write_one(storage, "s/a.md", "text")
     locations = ("s/b.md", "t/a.md", "ctxpipe://t/a.md", storage.location("s/b.md"), "x" * 5000)
     for location in locations:
@@ -159,8 +150,7 @@ async def what_is_not_there_is_an_error_that_says_so(place: StoragePlace) -> Non
         expect(error.errno in (errno.ENOENT, errno.ENAMETOOLONG), "its errno is ENOENT")
 
 
-async def sessions_whose_names_differ_in_case_share_nothing(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def sessions_whose_names_differ_in_case_share_nothing(storage: Any) -> None:
     texts = ["of S", "of s"]
     locations = [await write_one(storage, f"{text[-1]}/a.md", text) for text in texts]
     await expect_texts(storage, locations, texts, "each has its own text")
@@ -172,8 +162,7 @@ async def places_share_nothing(place: StoragePlace) -> None:
     await expect_error(other.read("s/a.md"), "another place has not got the text")
 
 
-async def a_cancelled_write_leaves_whole_texts(place: StoragePlace) -> None:
-    writer, reader = await place.storages(2)
+async def a_cancelled_write_leaves_whole_texts(writer: Any, reader: Any) -> None:
     text = "0123456789" * 20_000
     for number in range(8):
         keys = [f"s/{number}-{index}.md" for index in range(5)]
@@ -212,8 +201,7 @@ TALK: list[Any] = [
 ]
 
 
-async def a_record_is_json_under_a_name_with_stem_time_and_number(place: StoragePlace) -> None:
-    storage = await place.storage()
+async def a_record_is_json_under_a_name_with_stem_time_and_number(storage: Any) -> None:
     for record in (TALK, {"form": 1, "messages": TALK}):
         location = await storage.save("s", "compact", record)
         expect(NAME.fullmatch(PurePosixPath(location).name), "a record has stem, time and number")
@@ -222,8 +210,7 @@ async def a_record_is_json_under_a_name_with_stem_time_and_number(place: Storage
             expect(json.loads(text) == record, "a record comes back equal")
 
 
-async def records_are_listed_oldest_first_and_by_session(place: StoragePlace) -> None:
-    storage, other = await place.storages(2)
+async def records_are_listed_oldest_first_and_by_session(storage: Any, other: Any) -> None:
     expect(list(await storage.records("s")) == [], "a new session has no records")
     saved = [await storage.save("s", "compact", TALK[:1]) for _ in range(12)]
     saved += [await other.save("s", "truncate", TALK) for _ in range(2)]
@@ -245,8 +232,7 @@ async def eight_records_at_once_are_eight(place: StoragePlace) -> None:
     expect(set(await storages[0].records("s")) == set(saved), "all eight are listed")
 
 
-async def an_archive_is_verified_as_the_sessions_own(place: StoragePlace) -> None:
-    storage: Any = await place.storage()
+async def an_archive_is_verified_as_the_sessions_own(storage: Any) -> None:
     can_read = isinstance(storage, TextReader)
     if not can_read:
         return

@@ -44,9 +44,9 @@ def _details(usage: Usage) -> dict[str, int]:
 
 
 def chat_json(
-    reply: Answer, calls: Sequence[str], *, name: str, model: str, usage: Usage, output: int
+    reply: Answer, numbers: Iterator[int], *, name: str, model: str, usage: Usage, output: int
 ) -> JsonDict:
-    """The body of a plain answer; *calls* are the ids of its calls, *output* its tokens."""
+    """The body of a plain answer; *numbers* make the ids of its calls, *output* are its tokens."""
     message: JsonDict = {
         "role": "assistant",
         "content": _text_of(reply.blocks, "text") or None,
@@ -56,16 +56,17 @@ def chat_json(
     thought = _text_of(reply.blocks, "thinking")
     if thought:
         message["reasoning_content"] = thought
-    uses = [block for block in reply.blocks if block["type"] == "tool_use"]
-    if uses:
-        message["tool_calls"] = [
-            {
-                "id": call,
-                "type": "function",
-                "function": {"name": use["name"], "arguments": json.dumps(use["input"])},
-            }
-            for call, use in zip(calls, uses, strict=True)
-        ]
+    calls = [
+        {
+            "id": block["id"] or f"call_{next(numbers):020d}",
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"])},
+        }
+        for block in reply.blocks
+        if block["type"] == "tool_use"
+    ]
+    if calls:
+        message["tool_calls"] = calls
     choice = {
         "index": 0,
         "message": message,

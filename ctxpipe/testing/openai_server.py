@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream, strea
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-    from .running import Endpoint
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -47,6 +45,8 @@ class OpenAIServer(ScriptedServer):
     Raises SettingsError and MissingExtra as `MessagesServer` does.
     """
 
+    _paths = (CHAT, RESPONSES)
+
     late_refusal: bool = False
     _stored: dict[str, JsonObject] = field(default_factory=dict, init=False, repr=False)
     _conversations: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
@@ -56,9 +56,6 @@ class OpenAIServer(ScriptedServer):
     def base_url(self) -> str:
         """The ``base_url`` for the SDK."""
         return f"{self.url}/v1"
-
-    def _endpoints(self) -> Mapping[str, Endpoint]:
-        return {CHAT: self._complete, RESPONSES: self._complete}
 
     # Requests -------------------------------------------------------------------------------------
 
@@ -134,10 +131,10 @@ class OpenAIServer(ScriptedServer):
     def _effective(self, received: Received) -> JsonDict:
         """The request with all that the API has stored of it."""
         body: JsonDict = {**received.body}
-        if received.path == CHAT or "input" not in body:
+        if received.path == CHAT:
             return body
         before = self._conversations.get(str(body.get("previous_response_id")), [])
-        items = body["input"]
+        items = body.get("input", [])
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
@@ -151,16 +148,14 @@ class OpenAIServer(ScriptedServer):
     # Replies --------------------------------------------------------------------------------------
 
     def _message(self, received: Received, reply: Answer) -> JsonDict:
-        assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         effective = self._effective(received)
         usage = self._meter.charge_items(received.prompt, received.cached)
         received.usage = usage
         output = self._meter.output_tokens(reply.blocks)
         if received.path == CHAT:
-            uses = (block for block in reply.blocks if block["type"] == "tool_use")
             return chat_json(
                 reply,
-                [str(use["id"] or f"call_{next(self._numbers):020d}") for use in uses],
+                self._numbers,
                 name=received.id.replace("req_", "chatcmpl-"),
                 model=effective["model"],
                 usage=usage,
@@ -200,10 +195,10 @@ class OpenAIServer(ScriptedServer):
     def _error_body(self, failure: Failure, received: Received) -> JsonDict:  # noqa: ARG002
         return openai_error_json(failure)
 
-    async def _respond(self, request: Request, received: Received) -> Response:
+    async def _answer(self, request: Request, received: Received) -> Response:
         """Observed: a stream that begins well may still refuse the prompt."""
         if received.tokens <= self.model.window:
-            return await ScriptedServer._respond(self, request, received)  # noqa: SLF001  its own base
+            return await ScriptedServer._answer(self, request, received)  # noqa: SLF001  its own base
         problem = self._too_long(received)
         received.problems = (problem,)
         failed = {

@@ -6,10 +6,18 @@ import itertools
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -60,7 +68,7 @@ class Received:
     raw: bytes = field(default=b"", repr=False)  # the body as it came over the wire
     problems: tuple[str, ...] = ()
     tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
-    prompt: Prompt | None = field(default=None, repr=False)
+    prompt: Prompt = field(default=Prompt((), (), (), 0), repr=False)
     cached: int = -1  # the last block that was in the cache when the request came in
     usage: Usage | None = None
     dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked
@@ -106,9 +114,8 @@ class ScriptedServer(ABC):
 
     # What a provider's server says of itself ------------------------------------------------------
 
-    @abstractmethod
-    def _endpoints(self) -> Mapping[str, Endpoint]:
-        """The endpoint of each path."""
+    _paths: ClassVar[Sequence[str]]
+    """Of the endpoints that it has."""
 
     @abstractmethod
     def _early_failure(self, received: Received) -> Failure | None:
@@ -174,14 +181,10 @@ class ScriptedServer(ABC):
 
     # Requests -------------------------------------------------------------------------------------
 
-    async def _complete(self, request: Request) -> Response:
-        """The endpoint that asks the model."""
-        received, refusal = await self._receive(request)
-        if refusal is not None:
-            return self._refusal(refusal, received)
-        return await _while_connected(request, partial(self._respond, request, received))
+    def _endpoints(self) -> Mapping[str, Endpoint]:
+        return dict.fromkeys(self._paths, self._receive)
 
-    async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
+    async def _receive(self, request: Request) -> Response:
         received = Received(
             path=request.url.path,
             headers=dict(request.headers),
@@ -190,21 +193,22 @@ class ScriptedServer(ABC):
             id=f"req_{next(self._numbers):024d}",
         )
         self.requests.append(received)
+        return await _while_connected(request, partial(self._respond, request, received))
+
+    async def _respond(self, request: Request, received: Received) -> Response:
         try:
             # In a worker thread, one request at a time: the loop is the caller's.
-            refusal = await anyio.to_thread.run_sync(
+            failure = await anyio.to_thread.run_sync(
                 self._check, received, limiter=self._one_at_a_time
             )
-        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
-            refusal = self._record_error(error)
-        received.reply = refusal
-        return received, refusal
-
-    def _record_error(self, error: Exception) -> Failure:
-        """Keep an *error* of the script, or of the caller's counter; return what is answered."""
-        self.errors.append(error)
-        message = f"the script failed: {type(error).__name__}: {error}"
-        return Failure(500, "api_error", message, {"x-should-retry": "false"})
+            if failure is None:
+                return await self._answer(request, received)
+        except Exception as error:  # noqa: BLE001 -- of the script, or of the caller's counter
+            self.errors.append(error)
+            message = f"the script failed: {type(error).__name__}: {error}"
+            failure = Failure(500, "api_error", message, {"x-should-retry": "false"})
+        received.reply = failure
+        return self._refusal(failure, received)
 
     def _check(self, received: Received) -> Failure | None:
         """Check and count a request; return the API's error, or None when it is valid."""
@@ -223,17 +227,12 @@ class ScriptedServer(ABC):
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _respond(self, request: Request, received: Received) -> Response:
-        try:
-            if received.prompt is not None:
-                received.cached = self._meter.find(received.prompt)
-            reply = await self._ask(received.body)
-            received.reply = reply
-            return await self._render(request, received, reply)
-        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
-            failure = self._record_error(error)
-            received.reply = failure
-            return self._refusal(failure, received)
+    async def _answer(self, request: Request, received: Received) -> Response:
+        """The response to a valid request."""
+        received.cached = self._meter.find(received.prompt)
+        reply = await self._ask(received.body)
+        received.reply = reply
+        return await self._render(request, received, reply)
 
     async def _ask(self, body: RequestBody) -> Answer | _Interruption:
         reply = self._next(body)

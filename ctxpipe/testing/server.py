@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from .running import Endpoint
-
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use": "mcptoolu"}
 
 
@@ -35,21 +35,14 @@ class MessagesServer(ScriptedServer):
     MissingExtra when starlette or uvicorn is not installed.
     """
 
+    _paths = (MESSAGES, COUNT_TOKENS)
+
     @property
     def calls(self) -> int:
         """The number of messages that were asked for, refused ones included."""
-        return [request.path for request in self.requests].count("/v1/messages")
+        return [request.path for request in self.requests].count(MESSAGES)
 
     # Requests -------------------------------------------------------------------------------------
-
-    def _endpoints(self) -> Mapping[str, Endpoint]:
-        return {"/v1/messages": self._complete, "/v1/messages/count_tokens": self._count}
-
-    async def _count(self, request: Request) -> Response:
-        received, refusal = await self._receive(request)
-        if refusal is not None:
-            return self._refusal(refusal, received)
-        return json_response({"input_tokens": received.tokens}, received)
 
     def _early_failure(self, received: Received) -> Failure | None:
         headers = received.headers
@@ -62,7 +55,7 @@ class MessagesServer(ScriptedServer):
         return None
 
     def _problems(self, received: Received) -> Iterator[str]:
-        counting = received.path.endswith("count_tokens")
+        counting = received.path == COUNT_TOKENS
         invalid = problems(received.body, self.model, counting=counting)
         if invalid:
             yield from invalid
@@ -78,8 +71,12 @@ class MessagesServer(ScriptedServer):
 
     # Replies --------------------------------------------------------------------------------------
 
+    async def _answer(self, request: Request, received: Received) -> Response:
+        if received.path == COUNT_TOKENS:
+            return json_response({"input_tokens": received.tokens}, received)
+        return await ScriptedServer._answer(self, request, received)  # noqa: SLF001  its own base
+
     def _message(self, received: Received, reply: Answer) -> JsonDict:
-        assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         received.usage = self._meter.charge(received.prompt, received.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
         if any(block["type"] in THINKING for block in blocks):

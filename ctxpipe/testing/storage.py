@@ -29,13 +29,15 @@ def expect(is_kept: object, promise: str) -> None:
         raise ContractBroken(promise)
 
 
-async def expect_error(work: Awaitable[object], promise: str) -> StorageError:
-    """The StorageError that *work* must raise. Raises ContractBroken when it raises none."""
+async def expect_error(
+    work: Awaitable[object], promise: str, kind: type[Exception] = StorageError
+) -> Any:
+    """The error of that *kind* that *work* must raise. Raises ContractBroken for none."""
     try:
         await work
-    except StorageError as error:
+    except kind as error:
         return error
-    raise ContractBroken(f"{promise}: StorageError")
+    raise ContractBroken(f"{promise}: {kind.__name__}")
 
 
 async def at_once(count: int, work: Callable[[int], Coroutine[Any, Any, object]]) -> None:
@@ -120,7 +122,11 @@ class StoragePlace:
         return storage
 
 
-Check: TypeAlias = Callable[[StoragePlace], Awaitable[None]]
+Check: TypeAlias = Callable[..., Awaitable[None]]
+"""A sentence of the contract.
+
+A parameter called *place* is given the place, any other one a storage on it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,8 @@ class StorageCheck:
     async def __call__(self) -> None:
         place = self.place()
         try:
-            await self.check(place)
+            names = inspect.signature(self.check).parameters
+            given = [place if name == "place" else await place.storage() for name in names]
+            await self.check(*given)
         finally:
             await place.close()

@@ -164,8 +164,15 @@ def server_calls(messages: Messages) -> Problems:
     for index, message in enumerate(messages):
         if message["role"] == "user" and not _has_only_results(message):
             for call_index, use in waiting:
-                if use["type"] in SERVER_USES:
-                    yield _no_result(call_index, use)
+                if use["type"] not in SERVER_USES:
+                    continue
+                tool = "mcp" if use["type"] == "mcp_tool_use" else use["name"]
+                if tool.startswith("tool_search_tool"):
+                    tool = "tool_search"
+                yield (
+                    f"messages.{call_index}: `{use['name']}` tool use with id `{use['id']}` was "
+                    f"found without a corresponding `{tool}_tool_result` block"
+                )
             waiting = []
         if message["role"] != "assistant":
             continue
@@ -180,16 +187,6 @@ def server_calls(messages: Messages) -> Problems:
                     str(block.get("tool_use_id"))
                 ):
                     yield _no_call(f"messages.{index}.content.{place}", block)
-
-
-def _no_result(index: int, use: JsonObject) -> str:
-    tool = "mcp" if use["type"] == "mcp_tool_use" else use["name"]
-    if tool.startswith("tool_search_tool"):
-        tool = "tool_search"
-    return (
-        f"messages.{index}: `{use['name']}` tool use with id `{use['id']}` was found without a "
-        f"corresponding `{tool}_tool_result` block"
-    )
 
 
 def _no_call(where: str, block: JsonObject) -> str:

@@ -24,7 +24,7 @@ from processes import prepared_python, python, small_disk
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.storage import waiting
-from ctxpipe.storage.journals import JournalFile, Position, SessionLock
+from ctxpipe.storage.journals import Journals, SessionLock
 from ctxpipe.storage.ownership import JOURNAL, StorageRoot
 
 
@@ -39,8 +39,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s" / JOURNAL
 
 
-def journal_file(root: Path) -> JournalFile:
-    return JournalFile(StorageRoot(str(root)), "s")
+def journals(root: Path) -> Journals:
+    return Journals(StorageRoot(str(root)))
 
 
 async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> list[str]:
@@ -66,14 +66,14 @@ async def test_a_session_without_a_journal_has_no_entries(
 
 def append_all(root: Path, name: str, count: int, *, spread: int = 400) -> int:
     """Try to write each number up to *count*; how many of them were ours."""
-    journal, seen, ours = journal_file(root), Position(), 0
-    while seen.number < count:
-        line = f"{seen.number} {name} ".encode() + b"x" * (seen.number * 37 % spread)
+    own, number, ours = journals(root), 0, 0
+    while number < count:
+        entry = f"{number} {name} " + "x" * (number * 37 % spread)
         try:
-            written, seen = journal.append(seen.number, [line], seen, synced=False)
+            ours += own.append("s", number, entry, synced=False)
         except waiting.Locked:
             continue
-        ours += written
+        number += len(own.entries("s", number))
     return ours
 
 
@@ -123,11 +123,11 @@ def test_readers_beside_a_writer_see_whole_entries_only(tmp_path):
     seen, count = list[int](), 300
 
     def read() -> None:
-        journal, position = journal_file(tmp_path), Position()
-        while position.number < count:
-            lines, position = journal.lines(0, position)
-            seen.append(len(lines))
-            assert [int(line.split(b" ")[0]) for line in lines] == list(range(len(lines)))
+        own, entries = journals(tmp_path), list[str]()
+        while len(entries) < count:
+            entries = own.entries("s", 0)
+            seen.append(len(entries))
+            assert [int(entry.split(" ")[0]) for entry in entries] == list(range(len(entries)))
 
     with ThreadPoolExecutor(3) as workers:
         readers = [workers.submit(read) for _ in range(2)]
@@ -234,12 +234,11 @@ def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
         process.kill()
         process.join()
 
-        before, now = journal_file(tmp_path).lines(0, Position())
-        written, _ = journal_file(tmp_path).append(now.number, [b"-1 after"], now, synced=False)
-        after, _ = journal_file(tmp_path).lines(0, Position())
+        before = journals(tmp_path).entries("s", 0)
+        written = journals(tmp_path).append("s", len(before), "-1 after", synced=False)
 
         assert written
-        assert after == [*before, b"-1 after"]
+        assert journals(tmp_path).entries("s", 0) == [*before, "-1 after"]
 
 
 @pytest.mark.parametrize("fsync", [True, False])

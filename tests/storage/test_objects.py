@@ -40,7 +40,7 @@ from ctxpipe.messages import tool_results
 from ctxpipe.placeholders.locations import key_parts
 from ctxpipe.placeholders.placeholders import reference
 from ctxpipe.storage import Archive, TextReader, TextWriter
-from ctxpipe.storage.objects import _folder, _text_path
+from ctxpipe.storage.objects import _text_path
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import MessagesServer, StorageCheck, storage_conformance
 
@@ -189,7 +189,7 @@ def test_no_two_keys_share_an_object(one: str, other: str):
     keys = []
     for key in (one, other):
         try:
-            _folder(key)
+            _text_path(key)
         except StorageError:
             return
         keys.append(key)
