@@ -189,20 +189,16 @@ def is_about_file(call: ToolCall) -> bool:
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
     """Every string inside a tool's input, with the name of the argument that holds it."""
-    # A stack of iterators instead of recursion: a hostile input may be nested very deep.
-    stack: list[Iterator[tuple[str, object]]] = [iter([("", value)])]
-    while stack:
-        for name, item in stack[-1]:
-            if isinstance(item, str):
-                yield name, item
-            elif isinstance(item, Mapping):
-                stack.append(((str(key), inner) for key, inner in item.items()))
-                break
-            elif isinstance(item, list | tuple):
-                stack.append(zip(repeat(name), item, strict=False))
-                break
-        else:
-            stack.pop()
+    # A stack instead of recursion: a hostile input may be nested very deep.
+    todo: list[tuple[str, object]] = [("", value)]
+    while todo:
+        name, item = todo.pop()
+        if isinstance(item, str):
+            yield name, item
+        elif isinstance(item, Mapping):
+            todo += [(str(key), inner) for key, inner in reversed(list(item.items()))]
+        elif isinstance(item, list | tuple):
+            todo += zip(repeat(name), reversed(item), strict=False)
 
 
 def _without_middle(text: str, most: int) -> str:

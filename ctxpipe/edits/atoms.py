@@ -155,9 +155,8 @@ class AtomIndex:
 
     def message(self, message: Message) -> frozenset[Atom]:
         """The atoms of all blocks of *message*, which must not change any more."""
-        known = self._messages.get(id(message))
-        if known is not None and known[0] is message:
-            return known[1]
-        found = frozenset().union(*map(self.text, message_texts(message)))
-        self._messages[id(message)] = (message, found)
-        return found
+        if id(message) not in self._messages:
+            found = frozenset().union(*map(self.text, message_texts(message)))
+            # With the message: as long as it is here, no other one has its id.
+            self._messages[id(message)] = (message, found)
+        return self._messages[id(message)][1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -57,7 +57,9 @@ def with_free_breakpoints(
     if rewritten is None:
         return dict(body)  # most turns: to look for marks would cost as much as all messages
     marks = _Marks.of(body)
-    return _mark_messages(body, _around(body, marks, rewritten)[: max(0, marks.free)])
+    if not marks.decided:
+        return dict(body)
+    return _mark_messages(body, _places(body, marks, rewritten)[: max(0, marks.free)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +90,30 @@ class _Marks:
         """How many more the API would accept."""
         return MAX_CACHE_MARKS - len(self.messages) - self.in_shared - self.automatic
 
+    @property
+    def decided(self) -> bool:
+        """Whether the request itself says where in its messages marks are."""
+        return self.automatic or bool(self.messages)
+
 
 def _places(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] | None) -> list[int]:
-    """The messages to mark, the most valuable first."""
-    if marks.automatic or marks.messages:
-        return _around(body, marks, rewritten)
-    return _ends(body["messages"], rewritten)
+    """The messages to mark whose ends may be marked, the most valuable first.
 
-
-def _around(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] | None) -> list[int]:
-    """The messages before and at the end of what was *rewritten*, where a mark comes after them."""
-    if rewritten is None:
-        return []
+    They are the last of this request and of the previous one, or those around what was *rewritten*;
+    where the request has decided, the latter alone, as far as a mark comes after them.
+    """
     messages = body.get("messages", ())
-    last = max(marks.messages, default=0)
-    if marks.automatic:
-        last = len(messages) - 1
-    start, stop = rewritten
+    places = _last_requests(messages)
+    around: list[int] = []
     # No request has held what comes after the end of the previous one yet.
-    if start > min(_last_requests(messages), default=-1):
-        return []
-    around = [index for index in (start - 1, stop - 1) if index < last]
-    return _markable_of(messages, [index for index in around if index not in marks.messages])
+    if rewritten is not None and places and rewritten[0] <= places[-1]:
+        around = [index - 1 for index in rewritten]
+        places[1:] = around
+    if marks.decided:
+        last = len(messages) - 1 if marks.automatic else max(marks.messages)
+        places = [index for index in around if index < last and index not in marks.messages]
+    existing = [index for index in dict.fromkeys(places) if index >= 0]
+    return [index for index in existing if _markable(messages[index])]
 
 
 def _mark_messages(body: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
@@ -137,22 +141,6 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     if any(map(is_for_hour, marks)):
         return {**MARK, "ttl": "1h"}
     return dict(MARK)
-
-
-def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[int]:
-    """The last message of this request, and of the previous one, or those around a rewriting."""
-    last = _last_requests(messages)
-    if last and rewritten is not None:
-        start, stop = rewritten
-        if start <= last[-1]:
-            last = [last[0], start - 1, stop - 1]
-    return _markable_of(messages, last)
-
-
-def _markable_of(messages: Sequence[Any], indices: Iterable[int]) -> list[int]:
-    """Those of *indices*, each once, that are a message whose end may be marked."""
-    existing = [index for index in dict.fromkeys(indices) if index >= 0]
-    return [index for index in existing if _markable(messages[index])]
 
 
 def _last_requests(messages: Sequence[Any]) -> list[int]:

@@ -316,9 +316,7 @@ def _line_of_step(step: Step, whole: Mapping[str, str]) -> str:
     subject = one_line(_subject(step.call)[: LINE_CHARS + MOST_READ_CHARS])
     if len(subject) > LINE_CHARS:
         subject = f"{subject[:LINE_CHARS]}…"
-    failed = step.result is not None and is_failure(
-        {"is_error": step.result.is_error, "content": step.result.content}
-    )
+    failed = is_failure(step.result)
     return step_line(step.number, f"{name} {subject}", chars, failed=failed)
 
 

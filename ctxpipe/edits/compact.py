@@ -91,7 +91,7 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
     """The ``<command>`` blocks that the user wrote in *messages*, each once, oldest first.
 
     Those that an earlier compaction carried on come first; tool results and the assistant's words
-    do not count. A text in the form of a summary is trusted here; `user_commands` trusts none.
+    do not count. A text in the form of a summary is trusted here; `gather_facts` trusts none.
     """
     return _commands_in(commands_in_force(message) or own_words(message) for message in messages)
 
@@ -155,11 +155,6 @@ class Source:
         return [text for text in texts if not is_blank(text)]
 
 
-def user_commands(source: Source) -> list[str]:
-    """The ``<command>`` blocks that the user wrote, each once, oldest first."""
-    return _commands_in([*source.earlier.orders, *source.words_in(source.messages)])
-
-
 def after_summary(
     messages: Sequence[Message],
     archived: Sequence[Message],
@@ -201,14 +196,15 @@ def gather_facts(source: Source) -> Facts:
         put_last(lines, _shorten_line(redact(command)), has_failed)
     used = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
     used_before = [name for name in earlier.identifiers if name not in used]
+    words = source.words_in(messages)
     return Facts(
         paths=paths,
         commands=lines,
         identifiers=[*used_before, *used],
-        requests=[*earlier.requests, *source.words_in(messages)],
+        requests=[*earlier.requests, *words],
         archives=source.archives,
         redact=redact,
-        orders=user_commands(source),
+        orders=_commands_in([*earlier.orders, *words]),
     )
 
 

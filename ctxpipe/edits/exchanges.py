@@ -158,15 +158,14 @@ class ExchangeIndex:
             index += max(1, length)
         self.known = end
 
-    def table(
-        self, columns: Columns, sums: Sequence[int], cached: int, keep_recent: int
-    ) -> CandidateTable:
+    def table(self, columns: Columns, sums: Sequence[int], keep_recent: int) -> CandidateTable:
         """The exchanges for `best_eviction`, in a context of these *columns* and *sums*.
 
         The first *keep_recent* calls after each are free.
         """
         reads = columns.reads([place + 1 for place in self._places], keep_recent)
-        return CandidateTable(self._freed, reads, [sums[place] for place in self._places], cached)
+        starts = [sums[place] for place in self._places]
+        return CandidateTable(self._freed, reads, starts, sums[columns.messages_sent])
 
     def place(self, number: int) -> int:
         """The first message of exchange *number*."""

@@ -106,7 +106,6 @@ class CandidateTokens:
         candidates: Sequence[Candidate],
         columns: Columns,
         sums: Sequence[int],
-        cached: int,
         free_calls: int,
     ) -> CandidateTable:
         """The table of *candidates*, in a context with these *columns* and *sums* of tokens.
@@ -117,4 +116,5 @@ class CandidateTokens:
         freed = [max(0, number - PLACEHOLDER_TOKENS) for number in tokens]
         messages = [candidate.item.message for candidate in candidates]
         starts = [sums[message] for message in messages]
-        return CandidateTable(freed, columns.reads(messages, free_calls), starts, cached)
+        reads = columns.reads(messages, free_calls)
+        return CandidateTable(freed, reads, starts, sums[columns.messages_sent])

@@ -31,6 +31,7 @@ from ..messages import (
     has_calls,
     has_thinking,
     is_blank,
+    is_encodable,
     kind,
     program,
     rebuilt,
@@ -466,21 +467,20 @@ def _encodable(message: Message) -> Message:
     The same object when it is so already.
     """
     content = message["content"]
-    if not isinstance(content, str):
-        return _with_blocks(message, [_encodable_block(block) for block in blocks(message)])
-    text = without_surrogates(content)
-    if text is content:
-        return message
-    return with_content(message, text)
+    if isinstance(content, str):
+        return (
+            message if is_encodable(content) else with_content(message, _encodable_value(content))
+        )
+    changed: list[Block] = []
+    for block in blocks(message):
+        if kind(block) not in THINKING and encoding_fault(block) == SURROGATE:
+            changed.append(rebuilt(block, _encodable_value, keys=True))
+        else:
+            changed.append(block)
+    return _with_blocks(message, changed)
 
 
-def _encodable_block(block: Block) -> Any:
-    if kind(block) in THINKING or encoding_fault(block) != SURROGATE:
-        return block
-    return rebuilt(block, _without_surrogates, keys=True)
-
-
-def _without_surrogates(value: Any) -> Any:
+def _encodable_value(value: Any) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 

@@ -80,7 +80,7 @@ def working_set(
     of `trusting_working_set`.
     """
     latest: dict[str, WorkingFile] = {}
-    views: dict[str, list[tuple[int, str | ToolCall]]] = {}
+    views: dict[str, list[tuple[int, str]]] = {}
     changed: dict[str, int] = {}
     last_command = -1
     folder_changed = False
@@ -100,7 +100,7 @@ def working_set(
                 key = _key(work_dir, name)
                 changed[key] = number
                 if len(paths) == 1:  # otherwise it is not known which line is whose
-                    views.setdefault(key, []).append((number, call))
+                    views.setdefault(key, []).append((number, written_lines(call)))
         elif not by_shell or (shell and (os.path.isabs(path) or not folder_changed)):
             files = [WorkingFile(path, text)]
             views.setdefault(_key(work_dir, path), []).append((number, text))
@@ -112,11 +112,8 @@ def working_set(
     found: list[WorkingFile] = []
     for key, file in reversed(latest.items()):
         since = max(last_command, changed.get(key, -1))
-        shown: list[Shown] = []
-        for number, seen in views.get(key, ()):
-            text = seen if isinstance(seen, str) else written_lines(seen)
-            shown.append(Shown(text, number >= since))
-        found.append(replace(file, views=tuple(shown)))
+        shown = tuple(Shown(text, number >= since) for number, text in views.get(key, ()))
+        found.append(replace(file, views=shown))
     return found
 
 
@@ -145,28 +142,18 @@ def _calls_with_results(
     A result belongs to the last call before it with its id, since agents may use an id again.
     """
     calls: dict[str, ToolCall] = {}
-    results: dict[str, ToolResult] = {}
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            for found in tool_results(messages, index, index + 1):
-                text = offloaded.get(result_text(found))
-                result = found if text is None else replace(found, content=text)
-                known = results.get(result.tool_use_id)
-                if known is None or not _is_failure(known):
-                    results[result.tool_use_id] = result
-            continue
-        if results:  # otherwise the calls of one reply are in several messages
-            yield from _pair(calls, results)
-            calls, results = {}, {}
-        for call in tool_calls(messages, index, index + 1):
-            calls[call.id] = call
-    yield from _pair(calls, results)
-
-
-def _pair(
-    calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]
-) -> list[tuple[ToolCall, object]]:
-    return [(call, results[call.id]) for call in calls.values() if call.id in results]
+    results: dict[tuple[int, int], ToolResult] = {}  # by the place of the call
+    for index in range(len(messages)):
+        calls.update((call.id, call) for call in tool_calls(messages, index, index + 1))
+        for found in tool_results(messages, index, index + 1):
+            call = calls.get(found.tool_use_id)
+            if call is None or (call.place in results and _is_failure(results[call.place])):
+                continue
+            text = offloaded.get(result_text(found))
+            results[call.place] = found if text is None else replace(found, content=text)
+    for call in tool_calls(messages):
+        if call.place in results:
+            yield call, results[call.place]
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:

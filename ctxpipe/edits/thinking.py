@@ -76,8 +76,8 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
         if index >= end:
             continue
         content = blocks(messages[index])
-        kept = [block for block in content[start:] if kind(block) not in THINKING]
-        kept = [*content[:start], *kept]
+        kept = [*content[:start]]
+        kept += [block for block in content[start:] if kind(block) not in THINKING]
         # A message that holds only thinking is invalid already, and is not emptied here.
         if kept and len(kept) < len(content):
             stripped[index] = with_content(messages[index], kept)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, pairwise, starmap
+from itertools import chain, pairwise
 from typing import Literal, TypeAlias
 
 from ..messages import (
@@ -168,7 +168,7 @@ class EditableRegion:
     middle: range
     stay: AbstractSet[int]
     movable: range
-    pinned: AbstractSet[int] = frozenset()
+    pinned: AbstractSet[int]
 
 
 def editable_region(
@@ -194,9 +194,7 @@ def editable_region(
     else:
         stay = frozenset({head_length(messages), *every[last_turn(messages) :]})
     movable_end = min(middle.stop, open_loop(messages))
-    return EditableRegion(
-        middle=middle, stay=stay | pinned, movable=range(middle.start, movable_end), pinned=pinned
-    )
+    return EditableRegion(middle, stay | pinned, range(middle.start, movable_end), pinned)
 
 
 def join_parts(parts: Sequence[Part]) -> list[Message]:
@@ -206,8 +204,8 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
     The thinking that would move has left the parts already.
     """
     messages: list[Message] = []
-    for part, is_met in zip(parts, _are_met(parts), strict=True):
-        if is_met:
+    for before, part in _with_neighbours(parts):
+        if _meets(before, part):
             content = [*as_blocks(messages[-1]), *as_blocks(part.message)]
             content.sort(key=lambda block: kind(block) != "tool_result")
             messages[-1] = with_content(messages[-1], content)
@@ -216,9 +214,9 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
     return messages
 
 
-def _are_met(parts: Sequence[Part]) -> list[bool]:
-    """For each of *parts*, whether it is to be merged with the one before it."""
-    return [False, *starmap(_meets, pairwise(parts))][: len(parts)]
+def _with_neighbours(parts: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
+    """Each of *parts* after the one before it; the first one after itself."""
+    return pairwise([*parts[:1], *parts])
 
 
 def _meets(one: Part, other: Part) -> bool:
@@ -238,13 +236,10 @@ def _fits(parts: Sequence[Part], ground: EditableRegion, *, merging: bool = True
     Without *merging*, whether their roles differ where they meet.
     """
     for one, other in pairwise(parts):
-        if other.index == one.index + 1:
-            continue
-        if (one.message["role"], other.message["role"]) in _MISPLACED:
+        roles = one.message["role"], other.message["role"]
+        if other.index > one.index + 1 and roles in _MISPLACED:
             return False
-        if not _meets(one, other):
-            continue
-        if not merging or not _joinable(one, other, ground):
+        if _meets(one, other) and not (merging and _joinable(one, other, ground)):
             return False
     return True
 
@@ -340,8 +335,8 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
 
     So their sizes are already what they will be.
     """
-    pairs = zip(parts, _are_met(parts), strict=True)
-    return [_without_thinking(part) if is_met else part for part, is_met in pairs]
+    pairs = _with_neighbours(parts)
+    return [_without_thinking(part) if _meets(one, part) else part for one, part in pairs]
 
 
 def _without_thinking(part: Part) -> Part:
@@ -399,7 +394,7 @@ def delete_centre(
     covering = excess if window == "covering" else 0
     wanted = _around_centre(units, messages, covering)
     for block, merging in _candidates(wanted, len(units)):
-        chosen = units[block.start : block.stop]
+        chosen = units[block]
         start = chosen[0].span.start
         stop = chosen[-1].span.stop
         holes: list[Part] = []
@@ -407,7 +402,7 @@ def delete_centre(
             if unit.stays:
                 holes += parts[unit.span.start : unit.span.stop]
         if _fits([parts[start - 1], *holes, parts[stop]], ground, merging=merging):
-            before = _add_marker(parts[:start], marker, ground)
+            before = _add_marker(parts[:start], marker)
             return _without_moving_thinking([*before, *holes, *parts[stop:]])
     return parts
 
@@ -430,14 +425,10 @@ def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
     edges = [unit.span.start for unit in units]
     edges.append(units[-1].span.stop)
     centre = (edges[0] + edges[-1]) / 2
-    distances = [abs(edge - centre) for edge in edges]
-    low = distances.index(min(distances))
-    high = low
+    low = high = min(range(len(edges)), key=lambda place: abs(edges[place] - centre))
     while (messages > 0 or tokens > 0) and high - low < len(units):
-        can_grow_left = low > 0
-        can_grow_right = high < len(units)
         is_left_nearer = centre - edges[low] <= edges[high] - centre
-        if can_grow_left and (is_left_nearer or not can_grow_right):
+        if low > 0 and (is_left_nearer or high == len(units)):
             low -= 1
             unit = units[low]
         else:
@@ -449,48 +440,33 @@ def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
     return range(low, high)
 
 
-def _candidates(wanted: range, units: int) -> Iterator[tuple[range, bool]]:
+def _candidates(wanted: range, units: int) -> Iterator[tuple[slice, bool]]:
     """Blocks near the one *wanted*, the best first, each with whether its edges may be merged."""
-    for steps, merging in ((3, False), (_MOST_WIDENING, True)):
-        for more in range(steps):
-            for block in _widen(wanted, more, units):
-                yield block, merging
-    for less in range(1, min(len(wanted), _MOST_WIDENING)):
-        for left in range(less + 1):
-            start = wanted.start + left
-            yield range(start, start + len(wanted) - less), True
+    steps = [(more, False) for more in range(3)]
+    steps += [(more, True) for more in range(_MOST_WIDENING)]
+    steps += [(-less, True) for less in range(1, min(len(wanted), _MOST_WIDENING))]
+    for change, merging in steps:
+        for moved in range(abs(change) + 1):
+            start = wanted.start - moved if change > 0 else wanted.start + moved
+            stop = start + len(wanted) + change
+            if start >= 0 and stop <= units:
+                yield slice(start, stop), merging
 
 
-def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
-    """The blocks of *more* units that contain the one *wanted*."""
-    for left in range(more + 1):
-        start = wanted.start - left
-        stop = start + len(wanted) + more
-        if start >= 0 and stop <= units:
-            yield range(start, stop)
-
-
-def _add_marker(parts: list[Part], marker: str, ground: EditableRegion) -> list[Part]:
-    """*parts* with *marker* after the last words or results of the user that are not pinned.
+def _add_marker(parts: list[Part], marker: str) -> list[Part]:
+    """*parts* with *marker* after the last words or results of the user.
 
     The very same list for "".
     """
     if not marker:
         return parts
     at_work = set(chain.from_iterable(server_spans([part.message for part in parts])))
-    places: list[int] = []
-    for place, part in enumerate(parts):
-        is_free = place not in at_work and part.index not in ground.pinned
-        if part.message["role"] == "user" and is_free:
-            places.append(place)
-    if not places:
+    users = (place for place, part in enumerate(parts) if part.message["role"] == "user")
+    place = max(set(users) - at_work, default=None)
+    if place is None or marker in texts(parts[place].message):
         return parts
-    place = places[-1]
-    part = parts[place]
-    if marker in texts(part.message):
-        return parts
-    marked = _change_content(part, [*as_blocks(part.message), {"type": "text", "text": marker}])
-    return [*parts[:place], marked, *parts[place + 1 :]]
+    content = [*as_blocks(parts[place].message), {"type": "text", "text": marker}]
+    return [*parts[:place], _change_content(parts[place], content), *parts[place + 1 :]]
 
 
 # Reports ------------------------------------------------------------------------------------------

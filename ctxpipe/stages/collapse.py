@@ -159,8 +159,7 @@ class Collapse:
         is_long = turn.is_bulky(index.known)
         counter = turn.counter
         await in_thread_if(is_long, index.extend, turn.messages, stop, sums, counter)
-        cached = 0 if turn.cache_expired else sums[columns.messages_sent]
-        table = index.table(columns, sums, cached, self.keep_recent)
+        table = index.table(columns, sums, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")
         start: int | str = 0

@@ -105,8 +105,7 @@ class RentOrBuyGate:
         tokens.extend(old, lambda candidate: _tokens(candidate, turn.counter))
         if not turn.cache_expired and columns.calls < self.min_calls:
             return f"{columns.calls} of {self.min_calls} calls so far"
-        cached = 0 if turn.cache_expired else sums[columns.messages_sent]
-        table = tokens.table(old, columns, sums, cached, self.free_calls)
+        table = tokens.table(old, columns, sums, self.free_calls)
         start = await first_to_leave(turn, table, self.prices, self.alpha, self.min_tokens)
         return start if isinstance(start, str) else old[start:]
 
@@ -114,7 +113,10 @@ class RentOrBuyGate:
 async def first_to_leave(
     turn: Turn, table: CandidateTable, prices: Prices, alpha: float, min_tokens: int
 ) -> int | str:
-    """The first candidate of *table* that leaves, with all after it; or why none does."""
+    """The first candidate of *table* that leaves, with all after it; or why none does.
+
+    What the table says of the cache counts as long as that has not expired.
+    """
     if turn.cache_expired:
         # It must be written anyway: whatever leaves is a gain.
         freed = sum(table.freed)

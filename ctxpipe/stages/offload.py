@@ -282,28 +282,24 @@ class BatchOffload(Moving):
         is_long = turn.is_bulky(running.known)
         await in_thread_if(is_long, running.extend, turn.messages, selection)
         end = (await turn.columns()).recent_from(self.keep_recent)
-        chosen = await self._choose(turn, running, end)
+        scan = running.scan(turn.protected, end)
+        candidates = partial(running.candidates, turn.protected, end)
+        chosen: Sequence[Candidate] | str
+        if turn.force:
+            chosen = candidates() or "no old result is long enough to offload"
+        else:
+            chosen = await self.gate(turn, scan, candidates)
         if isinstance(chosen, str):
-            waiting = running.candidates(turn.protected, end)
+            waiting = candidates()
             if not waiting:
                 return Skip(chosen)
             if act is write_texts:
-                chars = running.scan(turn.protected, end).offloadable_chars
-                turn.recall(Waiting).log(turn, waiting, chars, chosen)
+                turn.recall(Waiting).log(turn, waiting, scan.offloadable_chars, chosen)
             return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {chosen}")
         moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")
         return await move_texts(turn, moves, act)
-
-    async def _choose(
-        self, turn: Turn, running: offload.CandidateIndex, end: int
-    ) -> Sequence[Candidate] | str:
-        if turn.force:
-            chosen = running.candidates(turn.protected, end)
-            return chosen or "no old result is long enough to offload"
-        scan = running.scan(turn.protected, end)
-        return await self.gate(turn, scan, partial(running.candidates, turn.protected, end))
 
 
 # Settings -----------------------------------------------------------------------------------------

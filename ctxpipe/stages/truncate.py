@@ -253,7 +253,7 @@ def _survey(
     ground = truncate.editable_region(
         messages, middle, protected=protected, strict=given.strict, pinned=stays
     )
-    views = list(truncate.file_views(messages, settings.reading_tools, settings.shell))
+    views = truncate.file_views(messages, settings.reading_tools, settings.shell)
     end = len(messages)
     if given.strict:
         end = truncate.last_turn(messages)
@@ -284,16 +284,12 @@ async def _fold_views(
     if not views:
         return {}
     folded = await fold_files(folder, [(view.path, view.text) for view in views], counter)
-    pairs: list[tuple[FileView, str]] = []
-    texts: list[str] = []
-    for view, text in zip(views, folded, strict=True):
-        if text:
-            pairs.append((view, text))
-            texts += [view.text, text]
-    tokens = iter(await counter.texts(texts))
+    before = await counter.texts([view.text for view in views])
+    after = await counter.texts(
+        [text or view.text for view, text in zip(views, folded, strict=True)]
+    )
     folds: dict[tuple[int, int], str] = {}
-    for view, text in pairs:
-        before, after = next(tokens), next(tokens)
-        if after < before:
+    for view, text, old, new in zip(views, folded, before, after, strict=True):
+        if text and new < old:
             folds[view.place] = text
     return folds

@@ -111,7 +111,8 @@ class TokenCounter:
 
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
-        return self._sum((text,))
+        known = self._look_up(text)
+        return self._learn(text) if known is None else known
 
     def block(self, block: Block, /) -> int:
         """The raw tokens of one content block."""
@@ -232,20 +233,12 @@ class TokenCounter:
     ) -> Iterator[Part]:
         for message in messages:
             yield from parts.content_parts(field(message, "content"))
-        if system is not None:
-            yield from parts.content_parts(system)
+        yield from parts.content_parts(system)
         for tool in tools or ():
             yield compact_json(tool)
 
     def _sum(self, content: Iterable[Part]) -> int:
-        tokens = 0
-        for part in content:
-            if not isinstance(part, str):
-                tokens += part
-                continue
-            known = self._look_up(part)
-            tokens += self._learn(part) if known is None else known
-        return tokens
+        return sum(self.text(part) if isinstance(part, str) else part for part in content)
 
     def _look_up(self, text: str) -> int | None:
         """The tokens of *text*, None unless they are remembered: by a digest where it is long."""

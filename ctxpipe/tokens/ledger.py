@@ -217,11 +217,9 @@ class Ledger:
         *start* is the index of the first of *messages*.
         """
         summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
-        if not summaries:  # most conversations have none
-            counts = await self.counter.counts(messages)
-            return counts, []
-        counts = await self.counter.counts(map(part_after_summary, messages))
-        return counts, summaries
+        # Most conversations have none.
+        billed = map(part_after_summary, messages) if summaries else messages
+        return await self.counter.counts(billed), summaries
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         if known is not None and known == len(messages) == len(self._seen):
@@ -359,14 +357,11 @@ class Ledger:
                 self._bills[model] = self._next_bill(model, raw, billed)
 
     def _next_bill(self, model: str | None, raw: int, billed: int) -> UsageSample:
-        now = (raw, billed)
         last = self._bills.get(model)
-        if last is None or not last.raw:
-            return UsageSample(raw, billed, since=now)
-        since = last.since
-        is_shorter = raw < last.raw or raw <= since[0]
-        if is_shorter:
-            since = now
+        if last is None:
+            return UsageSample(raw, billed, since=(raw, billed))
+        is_shorter = raw < last.raw or raw <= last.since[0]
+        since = (raw, billed) if is_shorter else last.since
         return UsageSample(raw, billed, since, prior=last.slope)
 
     def _raw(self, messages: list[Message]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -12,7 +12,7 @@ from ..messages import (
     Block,
     Message,
     ToolCall,
-    blocks,
+    as_blocks,
     compact_json,
     kind,
     result_text,
@@ -87,32 +87,18 @@ class Pieces:
 
     def of(self, message: Message) -> list[Piece]:
         """The pieces of *message*, read once; it must not change any more."""
-        known = self._known.get(id(message))
-        if known is not None and known[0] is message:
-            return known[1]
-        pieces = list(self._read(message))
-        self._known[id(message)] = (message, pieces)
-        return pieces
-
-    def _read(self, message: Message) -> Iterator[Piece]:
-        content = message["content"]
-        if isinstance(content, str):
-            yield self._text(message["role"], content)
-        for block in blocks(message):
-            yield self._block(message["role"], block)
-
-    def _text(self, role: str, text: str) -> Piece:
-        of = cast("Kind", role)
-        if role == "user" and (text.startswith((SUMMARY, RESTORED)) or _is_note(text)):
-            of = "summary"
-        name = f"{role}: {one_line(text, LABEL_CHARS)}"
-        return Piece(("text", text), of, name, text, self._counter.text(text))
+        if id(message) not in self._known:
+            # With the message: as long as it is here, no other one has its id.
+            role = message["role"]
+            pieces = [self._block(role, block) for block in as_blocks(message)]
+            self._known[id(message)] = (message, pieces)
+        return self._known[id(message)][1]
 
     def _block(self, role: str, block: Block) -> Piece:
         name = kind(block)
         tokens = self._counter.block(block)
         if name == "text":
-            return self._text(role, str(field_of(block, "text") or ""))
+            return _text(role, str(field_of(block, "text") or ""), tokens)
         if name == "tool_use":
             return self._call(block, tokens)
         if name == "tool_result":
@@ -144,8 +130,12 @@ class Pieces:
 _UNKNOWN_CALL = ("a tool", "a tool")
 
 
-def _is_note(text: str) -> bool:
-    return note_of(cast("Message", {"role": "user", "content": text})) is not None
+def _text(role: str, text: str, tokens: int) -> Piece:
+    of = cast("Kind", role)
+    message = cast("Message", {"role": role, "content": text})
+    if role == "user" and (text.startswith((SUMMARY, RESTORED)) or note_of(message)):
+        of = "summary"
+    return Piece(("text", text), of, f"{role}: {one_line(text, LABEL_CHARS)}", text, tokens)
 
 
 def _call_label(call: ToolCall) -> str:

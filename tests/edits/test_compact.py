@@ -40,7 +40,6 @@ from ctxpipe.edits.compact import (
     open_tail,
     pinned_messages,
     replacements,
-    user_commands,
 )
 from ctxpipe.messages import Message, check, pending_calls, split_system
 from ctxpipe.placeholders.summaries import (
@@ -373,7 +372,6 @@ def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys
 
     orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
     assert gather_facts(source) == Facts({}, {}, [], [text] if is_raw else [], orders=orders)
-    assert user_commands(source) == orders
 
 
 def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again():

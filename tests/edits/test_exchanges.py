@@ -34,7 +34,7 @@ def extend(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int):
 
 
 def columns(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int) -> Any:
-    table = index.table(Columns(messages), sums(messages), 0, keep_recent)
+    table = index.table(Columns(messages), sums(messages), keep_recent)
     return list(table.freed), list(table.reads), list(table.starts)
 
 
