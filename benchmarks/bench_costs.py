@@ -11,14 +11,18 @@ context no longer shows is read back and paid for. Each policy runs twice: with 
 back ("block"), and with 60 lines on each side of what is missing ("page"). The transcripts that are
 compared tell no times, so the cache never lapses, or with --rest before every Nth call. With
 --quick only the read price 0.1 is tried, and whole blocks alone: a quarter of the time.
+
+Two tables follow: the bill beside that of compaction alone, with an interval that holds nine of ten
+bootstraps over the sessions, and the bill by the length of the sessions.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +69,15 @@ TARGETS = {
     ("coding", 0.05): 0.80,
 }
 """What a policy may cost of the fixed ratio."""
+LENGTHS: Mapping[str, tuple[float, float]] = {
+    "under 25 calls": (0, 25),
+    "25 to 99 calls": (25, 100),
+    "100 to 199 calls": (100, 200),
+    "200 calls and more": (200, float("inf")),
+}
+WINDOW = 200_000
+FITS = "fits 200,000 tokens"
+BOOTSTRAPS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,8 @@ class Row:
     marked: Mapping[str, Bill]
     uses: Mapping[str, Use]
     paged_uses: Mapping[str, Use]
+    largest: Mapping[str, float]
+    """The tokens of each file's largest prompt."""
 
     @property
     def paged_use(self) -> Use:
@@ -145,8 +160,19 @@ class Row:
     def total(self) -> Bill:
         return sum(self.blocks.values(), Bill())
 
-    def of(self, other: Row) -> float:
-        return self.total.total / other.total.total
+    def of(self, other: Row, paths: Iterable[str] | None = None) -> float:
+        """The bill in that of *other*, of all files or of those at *paths*, some perhaps twice."""
+        chosen = list(self.blocks if paths is None else paths)
+        mine, theirs = (sum(row.blocks[path].total for path in chosen) for row in (self, other))
+        return mine / theirs
+
+    def interval(self, other: Row) -> tuple[float, float]:
+        """Where nine of ten of the ratios lie that other sessions of this kind would give."""
+        drawn, paths = random.Random(1), list(self.blocks)
+        ratios = sorted(
+            self.of(other, drawn.choices(paths, k=len(paths))) for _ in range(BOOTSTRAPS)
+        )
+        return ratios[BOOTSTRAPS // 20], ratios[-BOOTSTRAPS // 20]
 
     def marked_of(self, other: Row) -> float:
         mine, theirs = (sum(row.marked.values(), Bill()) for row in (self, other))
@@ -226,6 +252,10 @@ def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
         {path: bill(with_all_marks(found.requests), prices) for path, found in block.items()},
         {path: found.use for path, found in block.items()},
         {path: found.use for path, found in page.items()},
+        {
+            path: max((request.use.prompt for request in found.requests), default=0.0)
+            for path, found in block.items()
+        },
     )
 
 
@@ -263,6 +293,7 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
             add_figure(f"{name}: cost with all marks", row.marked_of(none))
             add_figure(f"{name}: cost with pages", row.paged_of(none))
             add_figure(f"{name}: seen", row.use.recall)
+            add_figure(f"{name}: strict", row.use.strict_recall)
             add_figure(f"{name}: seen with pages", row.paged_use.recall)
             add_figure(f"{name}: found", row.use.with_reread)
             add_figure(f"{name}: fetched", 100 * row.total.refetches / calls)
@@ -272,6 +303,44 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
         f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
         "as a mean of sessions"
     )
+
+
+def print_intervals(rows: Sequence[Row]) -> None:
+    """Each policy beside no management and beside compaction alone."""
+    for read in dict.fromkeys(row.read for row in rows):
+        here = {row.name: row for row in rows if row.read == read}
+        print(f"\nread price {read}: cost in that of no management, and in that of compact")
+        for row in here.values():
+            low, high = row.interval(here["none"])
+            beside = row.of(here["compact"])
+            print(
+                f"{row.name:20} {row.of(here['none']):.3f} ({low:.3f} to {high:.3f}) {beside:.3f}"
+            )
+            name = f"{row.name} at {read}"
+            add_figure(f"{name}: cost, low", low)
+            add_figure(f"{name}: cost, high", high)
+            add_figure(f"{name}: of compact", beside)
+
+
+def print_lengths(rows: Sequence[Row], calls: Mapping[str, int]) -> None:
+    """The bills at the first read price by the length of the sessions."""
+    here = {row.name: row for row in rows if row.read == READ_PRICES[0]}
+    none = here["none"]
+    groups = {
+        name: [path for path in none.blocks if least <= calls[path] < most]
+        for name, (least, most) in LENGTHS.items()
+    }
+    groups[FITS] = [path for path in none.blocks if none.largest[path] <= WINDOW]
+    print(f"\n{'':20} sessions  " + "  ".join(here))
+    for group, paths in groups.items():
+        add_figure(f"{group}: sessions", len(paths))
+        cells = []
+        for name, row in here.items() if paths else ():
+            use = sum((row.uses[path] for path in paths), Use())
+            cells.append(f"{row.of(none, paths):.3f}/{use.recall:.3f}")
+            add_figure(f"{group}: {name}: cost", row.of(none, paths))
+            add_figure(f"{group}: {name}: seen", use.recall)
+        print(f"{group:20} {len(paths):8}  {'  '.join(cells)}")
 
 
 # Recall -------------------------------------------------------------------------------------------
@@ -351,9 +420,12 @@ def main() -> None:
         )
         names = (*MAIN, *OTHERS) if given.all else MAIN
         chosen = makers(names, given.ablate, reads)
-        calls = sum(read_transcript(path).calls for path in paths)
+        calls = {path: read_transcript(path).calls for path in paths}
         rows = measured(paths, chosen, given.rest, given.processes, kinds, strict=given.strict)
-        print_costs(rows, calls)
+        print_costs(rows, sum(calls.values()))
+        if given.all:
+            print_intervals(rows)
+            print_lengths(rows, calls)
     print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
 
 
