@@ -392,23 +392,49 @@ async def test_where_no_process_can_be_started_the_model_is_told_to_search_liter
     assert "FAILED" in await search(storage, {"path": "s/a.md", "pattern": "FAILED"})
 
 
-@example("aaaaaaa\na", "a", 3, 5)  # the part shown of a long line ends with it
+@example("aaaaaaa\na", "a", 3, 5, 0)  # the part shown of a long line ends with it
 @given(
     st.text("ab\n", max_size=40),
     st.text("ab", min_size=1, max_size=3),
     st.integers(1, 5),
     st.integers(1, 5),
+    st.integers(0, 3),
 )
 def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
-    text: str, pattern: str, limit: int, step: int
+    text: str, pattern: str, limit: int, step: int, context: int
 ):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(edits, "_STEP_CHARS", step)
         patched.setattr(edits, "LINE_CHARS", 6)
 
-        found = edits.literal_matches(pattern, text, limit)
+        found = edits.literal_matches(pattern, text, limit, context)
 
-        assert found == list(edits.regex_matches([pattern, str(limit), text]))
+        assert found == list(edits.regex_matches([pattern, str(limit), str(context), text]))
+
+
+@given(st.lists(st.sampled_from(["x", "", "y" * 9, "z y"]), max_size=30), st.integers(0, 3))
+def test_with_lines_around_them_all_matches_are_shown_and_no_line_twice(lines, context):
+    text = "\n".join(lines)
+
+    found = edits.literal_matches("x", text, 99, context)
+
+    matches = {index for index, line in enumerate(lines) if line == "x"}
+    shown: list[int] = []
+    for each in found:
+        place, excerpt = each.split(": ", 1)
+        number, offset = map(int, re.findall(r"[0-9]+", place))
+        assert text[offset:].startswith(excerpt)
+        shown += range(number - 1, number + excerpt.count("\n"))
+    assert shown == sorted(set(shown))
+    assert matches <= set(shown)
+    assert all(any(abs(line - match) <= context for match in matches) for line in shown)
+
+
+async def test_lines_around_a_match_are_shown_where_they_are_asked_for(storage):
+    found = await search(storage, {"path": "s/a.md", "pattern": "line 3:", "context": 1})
+
+    lines = TEXT.split("\n")
+    assert found == f"line 2, offset {len(lines[0]) + 1}: " + "\n".join(lines[1:4])
 
 
 async def test_a_text_above_the_size_that_is_searched_says_so(storage, monkeypatch):

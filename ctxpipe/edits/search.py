@@ -35,10 +35,12 @@ class _Cursor:
         return self.text.find("\n", self.start, end) < 0
 
 
-def literal_matches(pattern: str, text: str, limit: int) -> list[str]:
+def literal_matches(pattern: str, text: str, limit: int, context: int = 0) -> list[str]:
     """The first *limit* lines, or parts of long lines, that contain *pattern*.
 
-    Each with its line number and offset.
+    Each with its line number and offset. With *context* it has so many lines before and after it,
+    and the number and offset are those of the first; no line is shown twice, and what matches in a
+    line that is shown already is not shown with lines of its own.
     """
     found: list[str] = []
     line = _Cursor(text)
@@ -47,7 +49,8 @@ def literal_matches(pattern: str, text: str, limit: int) -> list[str]:
         if offset < shown:
             continue
         line.advance(offset)
-        shown, excerpt = _excerpt(text, line.number, line.start, offset, is_long=line.is_long)
+        around = None if line.is_long else (shown, context)
+        shown, excerpt = _excerpt(text, line.number, line.start, offset, around)
         found.append(excerpt)
         if len(found) >= limit:
             break
@@ -69,14 +72,28 @@ def _occurrences(pattern: str, text: str) -> Iterator[int]:
             start = offset + len(pattern)
 
 
-def _excerpt(text: str, number: int, start: int, offset: int, *, is_long: bool) -> tuple[int, str]:
-    """Where the next excerpt may begin, and the text shown for *offset* in the line at *start*."""
-    begin = start
-    if is_long:
+def _excerpt(
+    text: str, number: int, start: int, offset: int, around: tuple[int, int] | None
+) -> tuple[int, str]:
+    """Where the next excerpt may begin, and the text shown for *offset* in the line at *start*.
+
+    *around* is where the last excerpt has ended, and how many lines before and after are shown;
+    None in a long line, of which a part is.
+    """
+    if around is None:
         begin = max(start, offset - LINE_CHARS // 2)
-    line, *_ = text[begin : begin + LINE_CHARS].split("\n", 1)
-    # Not beyond its line: what matches in the next one is found, too.
-    return begin + min(LINE_CHARS, len(line) + 1), f"line {number}, offset {begin}: {line}"
+        line, *_ = text[begin : begin + LINE_CHARS].split("\n", 1)
+        # Not beyond its line: what matches in the next one is found, too.
+        return begin + min(LINE_CHARS, len(line) + 1), f"line {number}, offset {begin}: {line}"
+    shown, context = around
+    earliest = max(shown, start - context * LINE_CHARS)
+    before = text[earliest:start].split("\n")[-1 - context : -1]
+    most = (context + 1) * LINE_CHARS
+    after = text[start : start + most].split("\n")[: context + 1]
+    begin = start - sum(len(line) + 1 for line in before)
+    end = start + min(most, sum(len(line) + 1 for line in after))
+    lines = "\n".join(before + after)
+    return end, f"line {number - len(before)}, offset {begin}: {lines}"
 
 
 def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
@@ -87,21 +104,22 @@ def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
     """
     import regex
 
-    pattern, limit, text = texts
+    pattern, limit, context, text = texts
     try:
         compiled = regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         yield {"error": str(error)}
         return
     wanted = int(limit)
+    shown = 0
     for number, start, line in _lines(text):
-        shown = 0
         is_long = len(line) > LINE_CHARS
         for match in compiled.finditer(line):
             offset = start + match.start()
             if offset < shown:
                 continue
-            shown, excerpt = _excerpt(text, number, start, offset, is_long=is_long)
+            around = None if is_long else (shown, int(context))
+            shown, excerpt = _excerpt(text, number, start, offset, around)
             yield excerpt
             wanted -= 1
             if wanted <= 0:

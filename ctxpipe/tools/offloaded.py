@@ -37,6 +37,7 @@ _SEARCH_SECONDS = 2.0
 _SEARCH_MEMORY_BYTES = 384 * 2**20
 _SEARCH_MEMORY_BYTES_PER_CHAR = 16
 _MOST_MATCHES = 1000
+_MOST_CONTEXT = 100  # lines
 _READER = instance_of(TextReader, "a TextReader such as LocalStorage('.ctxpipe')")
 # The name of a text: never hidden, never "..".
 _NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
@@ -140,9 +141,10 @@ class _Reader:
                 f"pattern has {len(pattern)} characters; give at most {_PATTERN_CHARS}"
             )
         limit = min(_whole(arguments, "limit", 20, least=1), _MOST_MATCHES)
+        context = min(_whole(arguments, "context", 0), _MOST_CONTEXT)
         page = await self.storage.read(await self._location(arguments), 0, _SEARCH_CHARS)
         find = _find_regex if arguments.get("regex") is True else _find_literal
-        lines = await find(pattern, page.text, limit + 1)
+        lines = await find(pattern, page.text, limit + 1, context)
         remarks = ""
         if len(lines) > limit:
             remarks = f"\n[Only the first {limit} matches are shown.]"
@@ -200,15 +202,15 @@ class _Reader:
         return separator != "" and is_folder_of(self.session_id, folder)
 
 
-async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
-    return await in_thread(literal_matches, pattern, text, limit, abandon_on_cancel=True)
+async def _find_literal(pattern: str, text: str, limit: int, context: int) -> list[str]:
+    return await in_thread(literal_matches, pattern, text, limit, context, abandon_on_cancel=True)
 
 
-async def _find_regex(pattern: str, text: str, limit: int) -> list[str]:
+async def _find_regex(pattern: str, text: str, limit: int, context: int) -> list[str]:
     # In a process of its own: compiling and matching may take for ever and all memory, and nothing
     # in this process could stop them.
     memory = _SEARCH_MEMORY_BYTES + _SEARCH_MEMORY_BYTES_PER_CHAR * len(text)
-    texts = [pattern, str(limit), text]
+    texts = [pattern, str(limit), str(context), text]
     answers = await in_process(regex_matches, texts, seconds=_SEARCH_SECONDS, memory_bytes=memory)
     match answers.end:
         case "done":
