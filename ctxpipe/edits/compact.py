@@ -331,15 +331,13 @@ def _cut(text: str, limit: int, where: str, redact: Callable[[str], str]) -> str
     return shorten(redact(text), limit, where)
 
 
-def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:
+def _path_lines(paths: Sequence[str], written: Mapping[str, bool]) -> list[str]:
     """*paths* by folder: ``src/app/: main.py, util.py``."""
-    paths = sorted(paths)
     lines: list[str] = []
     for heading, is_written in ((_WRITTEN, True), (_NAMED, False)):
-        chosen = [path for path in paths if written[path] is is_written]
+        chosen = sorted(path for path in paths if written[path] is is_written)
         if chosen:
-            lines.append(heading)
-            lines += _folder_lines(chosen)
+            lines += [heading, *_folder_lines(chosen)]
     return lines
 
 
@@ -571,16 +569,17 @@ def _with_words(
     media = [name for message in tail for name in _media(blocks(message))]
     text += "".join(missing_text(name, archive) for name in media)
     cuts = [*replacement.cuts]
-    length = len(words)
-    most = MAX_WORDS_CHARS
-    if length > most:
-        cuts.append(f"of the newest message's {length} characters {most} are in the context")
+    if len(words) > MAX_WORDS_CHARS:
+        cuts.append(
+            f"of the newest message's {len(words)} characters {MAX_WORDS_CHARS} are in the context"
+        )
     results = len(list(tool_results(tail)))
     if results:
         cuts.append(f"{results} new tool results are in the summary and the archive only")
     if media:
-        number = len(media)
-        cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
+        cuts.append(
+            f"{len(media)} pictures or documents of the newest message are in the archive only"
+        )
     systems = [message for message in tail if message["role"] == "system"]
     return replace(_close(replacement, before, [_user(text), *systems]), cuts=cuts)
 

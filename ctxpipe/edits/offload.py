@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -62,13 +62,6 @@ class Candidate:
 
     item: ToolResult | ToolCall
     chars: int
-
-    @property
-    def id(self) -> str:
-        """The id of the tool call that this is part of."""
-        if isinstance(self.item, ToolCall):
-            return self.item.id
-        return self.item.tool_use_id
 
 
 # Measuring ----------------------------------------------------------------------------------------
@@ -349,7 +342,7 @@ class Selection:
         candidate = candidate_of(result)
         if candidate.chars < max(limit, 1):
             return None
-        if self.read_back(call) or placeholder_file(candidate.id, _only_text(result.content)):
+        if self.read_back(call) or placeholder_file(result.tool_use_id, _only_text(result.content)):
             return None
         return candidate
 
@@ -494,17 +487,12 @@ class CandidateIndex:
             self._candidates.append(candidate)
             self._sums.append(self._sums[-1] + candidate.chars)
 
-    def scan(self, start: int, end: int) -> Scan:
-        """The gate's sums, with the candidates from message *start* up to *end*."""
+    def between(self, start: int, end: int) -> tuple[Scan, Callable[[], list[Candidate]]]:
+        """The gate's sums, with the candidates from message *start* up to *end*; and these."""
         first = bisect_left(self._candidates, start, key=_PLACE)
-        stop = bisect_left(self._candidates, end, key=_PLACE)
-        return Scan(self._totals[-1], max(0, self._sums[stop] - self._sums[first]))
-
-    def candidates(self, start: int, end: int) -> list[Candidate]:
-        """The candidates from message *start* up to *end*, oldest first."""
-        first = bisect_left(self._candidates, start, key=_PLACE)
-        stop = bisect_left(self._candidates, end, key=_PLACE)
-        return self._candidates[first:stop]
+        stop = bisect_left(self._candidates, end, lo=first, key=_PLACE)
+        scan = Scan(self._totals[-1], self._sums[stop] - self._sums[first])
+        return scan, lambda: self._candidates[first:stop]
 
 
 def candidates(messages: Sequence[Message], start: int, selection: Selection) -> list[Candidate]:

@@ -142,8 +142,8 @@ def _cheaper_moves(
     counter = turn.counter
     moves: list[Move] = []
     for candidate in chosen:
-        for suffix, text in _texts(candidate, selection, pointers.indent):
-            key = pointers.key(turn.session_id, candidate.id + suffix)
+        for name, text in _texts(candidate, selection, pointers.indent):
+            key = pointers.key(turn.session_id, name)
             # As long as the key is free.
             predicted = pointers.replacement(key, pointers.storage.location(key), text)
             if counter.over(text, counter.text(predicted)):
@@ -152,11 +152,12 @@ def _cheaper_moves(
 
 
 def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
-    """The texts to store for *candidate*, each with what its file name adds to the id."""
-    if isinstance(candidate.item, ToolResult):
-        return [("", offload.stored_text(candidate.item.content, indent=indent))]
-    texts = dict.fromkeys(selection.long_texts(candidate.item))
-    return [(f"-input-{number}", text) for number, text in enumerate(texts, 1)]
+    """The texts to store for *candidate*, each with the name of its file."""
+    item = candidate.item
+    if isinstance(item, ToolResult):
+        return [(item.tool_use_id, offload.stored_text(item.content, indent=indent))]
+    texts = dict.fromkeys(selection.long_texts(item))
+    return [(f"{item.id}-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 
 def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written]) -> Change:

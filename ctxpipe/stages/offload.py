@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
 
 from .._text import count_phrase, short_repr
 from .._threads.threads import in_thread_if
@@ -282,8 +281,7 @@ class BatchOffload(Moving):
         is_long = turn.is_bulky(running.known)
         await in_thread_if(is_long, running.extend, turn.messages, selection)
         end = (await turn.columns()).recent_from(self.keep_recent)
-        scan = running.scan(turn.protected, end)
-        candidates = partial(running.candidates, turn.protected, end)
+        scan, candidates = running.between(turn.protected, end)
         chosen: Sequence[Candidate] | str
         if turn.force:
             chosen = candidates() or "no old result is long enough to offload"

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from anyio import to_thread
 
@@ -254,7 +254,7 @@ class Restore:
             self.max_tokens_per_file,
             self.max_tokens_total,
             counter,
-            self._refusal,
+            self._check,
             redactor_of(self if self.redact else storage),
         ).restore(working_files)
         for warning in restored.warnings:
@@ -270,17 +270,18 @@ class Restore:
         )
         return _merge_names(root, found) if root else found
 
-    def _refusal(self, path: str, place: str) -> str:
-        """Why the file that a call names *path* must not be read at *place*, "" when it may."""
+    def _check(self, path: str, place: str) -> None:
+        """Raise StorageError if the file that a call names *path* must not be read at *place*."""
         if not is_one_line(path):
-            return f"{path!r}: its name holds line breaks or other control characters"
-        if self.deny is None:
-            return ""
+            _refuse(f"{path!r}: its name holds line breaks or other control characters")
         if isinstance(self.reader, LocalFiles):
             place = name_below(self.reader.root, place)
-        if self.deny(place):
-            return f"{path!r}: it is on the list of files that are not to be shown"
-        return ""
+        if self.deny is not None and self.deny(place):
+            _refuse(f"{path!r}: it is on the list of files that are not to be shown")
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise StorageError(errno.EACCES, reason)
 
 
 def _merge_names(root: str, files: Iterable[WorkingFile]) -> list[WorkingFile]:
@@ -301,17 +302,17 @@ def _merge_names(root: str, files: Iterable[WorkingFile]) -> list[WorkingFile]:
     return list(merged.values())
 
 
-def _no_reason(*_paths: str) -> str:
-    return ""
+def _allow(*_paths: str) -> None:
+    """Refuse no file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
     """Reads a working set.
 
-    *refusal* says why the file that a call names a path must not be read at a place, that path or
-    what it leads to, "" when it may. With *redact* a file must hold what the conversation was shown
-    of it.
+    *check* raises StorageError if the file that a call names a path must not be read at a place,
+    that path or what it leads to. With *redact* a file must hold what the conversation was shown of
+    it.
     """
 
     files: FileReader
@@ -319,7 +320,7 @@ class _Search:
     max_tokens_per_file: int
     max_tokens_total: int
     counter: Counting | None
-    refusal: Callable[[str, str], str] = _no_reason
+    check: Callable[[str, str], None] = _allow
     redact: Redact | None = None
 
     async def restore(self, working_files: Sequence[WorkingFile]) -> RestoredFiles:
@@ -356,34 +357,32 @@ class _Search:
         A file that cannot be read takes its place too, with one of the *warnings*; the paths of
         those that are gone are added to *deleted*.
         """
-        found: dict[str, tuple[WorkingFile, FileText]] = {}
-        refused: set[str] = set()
+        found: list[tuple[WorkingFile, FileText]] = []
+        known: set[str] = set()
         max_bytes = max(_MIN_BYTES, _BYTES_PER_TOKEN * self.max_tokens_per_file)
         for file in working_files:
             if len(found) + len(warnings) >= self.max_files:
                 break
             if file.denied:
-                refused.add(file.path)
+                known.add(file.path)
                 continue
             try:
                 now = await self._text_of(file.path, max_bytes)
-                if now.real in refused or now.real in found:
+                if now.real in known:
                     continue  # another spelling was used later
-                refused.add(now.real)
-                found[now.real] = file, await self._visible_text(file, now)
+                known.add(now.real)
+                found.append((file, await self._visible_text(file, now)))
             except StorageError as error:
                 warnings.append(f"not restored: {error.strerror or error}")
                 if error.errno == errno.ENOENT and file.shown is not None:
                     deleted.append(file.path)
-        return list(found.values())
+        return found
 
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
-        if reason := self.refusal(path, path):
-            raise StorageError(errno.EACCES, reason)
+        self.check(path, path)
         with storage_errors():
             now = await self.files.read(path, max_bytes)
-        if reason := self.refusal(path, now.real):
-            raise StorageError(errno.EACCES, reason)
+        self.check(path, now.real)
         return now
 
     async def _visible_text(self, file: WorkingFile, now: FileText) -> FileText:
@@ -394,5 +393,5 @@ class _Search:
         if not now.is_view:
             reason = await in_thread(obstacle, file.views, text, self.redact)
             if reason:
-                raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
+                _refuse(f"{file.path!r}: {reason}")
         return replace(now, text=text)

@@ -435,7 +435,12 @@ def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[Can
     """What a record says that was made afresh."""
     running = CandidateIndex()
     running.extend(history, SELECTION)
-    return running.scan(start, end), running.candidates(start, end)
+    return between(running, start, end)
+
+
+def between(running: CandidateIndex, start: int, end: int) -> tuple[Scan, list[Candidate]]:
+    scan, candidates = running.between(start, end)
+    return scan, candidates()
 
 
 def test_the_running_sums_are_those_of_the_prescan():
@@ -453,7 +458,7 @@ def test_only_candidates_in_the_asked_range_count():
     assert [
         summed(history, *bounds)[0] for bounds in ((0, 7), (0, 4), (3, 7), (3, 4), (5, 3), (7, 7))
     ] == [Scan(total, chars) for chars in (300, 100, 200, 0, 0, 0)]
-    assert [found.id for found in summed(history, 3, 7)[1]] == ["b", "c"]
+    assert [found.item.message for found in summed(history, 3, 7)[1]] == [4, 6]
 
 
 @given(histories(4), histories(4), st.data())
@@ -470,7 +475,7 @@ def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
         running.extend(now, SELECTION)
         start, end = data.draw(st.integers(0, len(now))), data.draw(st.integers(0, len(now)))
 
-        assert (running.scan(start, end), running.candidates(start, end)) == summed(now, start, end)
+        assert between(running, start, end) == summed(now, start, end)
 
 
 def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was():
@@ -484,4 +489,4 @@ def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was():
         running.extend(broken, SELECTION)
     running.extend(history, SELECTION)
 
-    assert (running.scan(0, 3), running.candidates(0, 3)) == summed(history, 0, 3)
+    assert between(running, 0, 3) == summed(history, 0, 3)
