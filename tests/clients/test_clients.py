@@ -14,7 +14,7 @@ from pictures import noise
 
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.prompt_cache import as_bill
-from ctxpipe.testing import answer, tool_use
+from ctxpipe.testing import RequestBody, answer, tool_use
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
 
@@ -163,11 +163,11 @@ async def test_claude_looks_at_many_screens_and_at_the_first_once_more(tmp_path)
     assert first not in images(run.api.requests[-2].body)
 
 
-def left(body):
+def left(body: RequestBody) -> list[str]:
     """The paths of the images that have left."""
     return re.findall(r"\[Image \([^)]*\) offloaded to file: ([^\]]*)\]", json.dumps(body))
 
 
-def images(body):
+def images(body: RequestBody) -> list[str]:
     """The data of each image in *body*."""
     return re.findall(r'"data": "([^"]*)"', json.dumps(body["messages"]))
