@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -38,7 +39,8 @@ def definitions(path: str, text: str) -> Definitions | None:
     if language is None:
         return None
     source, numbers = without_gutter(text)
-    found = _read(_without_long_lines(source), language)
+    lines = [line if len(line) <= LONGEST_LINE else "" for line in source.split("\n")]
+    found = _read("\n".join(lines), language)
     return tuple(each._replace(line=numbers[each.line - 1]) for each in found)
 
 
@@ -79,10 +81,6 @@ def _is_numbered(sample: str) -> bool:
     if len(rows) < 2 or 2 * len(rows) < len(text_lines) or len({row[2] for row in rows}) > 1:
         return False
     return all(int(one[1]) < int(other[1]) for one, other in pairwise(rows))
-
-
-def _without_long_lines(source: str) -> str:
-    return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in source.split("\n"))
 
 
 # Parsing ------------------------------------------------------------------------------------------
@@ -231,19 +229,13 @@ def _rules(language: str) -> list[Rule]:
     if table.calls:
         macros = "|".join(table.calls)
         rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({macros})$"}})
-    return [rule for rule in rules if _is_known(rule, table)]
-
-
-def _is_known(rule: Rule, language: Language) -> bool:
-    """Whether the installed parser has the kinds of *rule*.
-
-    A kind that a later grammar renames must not cost the rest.
-    """
-    try:
-        _parse("", language).find(any=[rule])
-    except RuntimeError:
-        return False
-    return True
+    empty = _parse("", table)
+    known: list[Rule] = []
+    for rule in rules:
+        with suppress(RuntimeError):  # a kind that a later grammar renames must not cost the rest
+            empty.find(any=[rule])
+            known.append(rule)
+    return known
 
 
 def _definition_type(

@@ -63,15 +63,11 @@ class Limits:
 
     def keeps(self, file: OwnFile, now: float) -> bool:
         """Whether *file* stays, however much there is."""
-        if file.name in self.kept:
-            return True
-        if file.kind == "record" and not self.records:
+        if file.name in self.kept or (file.kind == "record" and not self.records):
             return True
         # A journal, wherever it is, shows that the conversation may go on.
-        if file.journal_time is None:
-            return False
-        if self.max_age is None:
-            return True
+        if file.journal_time is None or self.max_age is None:
+            return file.journal_time is not None
         return now - file.journal_time <= max(self.max_age, LIVE_SECONDS)
 
 
@@ -204,9 +200,8 @@ def session_files(root: StorageRoot, folder: str) -> list[OwnFile]:
     with ignore_absent(), root.folder(folder) as descriptor:
         mark = root.read_mark(folder, descriptor)
         if mark is None:
-            reason = (
-                f"{root.path_of(folder)} carries no mark of ctxpipe, so nothing in it is deleted"
-            )
+            where = root.path_of(folder)
+            reason = f"{where} carries no mark of ctxpipe, so nothing in it is deleted"
             raise StorageError(errno.EPERM, reason)
         return list(_own_files(descriptor, folder, mark))
     return []
@@ -217,10 +212,9 @@ def delete_session(root: StorageRoot, folder: str) -> Cleaned:
 
     Raises StorageError.
     """
-    left: list[str] = []
-    cleaned = Cleaned()
     session_files(root, folder)  # raises for a folder that is not ours
     with ignore_absent(), root.deletion(folder) as descriptor:
         cleaned = delete_files(root, session_files(root, folder))
         left = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
-    return replace(cleaned, left=tuple(root.path_of(folder, name) for name in left))
+        return replace(cleaned, left=tuple(root.path_of(folder, name) for name in left))
+    return Cleaned()

@@ -147,18 +147,15 @@ class LocalStorage:
         data = encode_text(text, self.redact)
         if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
-        for candidate in self._candidate_names(name, text):
+        names = candidate_keys(name, text)
+        if self.on_conflict == "number":
+            names = chain([name], (with_suffix(name, str(number)) for number in count(1)))
+        for candidate in names:
             if candidate not in folder.reserved and self._place(folder, candidate, data):
                 break
         if self.on_conflict == "number":  # a number is one result's own, even for the same bytes
             folder.reserved.add(candidate)
         return candidate
-
-    def _candidate_names(self, name: str, text: str) -> Iterator[str]:
-        """*name*, and the names that the text may go to when it is in use."""
-        if self.on_conflict == "hash":
-            return candidate_keys(name, text)
-        return chain([name], (with_suffix(name, str(number)) for number in count(1)))
 
     def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""

@@ -166,18 +166,15 @@ class StorageRoot:
         with translate_errors(f"cannot delete the session in {self.path_of(name)}"):
             descriptor = self._open_locked(name, create=self._marked)
         try:
-            self._bury(name)
+            with (
+                self.folder(TOMBSTONES, create=True) as graves,
+                temporary_file(graves, [new_tombstone().encode()], synced=True) as temporary,
+            ):
+                os.replace(temporary, tombstone_name(name), src_dir_fd=graves, dst_dir_fd=graves)
             yield descriptor
             self._drop(name, descriptor)
         finally:
             os.close(descriptor)
-
-    def _bury(self, name: str) -> None:
-        with (
-            self.folder(TOMBSTONES, create=True) as graves,
-            temporary_file(graves, [new_tombstone().encode()], synced=True) as temporary,
-        ):
-            os.replace(temporary, tombstone_name(name), src_dir_fd=graves, dst_dir_fd=graves)
 
     def sweep_tombstones(self) -> None:
         """Remove the tombstones that were kept long enough."""

@@ -17,7 +17,7 @@ from ..settings import COUNT, TEXT, check_extra, excerpt
 from .protocol import TextReader
 from .records import Redact
 from .shared_journals import ServerJournal
-from .sql_journals import SQLJournal, Work
+from .sql_journals import SQLJournal, Statement
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -110,22 +110,18 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     # Transactions ---------------------------------------------------------------------------------
 
-    async def _transact(self, work: Callable[[], Work[T]], session: str = "") -> T:
-        async def transact(connection: AsyncConnection[Any]) -> T:
-            statements = work()
-            rows: Any = None
-            # What need not be waited for is sent together: a turn takes two round trips.
+    async def _transact(self, *statements: Statement, session: str = "") -> list[Any]:
+        async def transact(connection: AsyncConnection[Any]) -> list[Any]:
+            rows: list[Any] = []
+            # What need not be waited for is sent together.
             async with connection.pipeline(), connection.transaction():
                 if session:
                     await connection.execute(_HOLD, [f"{self.table}/{session}/writing"])
-                while True:
-                    try:
-                        statement, values = statements.send(rows)
-                    except StopIteration as end:
-                        result: T = end.value
-                        return result
+                for statement, values in statements:
                     cursor = await connection.execute(self._query(statement), values)
-                    rows = await cursor.fetchall() if statement.split()[0] == "select" else []
+                    if statement.split()[0] == "select":
+                        rows += await cursor.fetchall()
+            return rows
 
         return await self._run(transact)
 

@@ -52,9 +52,7 @@ class Page:
     def next_offset(self) -> int | None:
         """Where the next page begins, None when this one is the last."""
         end = self.offset + len(self.text)
-        if end < self.total:
-            return end
-        return None
+        return end if end < self.total else None
 
 
 @runtime_checkable
@@ -151,9 +149,7 @@ class JournalStorage(Protocol):
 def texts_of(journal: JournalStorage) -> TextReader | None:
     """Where the texts are that the entries of *journal* refer to; None when they refer to none."""
     texts = getattr(journal, "texts", journal)
-    if isinstance(texts, TextReader):
-        return texts
-    return None
+    return texts if isinstance(texts, TextReader) else None
 
 
 JOURNAL_STORAGE = instance_of(JournalStorage, "a storage such as LocalStorage('.ctxpipe')")

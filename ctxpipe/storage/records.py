@@ -37,14 +37,10 @@ def encode_record(record: Record, redact: Redact | None = None, folder: str = ""
     """
     if redact and folder:
         redact = redact_except_folder(folder, redact)
-    if isinstance(record, Mapping):
-        yield from _encode_mapping(record, redact)
-    else:
+    if not isinstance(record, Mapping):
         yield from _encode_items(record, "", redact)
-    yield "\n"
-
-
-def _encode_mapping(record: Mapping[str, object], redact: Redact | None) -> Iterator[str]:
+        yield "\n"
+        return
     separator = "{"
     for key, value in record.items():
         yield f"{separator}\n  {json.dumps(key)}: "
@@ -54,7 +50,7 @@ def _encode_mapping(record: Mapping[str, object], redact: Redact | None) -> Iter
         else:
             yield _encode_value(value, "  ", hide)
         separator = ","
-    yield "\n}"
+    yield "\n}\n"
 
 
 def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:

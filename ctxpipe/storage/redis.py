@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import fail_after
@@ -48,6 +48,21 @@ if tonumber(ARGV[5]) > 0 then
     redis.call('pexpire', KEYS[2], ARGV[5])
 end
 return journal
+"""
+_ENTRIES = """
+return {
+    redis.call('lindex', KEYS[1], 0),
+    redis.call('lrange', KEYS[1], ARGV[1], -1),
+    redis.call('get', KEYS[2])
+}
+"""
+_DELETE = """
+redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
+redis.call('del', KEYS[2], KEYS[3])
+for _, aside in ipairs(redis.call('smembers', KEYS[4])) do
+    redis.call('del', aside)
+end
+redis.call('del', KEYS[4])
 """
 _RENAME = """
 if redis.call('lindex', KEYS[1], 0) ~= ARGV[1] then
@@ -120,48 +135,27 @@ class RedisJournal(ServerJournal):
     # What a database does -------------------------------------------------------------------------
 
     async def _append(self, new: NewEntry) -> str | None:
-        journal, name = self._key(new.session, "journal"), self._key(new.session, "id")
+        keys = [*self._keys(new.session, "journal", "id"), self._grave(new.session)]
         milliseconds = int((self._max_age or 0) * 1000)
-        values = (
-            *(new.number, new.entry, new.token, new.seen or "", milliseconds, new.name),
-            "-" if new.tombstone is None else new.tombstone,
-        )
-        keys = (journal, name, self._grave(new.session))
-        answer = await self._run(lambda redis: redis.eval(_APPEND, len(keys), *keys, *values))
+        tombstone = "-" if new.tombstone is None else new.tombstone
+        entry = (new.number, new.entry, new.token, new.seen or "", milliseconds, new.name)
+        answer = await self._eval(_APPEND, keys, *entry, tombstone)
         return answer.decode() if answer else None
 
     async def _entries(self, session: str, start: int) -> Contents:
-        key = self._key(session, "journal")
-
-        async def read(redis: Redis) -> Contents:
-            async with redis.pipeline(transaction=True) as both:
-                both.lrange(key, 0, 0)
-                both.lrange(key, start + 1, -1)
-                both.get(self._grave(session))
-                journals, items, tombstone = await both.execute()
-            entries = [item.decode().partition(" ")[2] for item in items]
-            journal = journals[0].decode() if journals else None
-            return journal, entries, tombstone.decode() if tombstone else None
-
-        return await self._run(read)
+        keys = [*self._keys(session, "journal"), self._grave(session)]
+        journal, items, tombstone = await self._eval(_ENTRIES, keys, start + 1)
+        entries = [item.decode().partition(" ")[2] for item in items]
+        return journal and journal.decode(), entries, tombstone and tombstone.decode()
 
     async def _set_aside(self, session: str, seen: str) -> bool:
-        keys = [self._key(session, part) for part in ("journal", f"aside:{seen}", "asides")]
-        return bool(await self._run(lambda redis: redis.eval(_RENAME, 3, *keys, seen)))
+        keys = self._keys(session, "journal", f"aside:{seen}", "asides")
+        return bool(await self._eval(_RENAME, keys, seen))
 
     async def _delete(self, session: str, tombstone: str) -> None:
-        asides = self._key(session, "asides")
+        keys = [self._grave(session), *self._keys(session, "journal", "id", "asides")]
         milliseconds = int(tombstone_seconds() * 1000)
-
-        async def delete(redis: Redis) -> None:
-            async with redis.pipeline(transaction=True) as both:
-                both.set(self._grave(session), tombstone, px=max(1, milliseconds))
-                both.delete(self._key(session, "journal"), self._key(session, "id"))
-                await both.execute()
-            others = await redis.smembers(asides)
-            await redis.delete(asides, *others)
-
-        await self._run(delete)
+        await self._eval(_DELETE, keys, tombstone, max(1, milliseconds))
 
     async def _sessions(self) -> list[str]:
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
@@ -170,7 +164,8 @@ class RedisJournal(ServerJournal):
         async def read(redis: Redis) -> None:
             async for key in redis.scan_iter(match=f"{prefix}:{{*}}:journal", count=1000):
                 session = key.decode()[len(self.prefix) + 2 : -len("}:journal")]
-                if name := await redis.get(self._key(session, "id")):
+                [key_of_name] = self._keys(session, "id")
+                if name := await redis.get(key_of_name):
                     names.add(name)
 
         await self._run(read)
@@ -179,17 +174,18 @@ class RedisJournal(ServerJournal):
     def _grave(self, session: str) -> str:
         return f"{self.prefix}:deleted:{tombstone_name(session)}"
 
-    def _key(self, session: str, part: str) -> str:
-        return f"{self.prefix}:{{{session}}}:{part}"
+    def _keys(self, session: str, *parts: str) -> list[str]:
+        return [f"{self.prefix}:{{{session}}}:{part}" for part in parts]
+
+    async def _eval(self, script: str, keys: Sequence[str], *values: str | int) -> Any:
+        return await self._run(lambda redis: redis.eval(script, len(keys), *keys, *values))
 
     async def _lease(self, session: str, token: str) -> bool:
-        key, milliseconds = self._key(session, "lease"), int(LEASE_SECONDS * 1000)
-        taken = await self._run(lambda redis: redis.eval(_LEASE, 1, key, token, milliseconds))
-        return bool(taken)
+        milliseconds = int(LEASE_SECONDS * 1000)
+        return bool(await self._eval(_LEASE, self._keys(session, "lease"), token, milliseconds))
 
     async def _release(self, session: str, token: str) -> None:
-        key = self._key(session, "lease")
-        await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
+        await self._eval(_RELEASE, self._keys(session, "lease"), token)
 
     # The client -----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from anyio import sleep
 
@@ -23,9 +23,6 @@ from .generations import ids_below, new_tombstone, remember, running_generation
 from .protocol import TextReader
 from .records import Redact
 from .waiting import acquire_within
-
-if TYPE_CHECKING:
-    from typing import Self
 
 T = TypeVar("T")
 
@@ -70,7 +67,7 @@ class SharedJournal(ABC):
         FUNCTION.optional.check("redact", redact)
         self.texts = texts
         self.redact: Redact | None = redact or getattr(texts, "redact", None)
-        self._seen: dict[str, str] = {}  # by session, the journal read last
+        self._seen: dict[str, str | None] = {}  # by session, the journal read last
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal; False when there is one.
@@ -92,9 +89,10 @@ class SharedJournal(ABC):
             generation.first_tombstone(self) if generation else None,
         )
         journal = await self._append(new)
-        if journal is not None:
-            self._remember(session, journal)
-        return journal is not None
+        if journal is None:
+            return False
+        remember(self._seen, session, journal)
+        return True
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
@@ -103,7 +101,7 @@ class SharedJournal(ABC):
         generation = running_generation(session)
         if generation is not None:
             generation.check(self, tombstone or "")
-        self._remember(session, journal)
+        remember(self._seen, session, journal)
         return list(entries)
 
     async def set_aside(self, session_id: str, /) -> str:
@@ -165,12 +163,6 @@ class SharedJournal(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def _remember(self, session: str, journal: str | None) -> None:
-        if journal is None:
-            self._seen.pop(session, None)
-        else:
-            remember(self._seen, session, journal)
 
     # What a database does -------------------------------------------------------------------------
 

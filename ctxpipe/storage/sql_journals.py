@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from ..settings import NUMBER
 from .generations import tombstone_name, tombstone_seconds
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
 
-T = TypeVar("T")
-
 Statement: TypeAlias = tuple[str, Mapping[str, object]]
 """A statement and its values; names in capitals stand for what `SQLJournal._sql` puts there."""
 
-Work: TypeAlias = Generator[Statement, list[Any], T]
-"""An operation: it yields statements, is sent the rows of each, and returns its result."""
-
 # Number -1 is what the session is called. No session's name begins with "/", as those of tombstones
 # and leases do, and "0" is the character after it: what is between them begins with "/".
-_STATE = """
-select
-    (select coalesce(max(number), -1) + 1 from TABLE where session = :session),
-    (select token from TABLE where session = :session and number = 0),
-    (select token from TABLE where session = :grave and number = 0),
-    (select token from TABLE where session = :session and number = :number)
-"""
 _INSERT = """
 insert into TABLE (session, number, entry, token) values (:session, :number, :entry, :token)
 on conflict do nothing
+"""
+# Nothing differs from NULL: a writer that looks at no tombstone, or has read no journal, gives it.
+_APPEND = """
+insert into TABLE (session, number, entry, token)
+select :session, :number, :entry, :token
+where :number = (select coalesce(max(number), -1) + 1 from TABLE where session = :session)
+and not exists (
+    select 1 from TABLE where number = 0 and (
+        (session = :session and token <> :seen) or (session = :grave and token <> :tombstone)
+    )
+)
+on conflict do nothing
+"""
+_NAME_SESSION = """
+insert into TABLE (session, number, entry, token)
+select session, -1, :name, '' from TABLE
+where session = :session and number = :number and token = :token
+on conflict do nothing
+"""
+# Also where an earlier try, the answer to which got lost, has written the entry.
+_JOURNAL_IF_WRITTEN = """
+select token from TABLE where session = :session and number = 0 and exists (
+    select 1 from TABLE where session = :session and number = :number and token = :token
+)
 """
 _ENTRIES = """
 select number, entry, token from TABLE
@@ -38,7 +50,11 @@ where session = :session and (number >= :start or number = 0)
 union all select -2, '', token from TABLE where session = :grave order by number
 """
 _FIRST = "select token from TABLE where session = :session and number = 0"
-_RENAME = "update TABLE set session = :name where session = :session and number >= 0"
+_RENAME = """
+update TABLE set session = :name where session = :session and number >= 0 and exists (
+    select 1 from TABLE where session = :session and number = 0 and token = :seen
+)
+"""
 _DELETE = """
 delete from TABLE where session = :session or session = :grave
 or (session > :session || '/' and session < :session || '0')
@@ -57,8 +73,8 @@ _SESSIONS = "select entry from TABLE where number = -1"
 class SQLJournal(SharedJournal):
     """A `SharedJournal` in one *table* of an SQL database.
 
-    An operation is a generator of statements that is sent the rows of each: a driver runs it as one
-    transaction, in which no other process writes to the session.
+    An operation is a few statements: a driver runs them as one transaction, in which no other
+    process writes to the session.
     """
 
     table: str = "ctxpipe_journal"
@@ -71,85 +87,49 @@ class SQLJournal(SharedJournal):
         Raises StorageError, and SettingsError for a negative age.
         """
         NUMBER.check("max_age", max_age)
-
-        def delete() -> Work[int]:
-            yield _OLD_TOMBSTONES, {"seconds": tombstone_seconds()}
-            [[count]] = yield _COUNT_STALE, {"seconds": max_age}
-            yield _DELETE_STALE, {"seconds": max_age}
-            return int(count)
-
-        return await self._transact(delete)
+        stale = {"seconds": max_age}
+        [[count]] = await self._transact(
+            (_OLD_TOMBSTONES, {"seconds": tombstone_seconds()}),
+            (_COUNT_STALE, stale),
+            (_DELETE_STALE, stale),
+        )
+        return int(count)
 
     async def _append(self, new: NewEntry) -> str | None:
         row = {**asdict(new), "grave": _grave(new.session)}
-
-        def append() -> Work[str | None]:
-            [[count, journal, tombstone, there]] = yield _STATE, row
-            if there == new.token:  # written by an earlier try, the answer to which got lost
-                return str(journal)
-            is_replaced = new.seen not in (None, journal)
-            is_deleted = None not in (new.tombstone, tombstone) and new.tombstone != tombstone
-            if count != new.number or is_replaced or is_deleted:
-                return None
-            yield _INSERT, {**row, "number": -1, "entry": new.name, "token": ""}
-            yield _INSERT, row
-            return journal or new.token
-
-        return await self._transact(append, new.session)
+        statements = [(each, row) for each in (_APPEND, _NAME_SESSION, _JOURNAL_IF_WRITTEN)]
+        rows = await self._transact(*statements, session=new.session)
+        return rows[0][0] if rows else None
 
     async def _entries(self, session: str, start: int) -> Contents:
         values = {"session": session, "start": start, "grave": _grave(session)}
-        rows = await self._rows(_ENTRIES, values)
+        rows = await self._transact((_ENTRIES, values))
         tokens = {number: token for number, _, token in rows if number <= 0}
         entries = [entry for number, entry, _ in rows if number >= start]
         return tokens.get(0), entries, tokens.get(-2)
 
     async def _set_aside(self, session: str, seen: str) -> bool:
-        values = {"session": session, "name": f"{session}/{seen}"}
-
-        def rename() -> Work[bool]:
-            if (yield _FIRST, values) != [(seen,)]:
-                return False
-            yield _RENAME, values
-            return True
-
-        return await self._transact(rename, session)
+        values = {"session": session, "seen": seen, "name": f"{session}/{seen}"}
+        rows = await self._transact((_FIRST, values), (_RENAME, values), session=session)
+        return rows == [(seen,)]
 
     async def _delete(self, session: str, tombstone: str) -> None:
         grave = _grave(session)
-
-        def delete() -> Work[None]:
-            yield _DELETE, {"session": session, "grave": grave}
-            yield _INSERT, {"session": grave, "number": 0, "entry": "", "token": tombstone}
-
-        await self._transact(delete, session)
+        row = {"session": grave, "number": 0, "entry": "", "token": tombstone}
+        values = {"session": session, "grave": grave}
+        await self._transact((_DELETE, values), (_INSERT, row), session=session)
 
     async def _sessions(self) -> list[str]:
-        return [name for [name] in await self._rows(_SESSIONS, {})]
+        return [name for [name] in await self._transact((_SESSIONS, {}))]
 
     async def _lease(self, session: str, token: str) -> bool:
-        row = {"session": f"/lease/{session}", "number": 0, "entry": "", "token": token}
-
-        def lease() -> Work[bool]:
-            # What is written anew is as young as can be.
-            yield _LAPSE, {**row, "seconds": LEASE_SECONDS}
-            yield _INSERT, row
-            return (yield _FIRST, row) == [(token,)]
-
-        return await self._transact(lease, session)
+        row = {**_lease_of(session, token), "number": 0, "entry": ""}
+        # What is written anew is as young as can be.
+        statements = [(each, row) for each in (_LAPSE, _INSERT, _FIRST)]
+        return await self._transact(*statements, session=session) == [(token,)]
 
     async def _release(self, session: str, token: str) -> None:
-        def release() -> Work[None]:
-            values = {"session": f"/lease/{session}", "token": token, "seconds": LEASE_SECONDS}
-            yield _LAPSE, values
-
-        await self._transact(release, session)
-
-    async def _rows(self, statement: str, values: Mapping[str, object]) -> list[Any]:
-        def read() -> Work[list[Any]]:
-            return (yield statement, values)
-
-        return await self._transact(read)
+        await self._transact((_LAPSE, _lease_of(session, token)))
 
     def _sql(self, statement: str) -> str:
         names = {"STALE": _STALE, "TABLE": self.table, "AGE": self._age}
@@ -158,8 +138,15 @@ class SQLJournal(SharedJournal):
         return statement
 
     @abstractmethod
-    async def _transact(self, work: Callable[[], Work[T]], session: str = "") -> T:
-        """What *work* returns, as one transaction; it writes to *session*. Raises StorageError."""
+    async def _transact(self, *statements: Statement, session: str = "") -> list[Any]:
+        """The rows that *statements* select, run as one transaction that writes to *session*.
+
+        Raises StorageError.
+        """
+
+
+def _lease_of(session: str, token: str) -> dict[str, object]:
+    return {"session": f"/lease/{session}", "token": token, "seconds": LEASE_SECONDS}
 
 
 def _grave(session: str) -> str:

@@ -6,14 +6,14 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..errors import StorageError
 from ..settings import FLAG, PATH
 from .protocol import TextReader
 from .records import Redact
-from .sql_journals import SQLJournal, Work
+from .sql_journals import SQLJournal, Statement
 from .waiting import Locked, run_in_thread, run_locked
 
 T = TypeVar("T")
@@ -83,14 +83,14 @@ class SQLiteJournal(SQLJournal):
 
     async def _transact(
         self,
-        work: Callable[[], Work[T]],
+        *statements: Statement,
         session: str = "",  # noqa: ARG002  a transaction has the whole file for itself
-    ) -> T:
+    ) -> list[Any]:
         if self._pid != os.getpid():
             # SQLite's locks, and that of this object, may be held by a thread that is not here.
             reason = f"{self.path} was opened by another process: make a new one after a fork"
             raise StorageError(errno.ENOTSUP, reason)
-        return await self._run(lambda database: self._perform(database, work()))
+        return await self._run(lambda database: self._perform(database, statements))
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What *work* returns, in a thread, again while another connection holds the lock."""
@@ -107,17 +107,13 @@ class SQLiteJournal(SQLJournal):
                 reason = f"cannot use the journal {self.path}: {error}"
                 raise StorageError(_errno(error), reason) from error
 
-    def _perform(self, database: sqlite3.Connection, statements: Work[T]) -> T:
-        rows: Any = None
+    def _perform(self, database: sqlite3.Connection, statements: Iterable[Statement]) -> list[Any]:
+        rows: list[Any] = []
         with database:
             database.execute("begin immediate")
-            while True:
-                try:
-                    statement, values = statements.send(rows)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                rows = database.execute(self._sql(statement), values).fetchall()
+            for statement, values in statements:
+                rows += database.execute(self._sql(statement), values)
+        return rows
 
     def _empty_wal(self, database: sqlite3.Connection) -> None:
         """Write over what was deleted in the file itself, and empty its log. Raises Locked."""

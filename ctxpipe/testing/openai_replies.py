@@ -220,11 +220,12 @@ def _events(body: JsonObject) -> Iterator[JsonDict]:
 
 
 def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
+    at = {"item_id": item["id"], "output_index": index}
     match item["type"]:
         case "message":
-            said, events = {"status": "in_progress", "content": []}, _text_events(index, item)
+            said, events = {"status": "in_progress", "content": []}, _text_events(at, item)
         case "function_call":
-            said, events = {"status": "in_progress", "arguments": ""}, _call_events(index, item)
+            said, events = {"status": "in_progress", "arguments": ""}, _call_events(at, item)
         case _:
             # Observed: what is encrypted may not be complete here.
             said, events = {"encrypted_content": ""}, iter(())
@@ -234,9 +235,9 @@ def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _text_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
+def _text_events(item_at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
     [part] = item["content"]
-    at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+    at = {**item_at, "content_index": 0}
     yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
     for text in chunks(part["text"]):
         yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": []}
@@ -244,8 +245,7 @@ def _text_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
     yield {"type": "response.content_part.done", **at, "part": part}
 
 
-def _call_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
-    at = {"item_id": item["id"], "output_index": index}
+def _call_events(at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
     for text in chunks(item["arguments"]):
         yield {"type": "response.function_call_arguments.delta", **at, "delta": text}
     yield {

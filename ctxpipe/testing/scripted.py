@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -30,9 +30,6 @@ from .replies import Answer, Cut, Failure, Hang, Reply, answer, event
 from .rules import BadBody, Model, RequestBody, parse_body
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -154,9 +151,9 @@ class ScriptedServer(ABC):
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        kind: object,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: object,
     ) -> None:
         running = self._running
         self._running = None

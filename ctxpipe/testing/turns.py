@@ -204,14 +204,11 @@ def programmatic_calls(messages: Messages) -> Problems:
     is_waiting = False
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            is_waiting = any(map(_is_programmatic, blocks_of(message)))
+            calls = [block for block in blocks_of(message) if block["type"] == "tool_use"]
+            callers = [(call.get("caller") or {}).get("type", "direct") for call in calls]
+            is_waiting = callers.count("direct") < len(callers)
         elif message["role"] == "user" and is_waiting and not _has_only_results(message):
             yield (
                 f"messages.{index}: the answer to programmatic tool calls may hold only "
                 "`tool_result` blocks"
             )
-
-
-def _is_programmatic(block: JsonObject) -> bool:
-    caller: JsonObject = block.get("caller") or {}
-    return block["type"] == "tool_use" and bool(caller.get("type", "direct") != "direct")
