@@ -46,15 +46,10 @@ class RootError(StorageError):
     """The root must not be used: another folder is in its place, or its form is too new."""
 
 
-def is_supported() -> bool:
-    """Whether this system opens files relative to an open folder, without following links."""
-    relative = {call.__name__ for call in os.supports_dir_fd}
-    return bool(_NO_LINK) and relative >= _RELATIVE_CALLS
-
-
 def check_platform(what: str) -> None:
     """Raise SettingsError where *what* cannot keep its promises."""
-    if not is_supported():
+    relative = {call.__name__ for call in os.supports_dir_fd}
+    if not (_NO_LINK and relative >= _RELATIVE_CALLS):
         raise SettingsError(
             f"{what} needs Linux or macOS: this system cannot open files relative to a folder "
             "without following links. On Windows run under WSL, or give a storage of your own (see "

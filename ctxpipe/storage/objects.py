@@ -376,8 +376,7 @@ class ObjectStorage:
     async def _head(self, path: str) -> Mapping[str, Any] | None:
         with ignore_absent():
             async with self._request():
-                found: Mapping[str, Any] = await self.store.head_async(path)
-                return found
+                return await self.store.head_async(path)
         return None
 
     async def _list(self, prefix: str | None) -> AsyncIterator[Mapping[str, Any]]:

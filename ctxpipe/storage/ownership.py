@@ -201,7 +201,10 @@ class StorageRoot:
             self.check(name)
             # A folder without a mark is looked at again: it may have got one since.
             if not self._known.get(name):
-                self._inspect(name, descriptor)
+                self._known[name] = self.read_mark(name, descriptor) is not None
+                if self._known[name]:
+                    with suppress(OSError):  # one that cannot be swept can still be written to
+                        sweep(descriptor, time.time() - STALE_SECONDS)
         except BaseException:
             os.close(descriptor)
             if is_of_session:
@@ -381,14 +384,6 @@ class StorageRoot:
         finally:
             os.close(folder)
 
-    def _inspect(self, name: str, folder: int) -> None:
-        """Remember whether the folder is marked; if so, remove what killed writers have left."""
-        is_marked = self.read_mark(name, folder) is not None
-        if is_marked:
-            with suppress(OSError):  # a folder that cannot be swept can still be written to
-                sweep(folder, time.time() - STALE_SECONDS)
-        self._known[name] = is_marked
-
     def _open_root(self, *, create: bool) -> int:
         if create:
             root, is_new = self._pinned.create()
@@ -398,7 +393,10 @@ class StorageRoot:
             if not self._admitted:
                 self._admit(root)
             if is_new or (create and not self._prepared):
-                self._prepare(root)
+                if self._marked and _is_empty(root):
+                    write_mark(root, ROOT_MARK, Mark())
+                    _create_file(root, ".gitignore", "*\n")
+                self._prepared = True
         except OSError:
             os.close(root)
             raise
@@ -414,12 +412,6 @@ class StorageRoot:
                 f"the link may be somebody's trap. If it is yours, name {self.real} itself",
             )
         self._admitted = True
-
-    def _prepare(self, root: int) -> None:
-        if self._marked and _is_empty(root):
-            write_mark(root, ROOT_MARK, Mark())
-            _create_file(root, ".gitignore", "*\n")
-        self._prepared = True
 
 
 def _lock(folder: int, *, shared: bool = False) -> bool:

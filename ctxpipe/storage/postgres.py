@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, fail_after
@@ -45,14 +45,6 @@ comment on table TABLE is 'ctxpipe journal, form 1';
 _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'), 'pg_class')"
 # Whoever writes to a session holds this lock until the end of the transaction.
 _HOLD = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
-
-
-@dataclass(slots=True)
-class _Connections:
-    """The connections of one event loop."""
-
-    limiter: CapacityLimiter
-    idle: list[AsyncConnection[Any]] = field(default_factory=list)
 
 
 class PostgresJournal(SQLJournal, ServerJournal):
@@ -95,7 +87,8 @@ class PostgresJournal(SQLJournal, ServerJournal):
         super().__init__(texts, redact, patience, timeout)
         self.table = table
         self._conninfo = conninfo
-        self._connections = PerLoop(lambda: _Connections(CapacityLimiter(connections)))
+        self._limiter = PerLoop(partial(CapacityLimiter, connections))
+        self._idle: PerLoop[list[AsyncConnection[Any]]] = PerLoop(list)
         self._is_migrated = False
 
     def __repr__(self) -> str:
@@ -103,10 +96,9 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
-        connections = self._connections.get()
-        idle, connections.idle = connections.idle, []
-        for connection in idle:
-            await connection.close()
+        idle = self._idle.get()
+        while idle:
+            await idle.pop().close()
 
     # Transactions ---------------------------------------------------------------------------------
 
@@ -150,23 +142,22 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
-        connections = self._connections.get()
-        async with connections.limiter:
-            connection = connections.idle.pop() if connections.idle else await self._connect()
+        idle = self._idle.get()
+        async with self._limiter.get():
+            connection = idle.pop() if idle else await self._connect()
             try:
                 yield connection
             except BaseException:  # whatever it was, the state of the connection is unknown
                 await connection.close()
                 raise
-            connections.idle.append(connection)
+            idle.append(connection)
 
     async def _connect(self) -> AsyncConnection[Any]:
         from psycopg import AsyncConnection
 
-        connect = AsyncConnection.connect(
+        return await AsyncConnection.connect(
             self._conninfo, autocommit=True, connect_timeout=max(2, int(self._timeout))
         )
-        return await connect
 
     async def _migrate(self, connection: AsyncConnection[Any]) -> None:
         """Make the table where there is none. Raises StorageError for one of a newer form."""

@@ -162,10 +162,8 @@ class RedisJournal(ServerJournal):
         names: set[Any] = set()
 
         async def read(redis: Redis) -> None:
-            async for key in redis.scan_iter(match=f"{prefix}:{{*}}:journal", count=1000):
-                session = key.decode()[len(self.prefix) + 2 : -len("}:journal")]
-                [key_of_name] = self._keys(session, "id")
-                if name := await redis.get(key_of_name):
+            async for key in redis.scan_iter(match=f"{prefix}:{{*}}:id", count=1000):
+                if name := await redis.get(key):
                     names.add(name)
 
         await self._run(read)

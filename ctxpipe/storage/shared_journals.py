@@ -228,16 +228,14 @@ class ServerJournal(SharedJournal):
                 if is_passing is None:
                     raise
                 if not is_passing or time.monotonic() >= deadline:
-                    raise self._as_storage_error(error) from error
+                    # Only the kind of the error: its text may hold the statement, and the
+                    # conversation with it, or an address with a password.
+                    kind, code = type(error).__name__, getattr(error, "sqlstate", None)
+                    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
+                    reason = f"{kind} ({code})" if code else kind
+                    failure = f"the journal's {self._server} failed: {reason}"
+                    raise StorageError(number, failure) from error
             await sleep(_RETRY_SECONDS)
-
-    def _as_storage_error(self, error: Exception) -> StorageError:
-        # Only the kind of the error: its text may hold the statement, and the conversation with it,
-        # or an address with a password.
-        code = getattr(error, "sqlstate", None)
-        number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
-        reason = f"{type(error).__name__} ({code})" if code else type(error).__name__
-        return StorageError(number, f"the journal's {self._server} failed: {reason}")
 
     # What a server does ---------------------------------------------------------------------------
 

@@ -20,11 +20,12 @@ T = TypeVar("T")
 
 FORM = 1
 _ERRNO = {
-    "SQLITE_FULL": errno.ENOSPC,
-    "SQLITE_BUSY": errno.EAGAIN,
-    "SQLITE_LOCKED": errno.EAGAIN,
-    "SQLITE_READONLY": errno.EROFS,
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_BUSY: errno.EAGAIN,
+    sqlite3.SQLITE_LOCKED: errno.EAGAIN,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
 }
+_PRIMARY = 0xFF  # of a code, the bits of its primary one
 _TABLE = """
 create table if not exists ctxpipe_journal (
     session text not null,
@@ -101,11 +102,13 @@ class SQLiteJournal(SQLJournal):
             try:
                 return work(self._open())
             except sqlite3.Error as error:
-                if _errno(error) == errno.EAGAIN:
+                code = getattr(error, "sqlite_errorcode", 0)
+                number = _ERRNO.get(code & _PRIMARY, errno.EIO)
+                if number == errno.EAGAIN:
                     raise Locked(self.path) from error
                 self._drop()
                 reason = f"cannot use the journal {self.path}: {error}"
-                raise StorageError(_errno(error), reason) from error
+                raise StorageError(number, reason) from error
 
     def _perform(self, database: sqlite3.Connection, statements: Iterable[Statement]) -> list[Any]:
         rows: list[Any] = []
@@ -158,8 +161,3 @@ def _connect(path: str) -> sqlite3.Connection:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     # No thread waits for a lock.
     return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-
-
-def _errno(error: sqlite3.Error) -> int:
-    code = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])  # the primary one
-    return _ERRNO.get(code, errno.EIO)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -26,16 +26,15 @@ TEXT = "0123456789漢\n" * 3_000
 KEY = 'sk-"12345678'
 
 Act: TypeAlias = Callable[[Any, int], Awaitable[object]]
-Look: TypeAlias = Callable[[int, bool], Awaitable[None]]
 
 
 # Failures -----------------------------------------------------------------------------------------
 
 
-async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
+async def fail_everywhere(place: StoragePlace, act: Act) -> AsyncIterator[tuple[int, bool]]:
     """Do *act* with a backend that fails at its first operation, its second, until it succeeds.
 
-    *look* sees each time what there is, and whether it was done.
+    Each time the number of operations, and whether it was done.
     """
     for operations in range(MOST_OPERATIONS):
         is_done = False
@@ -43,7 +42,7 @@ async def fail_everywhere(place: StoragePlace, act: Act, look: Look) -> None:
             with suppress(StorageError):
                 await act(storage, operations)
                 is_done = True
-        await look(operations, is_done)
+        yield operations, is_done
         if is_done:
             expect(operations > 0, "a backend that fails at once fails the call")
             return
@@ -57,15 +56,13 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace, he
     async def write(storage: Any, number: int) -> None:
         await storage.write(list(batch(number).items()))
 
-    async def look(number: int, is_done: bool) -> None:
+    async for number, is_done in fail_everywhere(place, write):
         texts = batch(number)
         for key, text in texts.items():
             found = await text_or_none(healthy, key)
             expect(found == text or (found is None and not is_done), "a text is whole or absent")
         locations = await healthy.write(list(texts.items()))
         await expect_texts(healthy, locations, texts.values(), "the next write succeeds")
-
-    await fail_everywhere(place, write, look)
 
 
 async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace, healthy: Any) -> None:
@@ -74,10 +71,8 @@ async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace, he
     async def read(storage: Any, _: int) -> None:
         expect(await text_at(storage, "s/a.md") == TEXT, "a text is read whole")
 
-    async def look(_number: int, _is_done: bool) -> None:
+    async for _ in fail_everywhere(place, read):
         expect(await text_or_none(healthy, "s/a.md") == TEXT, "reading changes nothing")
-
-    await fail_everywhere(place, read, look)
 
 
 async def a_record_that_fails_anywhere_is_whole_or_absent(
@@ -88,16 +83,12 @@ async def a_record_that_fails_anywhere_is_whole_or_absent(
     async def save(storage: Any, _: int) -> None:
         await storage.save("s", "compact", talk)
 
-    async def look(_number: int, is_done: bool) -> None:
+    async for _, is_done in fail_everywhere(place, save):
         records = await healthy.records("s")
         expect(records or not is_done, "a saved record is listed")
-        if not isinstance(healthy, TextReader):
-            return
-        for record in records:
+        for record in records if isinstance(healthy, TextReader) else ():
             text = await text_or_none(healthy, record)
             expect(text is not None and json.loads(text) == talk, "a record is whole")
-
-    await fail_everywhere(place, save, look)
 
 
 async def an_append_that_fails_anywhere_leaves_whole_entries(
@@ -111,7 +102,7 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(
         await storage.entries("s")
         await storage.append("s", count, f"{number} {TEXT!r}")
 
-    async def look(number: int, is_done: bool) -> None:
+    async for number, is_done in fail_everywhere(place, append):
         entries = await entries_of(healthy, "s")
         times = entries.count(f"{number} {TEXT!r}")
         expect(is_done <= times <= 1, "an entry is there once, or not")
@@ -119,8 +110,6 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(
         for entry in await entries_of(healthy, "s", 1):
             is_whole = entry.startswith("after ") or entry.endswith(repr(TEXT))
             expect(is_whole, "an entry is whole")
-
-    await fail_everywhere(place, append, look)
 
 
 # Secrets ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from .storage import StoragePlace, at_once, entries_of, expect, expect_error
+from .storage import StoragePlace, eight_at_once, entries_of, expect, expect_error
 
 ODD_ENTRIES = ["", "ä 漢 🔑", "x" * 1_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb", '{"a": "\\u0000"}']
 SESSIONS = [
@@ -65,7 +65,7 @@ async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
                 wins.append((entry, line))
             expect(await journal.entries("s", entry), "whoever lost sees the entry that won")
 
-    await at_once(8, write)
+    await eight_at_once(write)
     wins.sort()
     expect([number for number, _ in wins] == list(range(12)), "one of eight wins each number")
     lines = [line for _, line in wins]

@@ -23,7 +23,7 @@ from ..stages.archive import (
 from ..storage import TextReader
 from .storage import (
     StoragePlace,
-    at_once,
+    eight_at_once,
     expect,
     expect_error,
     expect_texts,
@@ -99,7 +99,7 @@ async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
     async def write(number: int) -> None:
         found[number] = await write_one(storages[number], "s/a.md", f"of writer {number}")
 
-    await at_once(8, write)
+    await eight_at_once(write)
     texts = [f"of writer {number}" for number in found]
     promise = "each of eight writers finds its own text"
     await expect_texts(storages[0], found.values(), texts, promise)
@@ -227,7 +227,7 @@ async def eight_records_at_once_are_eight(place: StoragePlace) -> None:
     async def save(number: int) -> None:
         saved.append(await storages[number].save("s", "compact", [number]))
 
-    await at_once(8, save)
+    await eight_at_once(save)
     expect(len(set(saved)) == 8, "of records saved at once none is lost")
     expect(set(await storages[0].records("s")) == set(saved), "all eight are listed")
 

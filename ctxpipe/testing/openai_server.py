@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
@@ -103,7 +104,7 @@ class OpenAIServer(ScriptedServer):
                 return [f"Item with id '{item.get('id')}' not found."]
         received.ignored = tuple(self._vain_edits(items))
         effective = self._effective(received)
-        return [*responses_problems(effective), *self._without_reasoning(effective["input"])]
+        return responses_problems(effective) or list(self._without_reasoning(effective["input"]))
 
     def _vain_edits(self, items: Iterable[JsonObject]) -> Iterator[str]:
         """The ids of *items* that say something else than the stored ones."""
@@ -114,10 +115,8 @@ class OpenAIServer(ScriptedServer):
             if any(item.get(name) != stored.get(name) for name in SAYING):
                 yield item["id"]
 
-    def _without_reasoning(self, items: Any) -> Iterator[str]:
+    def _without_reasoning(self, items: Sequence[JsonObject]) -> Iterator[str]:
         """Observed: an item by its id comes with the reasoning that led to it."""
-        if not isinstance(items, list):
-            return
         names = {item.get("id") for item in items}
         for item in items:
             name = item.get("id")
@@ -167,13 +166,9 @@ class OpenAIServer(ScriptedServer):
         return response_json(reply, items, name=name, body=effective, usage=usage, output=output)
 
     def _store(self, name: str, body: JsonObject, items: list[JsonDict]) -> None:
-        thought = None
-        for item in items:
-            if thought is not None:
-                self._reasoned[item["id"]] = thought
-            thought = None
-            if item["type"] == "reasoning":
-                thought = item["id"]
+        for thought, item in pairwise(items):
+            if thought["type"] == "reasoning":
+                self._reasoned[item["id"]] = thought["id"]
         if not body.get("store", True):
             return
         for item in items:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import UnionType
 from typing import Any
 
 from .._values import JsonObject
@@ -36,16 +37,16 @@ PREFIXES: Mapping[str, str] = {
     "custom_tool_call": "ctc",
 }
 # Documented: the required fields of each item.
-FIELDS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "function_call": {"call_id": (str,), "name": (str,), "arguments": (str,)},
-    "function_call_output": {"call_id": (str,), "output": (str, list)},
-    "custom_tool_call": {"call_id": (str,), "name": (str,), "input": (str,)},
-    "custom_tool_call_output": {"call_id": (str,), "output": (str, list)},
-    "shell_call_output": {"call_id": (str,), "output": (list,)},
-    "computer_call_output": {"call_id": (str,), "output": (dict,)},
-    "reasoning": {"id": (str,), "summary": (list,)},
-    "item_reference": {"id": (str,)},
-    "compaction": {"encrypted_content": (str,)},
+FIELDS: Mapping[str, Mapping[str, type | UnionType]] = {
+    "function_call": {"call_id": str, "name": str, "arguments": str},
+    "function_call_output": {"call_id": str, "output": str | list},
+    "custom_tool_call": {"call_id": str, "name": str, "input": str},
+    "custom_tool_call_output": {"call_id": str, "output": str | list},
+    "shell_call_output": {"call_id": str, "output": list},
+    "computer_call_output": {"call_id": str, "output": dict},
+    "reasoning": {"id": str, "summary": list},
+    "item_reference": {"id": str},
+    "compaction": {"encrypted_content": str},
 }
 PARTS: Mapping[str, frozenset[str]] = {
     "assistant": frozenset({"output_text", "refusal"}),
@@ -99,11 +100,12 @@ def _item(where: str, item: Any) -> Problems:
         yield wrong_type(where, "an object", item)
         return
     kind = item_type(item)
-    for name, types in FIELDS.get(kind, {}).items():
+    for name, expected in FIELDS.get(kind, {}).items():
         if name not in item:
             yield f"Missing required parameter: '{where}.{name}'."
-        elif not isinstance(item[name], types):
-            yield wrong_type(f"{where}.{name}", types[0].__name__, item[name])
+        elif not isinstance(item[name], expected):
+            words = getattr(expected, "__name__", str(expected))
+            yield wrong_type(f"{where}.{name}", words, item[name])
     if kind == "message":
         yield from _message(where, item)
     elif kind in ANSWERED and isinstance(item.get("output"), list):

@@ -40,10 +40,10 @@ async def expect_error(
     raise ContractBroken(f"{promise}: {kind.__name__}")
 
 
-async def at_once(count: int, work: Callable[[int], Coroutine[Any, Any, object]]) -> None:
-    """Do *work* with each number below *count*, all at the same time."""
+async def eight_at_once(work: Callable[[int], Coroutine[Any, Any, object]]) -> None:
+    """Do *work* with each number below eight, all at the same time."""
     async with anyio.create_task_group() as workers:
-        for number in range(count):
+        for number in range(8):
             workers.start_soon(work, number)
 
 
