@@ -57,7 +57,7 @@ def with_free_breakpoints(
     if rewritten is None:
         return dict(body)  # most turns: to look for marks would cost as much as all messages
     marks = _Marks.of(body)
-    if not marks.decided:
+    if not marks.is_settled:
         return dict(body)
     return _mark_messages(body, _places(body, marks, rewritten)[: max(0, marks.free)])
 
@@ -91,7 +91,7 @@ class _Marks:
         return MAX_CACHE_MARKS - len(self.messages) - self.in_shared - self.automatic
 
     @property
-    def decided(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the request itself says where in its messages marks are."""
         return self.automatic or bool(self.messages)
 
@@ -109,7 +109,7 @@ def _places(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] |
     if rewritten is not None and places and rewritten[0] <= places[-1]:
         around = [index - 1 for index in rewritten]
         places[1:] = around
-    if marks.decided:
+    if marks.is_settled:
         last = len(messages) - 1 if marks.automatic else max(marks.messages)
         places = [index for index in around if index < last and index not in marks.messages]
     existing = [index for index in dict.fromkeys(places) if index >= 0]
