@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -108,7 +107,7 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
     if language.else_as:
         yield source, languages()[language.else_as]
     beginning = source.lstrip("\r\n")
-    cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
+    cautious = language._replace(bodied=f"{language.bodied} {language.misread}")
     for opening, first_line in language.openings.items():
         if re.match(first_line, beginning):
             yield opening + source, cautious

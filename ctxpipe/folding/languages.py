@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 DefinitionType: TypeAlias = Literal["class", "interface", "type", "function"]
 """The type of a definition, the same in all languages.
@@ -21,8 +20,7 @@ enums and aliases are types.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Language:
+class Language(NamedTuple):
     """How the definitions of one language look in its syntax tree. Kinds are separated by blanks.
 
     The name of a definition is in the field "name" unless *names* gives other fields or kinds of
@@ -36,28 +34,28 @@ class Language:
     interfaces: str = ""
     types: str = ""
     functions: str = ""
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = {}
     """Kind of definition → the fields or kinds of children one of which is its name instead."""
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = {}
     """Kind of definition → what belongs to its name and is put before it."""
-    told_by: Mapping[str, DefinitionType] = field(default_factory=dict)
+    told_by: Mapping[str, DefinitionType] = {}
     """Kind of a child, mostly a keyword → the type it makes of a kind that has several types."""
-    named_by: Mapping[str, str] = field(default_factory=dict)
+    named_by: Mapping[str, str] = {}
     """Kind of a value's parent → the part of it that names the value: ``x = function () {}``."""
-    calls: Mapping[str, DefinitionType] = field(default_factory=dict)
+    calls: Mapping[str, DefinitionType] = {}
     """Macro → what a call of it defines, in a language whose definitions are calls."""
-    through: Mapping[str, str] = field(default_factory=dict)
+    through: Mapping[str, str] = {}
     """Kind → what must be directly around the name.
 
     A declaration is one of a function, or of something else.
     """
     bodied: str = ""
     """Kinds that define something only where they have a body; elsewhere they mention it."""
-    inside: Mapping[str, str] = field(default_factory=dict)
+    inside: Mapping[str, str] = {}
     """Kind → the only parents below which it defines something that is more than local."""
-    outside: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, str] = {}
     """Kind → the ancestor below which it defines nothing of interest."""
-    keywords: Mapping[str, DefinitionType] = field(default_factory=dict)
+    keywords: Mapping[str, DefinitionType] = {}
     """Keyword → the type of the name after it, where broken syntax gives no definition."""
     unparsed: str = ""
     """Kind that the parser leaves as bare words, such as a macro's body; it may have keywords."""
@@ -65,7 +63,7 @@ class Language:
     """Whether macros may hide definitions from the parser; where it fails, they are left out."""
     has_locals: bool = True
     """Whether functions within functions are listed too."""
-    openings: Mapping[str, str] = field(default_factory=dict)
+    openings: Mapping[str, str] = {}
     """What a view that begins within a file may lack → the pattern of its first line then."""
     misread: str = ""
     """Kinds that a statement after such an opening resembles, unless they have a body."""
@@ -96,7 +94,7 @@ def languages() -> Mapping[str, Language]:
     for name, row in _TABLE["languages"].items():
         settings = dict(row)
         like = found.get(settings.pop("like", ""), Language(name, ""))
-        found[name] = replace(like, name=name, **settings)
+        found[name] = like._replace(name=name, **settings)
     return found
 
 

@@ -66,7 +66,9 @@ class MemoryStorage:
             prepared.append(("/".join(parts), storable(text, self.redact)))
         locations: list[str] = []
         for key, text in prepared:
-            name = self._place(key, text)
+            for name in candidate_keys(key, text):
+                if self.stored.setdefault(name, text) == text:
+                    break
             folder = name.split("/")[0]
             generation = running_generation(folder)
             if generation is not None:
@@ -75,13 +77,6 @@ class MemoryStorage:
                 self._ids.setdefault(folder, folder)
             locations.append(url_of(name))
         return locations
-
-    def _place(self, key: str, text: str) -> str:
-        """Put *text* under *key*, or another name where something else is there; return it."""
-        for name in candidate_keys(key, text):
-            if self.stored.setdefault(name, text) == text:
-                return name
-        raise AssertionError("there are names without end")
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*, as `TextReader.read` describes it.

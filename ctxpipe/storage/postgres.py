@@ -6,16 +6,15 @@ import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, fail_after
 
 from .._threads.threads import PerLoop
-from ..errors import SettingsError, StorageError
-from ..settings import COUNT, TEXT, check_extra, excerpt
-from .protocol import TextReader
-from .records import Redact
+from ..errors import StorageError
+from ..settings import COUNT, TEXT, Wanted, check_extra, check_settings
 from .shared_journals import ServerJournal
 from .sql_journals import SQLJournal, Statement
 
@@ -26,7 +25,11 @@ T = TypeVar("T")
 
 FORM = 1
 _VALUE = re.compile(r":(\w+)")
-_TABLE_NAME = re.compile(r"(?:[a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
+_NAME = re.compile(r"(?:[a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
+_TABLE_NAME = Wanted(
+    lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
+    "a name in lower case such as 'ctxpipe_journal'",
+)
 # What a server says that is about to stop, or has just begun; without a code the line was cut.
 _PASSING = ("08", "57P01", "57P02", "57P03")
 
@@ -47,6 +50,7 @@ _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'),
 _HOLD = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
 
 
+@dataclass(eq=False, repr=False)
 class PostgresJournal(SQLJournal, ServerJournal):
     """The journals of sessions in one table of the database at *conninfo*.
 
@@ -66,33 +70,18 @@ class PostgresJournal(SQLJournal, ServerJournal):
     _server = "database"
     _age = "extract(epoch from now() - written)"
 
-    def __init__(
-        self,
-        conninfo: str,
-        *,
-        texts: TextReader | None = None,
-        redact: Redact | None = None,
-        table: str = "ctxpipe_journal",
-        connections: int = 4,
-        patience: float = 15.0,
-        timeout: float = 30.0,
-    ) -> None:
-        TEXT.check("conninfo", conninfo)
-        COUNT.check("connections", connections)
-        if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
-            raise SettingsError(
-                f"table is {excerpt(table)}; give a name in lower case such as 'ctxpipe_journal'"
-            )
+    conninfo: str = field(repr=False)  # it may hold a password
+    _: KW_ONLY
+    table: str = "ctxpipe_journal"
+    connections: int = 4
+
+    def __post_init__(self) -> None:
+        check_settings(self, conninfo=TEXT, connections=COUNT, table=_TABLE_NAME)
         check_extra("PostgresJournal", "psycopg", "postgres")
-        super().__init__(texts, redact, patience, timeout)
-        self.table = table
-        self._conninfo = conninfo
-        self._limiter = PerLoop(partial(CapacityLimiter, connections))
+        super().__post_init__()
+        self._limiter = PerLoop(partial(CapacityLimiter, self.connections))
         self._idle: PerLoop[list[AsyncConnection[Any]]] = PerLoop(list)
         self._is_migrated = False
-
-    def __repr__(self) -> str:
-        return f"<PostgresJournal {self.table!r}>"  # the connection string may hold a password
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
@@ -132,7 +121,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
     async def _attempt(self, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
         try:
             async with self._connection() as connection:
-                with fail_after(self._timeout):
+                with fail_after(self.timeout):
                     await self._migrate(connection)
                     return await work(connection)
         except Exception as error:
@@ -156,7 +145,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
         from psycopg import AsyncConnection
 
         return await AsyncConnection.connect(
-            self._conninfo, autocommit=True, connect_timeout=max(2, int(self._timeout))
+            self.conninfo, autocommit=True, connect_timeout=max(2, int(self.timeout))
         )
 
     async def _migrate(self, connection: AsyncConnection[Any]) -> None:

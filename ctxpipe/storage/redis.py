@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import fail_after
 
 from .._threads.threads import PerLoop
-from ..settings import POSITIVE, TEXT, check_extra
+from ..settings import POSITIVE, TEXT, check_extra, check_settings
 from .generations import tombstone_name, tombstone_seconds
-from .protocol import TextReader
-from .records import Redact
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, ServerJournal
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ end
 """
 
 
+@dataclass(eq=False, repr=False)
 class RedisJournal(ServerJournal):
     """The journals of sessions in the Redis at *url*, each a list.
 
@@ -104,29 +104,16 @@ class RedisJournal(ServerJournal):
 
     _server = "Redis"
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        texts: TextReader | None = None,
-        redact: Redact | None = None,
-        prefix: str = "ctxpipe",
-        max_age: float | None = None,
-        patience: float = 15.0,
-        timeout: float = 30.0,
-    ) -> None:
-        TEXT.check("url", url)
-        TEXT.check("prefix", prefix)
-        POSITIVE.optional.check("max_age", max_age)
-        check_extra("RedisJournal", "redis", "redis")
-        super().__init__(texts, redact, patience, timeout)
-        self.prefix = prefix
-        self._url = url
-        self._max_age = max_age
-        self._client: PerLoop[Redis] = PerLoop(self._connect)
+    url: str = field(repr=False)  # it may hold a password
+    _: KW_ONLY
+    prefix: str = "ctxpipe"
+    max_age: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<RedisJournal {self.prefix!r}>"  # the URL may hold a password
+    def __post_init__(self) -> None:
+        check_settings(self, url=TEXT, prefix=TEXT, max_age=POSITIVE.optional)
+        check_extra("RedisJournal", "redis", "redis")
+        super().__post_init__()
+        self._client: PerLoop[Redis] = PerLoop(self._connect)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
@@ -136,7 +123,7 @@ class RedisJournal(ServerJournal):
 
     async def _append(self, new: NewEntry) -> str | None:
         keys = [*self._keys(new.session, "journal", "id"), self._grave(new.session)]
-        milliseconds = int((self._max_age or 0) * 1000)
+        milliseconds = int((self.max_age or 0) * 1000)
         tombstone = "-" if new.tombstone is None else new.tombstone
         entry = (new.number, new.entry, new.token, new.seen or "", milliseconds, new.name)
         answer = await self._eval(_APPEND, keys, *entry, tombstone)
@@ -194,10 +181,10 @@ class RedisJournal(ServerJournal):
 
         # We try again ourselves: a script that has run must not count as one that has not.
         return Redis.from_url(
-            self._url,
+            self.url,
             retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=self._timeout,
-            socket_timeout=self._timeout,
+            socket_connect_timeout=self.timeout,
+            socket_timeout=self.timeout,
             **_driver_version(),
         )
 
@@ -212,7 +199,7 @@ class RedisJournal(ServerJournal):
         return False if isinstance(error, exceptions.RedisError) else None
 
     async def _attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T:
-        with fail_after(self._timeout):
+        with fail_after(self.timeout):
             return await work(self._client.get())
 
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from anyio import sleep
 
+from .._text import short_repr
 from ..errors import StorageError
 from ..placeholders.names import session_folder
-from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, instance_of
+from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, check_settings, instance_of
 from .generations import ids_below, new_tombstone, remember, running_generation
 from .protocol import TextReader
 from .records import Redact
@@ -53,6 +54,7 @@ class NewEntry:
     tombstone: str | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SharedJournal(ABC):
     """A `JournalStorage` in a database.
 
@@ -62,11 +64,14 @@ class SharedJournal(ABC):
     the entries is what the session is called, and beside the sessions which of them were deleted.
     """
 
-    def __init__(self, texts: TextReader | None, redact: Redact | None) -> None:
-        _TEXTS.check("texts", texts)
-        FUNCTION.optional.check("redact", redact)
-        self.texts = texts
-        self.redact: Redact | None = redact or getattr(texts, "redact", None)
+    texts: TextReader | None = None
+    redact: Redact | None = None
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        check_settings(self, texts=_TEXTS, redact=FUNCTION.optional)
+        self.redact = self.redact or getattr(self.texts, "redact", None)
         self._seen: dict[str, str | None] = {}  # by session, the journal read last
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
@@ -199,6 +204,7 @@ class SharedJournal(ABC):
         """Release the lease, if *token* has it."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ServerJournal(SharedJournal):
     """A `SharedJournal` on a server, which is waited for while it is away.
 
@@ -206,20 +212,18 @@ class ServerJournal(SharedJournal):
     take *timeout* seconds.
     """
 
+    patience: float = 15.0
+    timeout: float = 30.0
+
     _server: ClassVar[str]
 
-    def __init__(
-        self, texts: TextReader | None, redact: Redact | None, patience: float, timeout: float
-    ) -> None:
-        NUMBER.check("patience", patience)
-        POSITIVE.check("timeout", timeout)
-        super().__init__(texts, redact)
-        self._patience = patience
-        self._timeout = timeout
+    def __post_init__(self) -> None:
+        check_settings(self, patience=NUMBER, timeout=POSITIVE)
+        super().__post_init__()
 
     async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """*work* with a connection, again where the server was away. Raises StorageError."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         while True:
             try:
                 return await self._attempt(work)

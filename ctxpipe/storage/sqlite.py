@@ -7,12 +7,11 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 from ..errors import StorageError
-from ..settings import FLAG, PATH
-from .protocol import TextReader
-from .records import Redact
+from ..settings import FLAG, PATH, check_settings
 from .sql_journals import SQLJournal, Statement
 from .waiting import Locked, run_in_thread, run_locked
 
@@ -38,6 +37,7 @@ create table if not exists ctxpipe_journal (
 """
 
 
+@dataclass(eq=False, repr=False)
 class SQLiteJournal(SQLJournal):
     """The journals of sessions in the SQLite file *path*, for the processes of one machine.
 
@@ -51,25 +51,20 @@ class SQLiteJournal(SQLJournal):
 
     _age = "cast(strftime('%s', 'now') as integer) - written"
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        texts: TextReader | None = None,
-        redact: Redact | None = None,
-        fsync: bool = False,
-    ) -> None:
-        PATH.check("path", path)
-        FLAG.check("fsync", fsync)
-        super().__init__(texts, redact)
-        self.path: str = os.path.abspath(path)
-        self._fsync = fsync
+    path: str | os.PathLike[str]
+    _: KW_ONLY
+    fsync: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, path=PATH, fsync=FLAG)
+        super().__post_init__()
+        self.path = os.path.abspath(self.path)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        return f"<SQLiteJournal {self.path!r}>"
+        return f"<SQLiteJournal {self.path!r}>"  # whole: a path differs at its end
 
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
@@ -105,7 +100,7 @@ class SQLiteJournal(SQLJournal):
                 code = getattr(error, "sqlite_errorcode", 0)
                 number = _ERRNO.get(code & _PRIMARY, errno.EIO)
                 if number == errno.EAGAIN:
-                    raise Locked(self.path) from error
+                    raise Locked(str(self.path)) from error
                 self._drop()
                 reason = f"cannot use the journal {self.path}: {error}"
                 raise StorageError(number, reason) from error
@@ -131,7 +126,7 @@ class SQLiteJournal(SQLJournal):
         try:
             database.execute("pragma journal_mode = wal")
             database.execute("pragma secure_delete = on")
-            database.execute(f"pragma synchronous = {'full' if self._fsync else 'normal'}")
+            database.execute(f"pragma synchronous = {'full' if self.fsync else 'normal'}")
             [form] = database.execute("pragma user_version").fetchone()
             if form > FORM:
                 reason = f"{self.path} was made by a newer ctxpipe, in form {form}; update ctxpipe"
@@ -155,7 +150,7 @@ class SQLiteJournal(SQLJournal):
         self._connection = None
 
 
-def _connect(path: str) -> sqlite3.Connection:
+def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
     if not os.path.exists(path):
         # Made by us it is private, whatever the umask; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))

@@ -71,7 +71,7 @@ async def with_failing_statements(place: str, operations: int) -> AsyncIterator[
                 raise sqlite3.OperationalError("disk I/O error")
             return super().execute(*arguments)
 
-    def connect(path: str) -> sqlite3.Connection:
+    def connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Failing)
 
     with pytest.MonkeyPatch.context() as patched:
@@ -316,7 +316,7 @@ async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the
 ):
     server: Server = request.getfixturevalue(name)
     async with JOURNALS[name](server) as journal:
-        journal._patience = 0
+        journal.patience = 0
         session = ContextPipeline([]).session("away", journal=journal)
         history: list[Any] = [user("one")]
         await session.run(history)
