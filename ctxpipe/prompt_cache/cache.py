@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from ..providers.prices import FIVE_MINUTES, HOUR
+from .misses import Cause
 
 LOOKBACK_BLOCKS = 20
 """How many blocks, its own included, a mark looks back for a prefix that was written before."""
@@ -33,9 +33,6 @@ _MINIMUMS: Mapping[str, int] = {
 }
 MOST_MINIMUM = max(_MINIMUMS.values())
 """No model is known that caches nothing of a longer prompt."""
-
-Obstacle: TypeAlias = Literal["expired", "no mark", "look-back"]
-"""Why a request cannot read a prefix that it begins with."""
 
 
 def min_cached_tokens(model: str | None) -> int:
@@ -70,14 +67,14 @@ class Entry:
         """Whether it can no longer be read at *now*."""
         return now - self.used >= self.seconds
 
-    def obstacle(self, marks: Sequence[Mark], now: float) -> Obstacle | None:
+    def obstacle(self, marks: Sequence[Mark], now: float) -> Cause | None:
         """Why a request with *marks* that begins with this prefix cannot read it at *now*."""
         if self.is_expired(now):
-            return "expired"
+            return Cause.LIFETIME
         later = [mark.place for mark in marks if mark.place >= self.place]
         if not later:
-            return "no mark"
-        return None if min(later) - self.place < LOOKBACK_BLOCKS else "look-back"
+            return Cause.NO_MARK
+        return None if min(later) - self.place < LOOKBACK_BLOCKS else Cause.LOOKBACK
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class _Entry(Entry):
     tokens: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request that was sent, as number *event* of all that happened.
 
@@ -50,13 +50,13 @@ class _Request:
     sent: Sent
     event: int
     source: object = None  # the list of messages that it was sent as
-    count: int = 0  # of its messages; the caller may have appended to the list since
-    prompt: Prompt | None = None
+    prompt: Prompt = field(init=False)
     before: _Request | None = None
     found: Sequence[Difference] = ()
     known: int = 0
     bill: Bill | None = None
     is_on_its_way: bool = False  # else it is sent only if a bill comes
+    is_read: bool = False  # has its prompt
 
 
 @dataclass(slots=True)
@@ -82,7 +82,8 @@ class CacheDiagnostics:
     def send(self, sent: Sent, source: object = None) -> None:
         """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
-        self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
+        sent = replace(sent, messages=list(sent.messages))  # the caller may append to its list
+        self._waiting.append(_Request(sent, self._events, source))
         most = MOST_WAITING if self._observed else MOST_UNREAD
         while len(self._waiting) > most:
             self._carry(self._waiting.popleft())
@@ -95,14 +96,13 @@ class CacheDiagnostics:
             return
         request.sent = replace(
             request.sent,
-            messages=messages,
+            messages=list(messages),
             seconds=seconds,
             system=body.get("system") or None,
             tools=cast("Iterable[object] | None", body.get("tools") or None),
             options=body,
             are_marks_known=True,
         )
-        request.count = len(messages)
         request.is_on_its_way = True
 
     def forget(self, source: object) -> None:
@@ -135,8 +135,7 @@ class CacheDiagnostics:
         request = self._find(source)
         if request is None and self._waiting and messages is not None:
             request = self._waiting[-1]
-            request.count = len(messages)
-            request.sent = replace(request.sent, messages=messages, are_marks_known=True)
+            request.sent = replace(request.sent, messages=list(messages), are_marks_known=True)
         if request is None:
             return []
         self._read_up_to(request, model)
@@ -167,7 +166,7 @@ class CacheDiagnostics:
     def _read_up_to(self, request: _Request, model: str | None) -> None:
         """Read the requests in the order in which they were sent, up to *request*."""
         for waiting in list(self._waiting):
-            if waiting.prompt is None:
+            if not waiting.is_read:
                 self._carry(waiting)
                 if waiting.is_on_its_way or waiting is request:
                     self._read(waiting, model)
@@ -194,30 +193,24 @@ class CacheDiagnostics:
         """Read *request*, and find out what differs from the one before."""
         last = None if request.before is None else request.before.prompt
         sent = request.sent
-        if request.count < len(sent.messages):
-            sent = replace(sent, messages=sent.messages[: request.count])
         prompt = as_prompt(sent, self.counter, None if thoroughly else last)
-        if request.prompt is not None:  # with a mark that was located
+        if thoroughly:  # with a mark that was located
             prompt = replace(prompt, marks=request.prompt.marks)
-        request.prompt = prompt
-        request.known = len(prompt.keys)
-        request.found = ()
+        request.prompt, request.is_read = prompt, True
         if last is not None:
             request.found = differences(last, sent, prompt)
-            request.known = prompt.head + len(last.keys) - last.head
-            if request.found:
-                request.known = index_blocks(last, prompt)
+            request.known = index_blocks(last, prompt)
         if thoroughly:
             for chain, entry in list(self._entries.items()):
                 if entry.writer == request.event:  # as it was read the first time
                     del self._entries[chain]
         for mark in prompt.marks:
-            self._write(request, prompt, mark)
+            self._write(request, mark)
 
     # The cache ------------------------------------------------------------------------------------
 
-    def _write(self, request: _Request, prompt: Prompt, mark: Mark) -> None:
-        chain = prompt.chain[mark.place]
+    def _write(self, request: _Request, mark: Mark) -> None:
+        chain = request.prompt.chain[mark.place]
         known = self._entries.get(chain)
         if known is not None and not known.is_expired(request.sent.seconds):
             return
@@ -229,7 +222,6 @@ class CacheDiagnostics:
     def _locate_unknown_mark(self, request: _Request, bill: Bill) -> None:
         """Where the caller has placed marks after the run, the bill says how far the last went."""
         prompt = request.prompt
-        assert prompt is not None  # noqa: S101  read before
         if prompt.marks or request.sent.are_marks_known:
             return
         if not bill.cached or not prompt.keys:
@@ -240,13 +232,11 @@ class CacheDiagnostics:
             place = min(bisect_right(prompt.sums, raw + 0.5) - 1, last)
         mark = Mark(max(0, place), HOUR if bill.written_for_hour else FIVE_MINUTES)
         request.prompt = replace(prompt, marks=(mark,))
-        self._write(request, prompt, mark)
+        self._write(request, mark)
 
     def _answer(self, request: _Request) -> None:
         """What *request* has written can be read by others now, and what it has read lives on."""
-        prompt = request.prompt
-        bill = request.bill
-        assert prompt is not None  # noqa: S101  read before
+        prompt, bill = request.prompt, request.bill
         seconds = request.sent.seconds
         last = max((mark.place for mark in prompt.marks), default=-1)
         for mark in prompt.marks:
@@ -295,9 +285,8 @@ class CacheDiagnostics:
 
     def _judge(self, request: _Request, bill: Bill) -> list[CacheMiss]:
         """What *request* should have read from the cache, and has not."""
-        before = request.before
-        prompt = request.prompt
-        if before is None or before.prompt is None or prompt is None:
+        before, prompt = request.before, request.prompt
+        if before is None:
             return []
         expected = _tokens(prompt, bill, request.known - 1)
         if not request.found and before.bill is not None and before.bill.total:
@@ -336,21 +325,18 @@ class CacheDiagnostics:
     def _obstacle(entry: _Entry, request: _Request, prompt: Prompt) -> Difference | None:
         """Why *request* cannot read *entry*; None when it can."""
         now = request.sent.seconds
-        obstacle = entry.obstacle(prompt.marks, now)
-        if obstacle == "expired":
-            return Difference(
-                entry.place, Cause.LIFETIME, _lifetime(now - entry.used, entry.seconds)
-            )
-        if entry.answered >= request.event:
-            detail = "the request was sent before the one before it was answered"
-            return Difference(entry.place, Cause.CONCURRENT, detail)
-        if obstacle == "no mark":
-            detail = "no cache mark follows what was cached before"
-            return Difference(entry.place, Cause.NO_MARK, detail, is_lasting=True)
-        if obstacle == "look-back":
-            detail = f"more than {LOOKBACK_BLOCKS} blocks lie between two cache marks"
-            return Difference(entry.place, Cause.LOOKBACK, detail)
-        return None
+        cause = entry.obstacle(prompt.marks, now)
+        if cause is not Cause.LIFETIME and entry.answered >= request.event:
+            cause = Cause.CONCURRENT
+        if cause is None:
+            return None
+        details = {
+            Cause.LIFETIME: _lifetime(now - entry.used, entry.seconds),
+            Cause.CONCURRENT: "the request was sent before the one before it was answered",
+            Cause.NO_MARK: "no cache mark follows what was cached before",
+            Cause.LOOKBACK: f"more than {LOOKBACK_BLOCKS} blocks lie between two cache marks",
+        }
+        return Difference(entry.place, cause, details[cause], cause is Cause.NO_MARK)
 
     def _reason(
         self, request: _Request, before: _Request, prompt: Prompt, obstacles: Sequence[Difference]
@@ -360,7 +346,6 @@ class CacheDiagnostics:
         for obstacle in obstacles:
             if obstacle.cause is Cause.CONCURRENT:
                 return obstacle
-        assert before.prompt is not None  # noqa: S101  read before
         idle = request.sent.seconds - before.sent.seconds
         lifetime = max((mark.seconds for mark in before.prompt.marks), default=inf)
         if idle >= lifetime:
@@ -371,7 +356,6 @@ class CacheDiagnostics:
     def _missing_write(before: _Request, prompt: Prompt) -> Difference:
         """Why *before* has not written what *prompt* could have read."""
         bill, earlier = before.bill, before.prompt
-        assert earlier is not None  # noqa: S101  read before
         if not earlier.marks:
             which = "the request before" if prompt.marks else "the request"
             return Difference(0, Cause.NO_MARK, f"{which} has no cache mark", not prompt.marks)

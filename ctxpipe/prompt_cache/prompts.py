@@ -145,7 +145,7 @@ def as_prompt(
         marks += _marks(message, len(keys))
         keys.extend(_key(message["role"], block) for block in content)
         sums.extend(accumulate(map(size, content), initial=sums.pop()))
-        if any(map(_has_image, content)):
+        if any(map(has_image, content)):
             images.append(index)
     settings = head.settings._replace(has_images=bool(images))
     chain = head.chain[:]
@@ -316,11 +316,11 @@ def _value_key(value: object) -> int:
     return hash(compact_json(value))
 
 
-def _has_image(block: Block) -> bool:
+def has_image(block: Block) -> bool:
+    """Whether *block* is an image, or a result with one in it."""
     content = read(block, "content")
-    if kind(block) == "image" or not isinstance(content, list | tuple):
-        return kind(block) == "image"
-    return any(kind(part) == "image" for part in content)
+    parts = content if isinstance(content, list | tuple) else ()
+    return any(kind(part) == "image" for part in (block, *parts))
 
 
 def _marks(message: Message, start: int) -> list[Mark]:

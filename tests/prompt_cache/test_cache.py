@@ -100,7 +100,7 @@ def test_every_request_is_billed_as_by_the_second_model(
         ([7, 25], 9.0, None),
         ([4], 9.0, "no mark"),
         ([], 9.0, "no mark"),
-        ([5], 300.0, "expired"),
+        ([5], 300.0, "lifetime"),
     ],
 )
 def test_what_keeps_a_request_from_an_entry_is_named(marks: list[int], now, obstacle: str | None):
