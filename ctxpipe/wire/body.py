@@ -7,7 +7,6 @@ keeps its bytes.
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from bisect import bisect_right
@@ -28,12 +27,12 @@ MAX_ITEMS = 100_000
 
 FIRST_STEP = 4096  # bytes of two bodies that are compared first
 MOST_AT_ONCE = 1 << 20  # bytes that are compared at once
-WINDOW = 1 << 16  # bytes of a body that are decoded at once, unless a value is longer
 
 _CLOSING = b'}]"'
-_GOES_ON = "e+1"
-"""The longest that must be seen of what follows a number, to know that it ends there."""
-_BLANKS = re.compile(r"[ \t\n\r]*")
+_BLANKS = b" \t\n\r"
+_TOKEN = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+"|[][{}:,]|[^][{}:," \t\n\r]++)', re.DOTALL)
+"""Blanks, and a string, a bracket, a colon, a comma, or a number or word."""
+_BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _decoder = json.JSONDecoder()
 
 
@@ -109,15 +108,11 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
     Raises TooDeep where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, has
     more than MAX_ITEMS items, or names a key twice: another reader might take the other one.
     """
+    reader = _Reader(raw, key)
     last, same = _closest(raw, key, known)
-    reader = _Reader(raw, key, last, same)
-    try:
-        return reader.read()
-    except RecursionError as error:
-        raise TooDeep(_TOO_DEEP) from error
-
-
-_TOO_DEEP = f"the body nests deeper than {MAX_DEPTH} levels"
+    if last is not None:
+        reader.continue_from(last, same)
+    return reader.read()
 
 
 def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, int]:
@@ -139,149 +134,104 @@ def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, 
     return closest, most
 
 
-class _Reader:
-    """Reads one body, a window of its bytes as text at a time, so that it is never there twice.
+@dataclass(slots=True)
+class _Reader(Body):
+    """A body of which the bytes up to *at* are read.
 
-    Positions in the text become bytes where a value is noted.
+    Where a value ends is found first, then its bytes alone are decoded.
     """
 
-    def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
-        self.body = Body(raw, key)
-        self.list_start = start = 0
-        if last is not None and kept:
-            self.body.items = last.items[:kept]
-            self.body.spans = last.spans[:kept]
-            self.list_start = last.places[key].start
-            for name, span in last.places.items():
-                if span.stop < self.list_start:
-                    self.body.places[name] = span
-                    self.body.values[name] = last.values[name]
-            start = self.body.spans[-1].stop
-        self.text = ""
-        self.at = 0
-        self.stop = start  # the byte at which the text ends
-        self.counted = (0, start)  # a position, and its byte
+    at: int = 0
+
+    def continue_from(self, last: Body, kept: int) -> None:
+        """Take the first *kept* items from *last*, and the values before its list."""
+        self.items, self.spans = last.items[:kept], last.spans[:kept]
+        self.places[self.key] = whole = last.places[self.key]
+        for name, span in last.places.items():
+            if span.stop < whole.start:
+                self.places[name] = span
+                self.values[name] = last.values[name]
+        self.at = self.spans[-1].stop
 
     def read(self) -> Body | None:
-        if self.body.items:
-            self.read_list()
-        elif not self.opens_with("{"):
-            self.read_value()
+        if self.items:
+            self.read_list(self.places[self.key].start)
+        elif not self.opens_with(b"{"):
+            self.decode(self.find_value())
             self.expect_end()
             return None
-        while not self.opens_with("}"):
-            if self.body.places:
-                self.expect(",")
+        while not self.opens_with(b"}"):
+            if self.places:
+                self.expect(b",")
             self.read_member()
         self.expect_end()
-        is_found = self.body.key in self.body.places
-        is_list = self.body.key not in self.body.values
-        return self.body if is_found and is_list else None
+        is_found = self.key in self.places
+        is_list = self.key not in self.values
+        return self if is_found and is_list else None
 
     def read_member(self) -> None:
-        name = self.read_value()
+        name = self.decode(self.find_value())
         if not isinstance(name, str):
-            raise JSONDecodeError("a name is a string", self.text, self.at)
-        if name in self.body.places:
+            raise self.error("a name is a string")
+        if name in self.places:
             raise ValueError("the body names a key twice")
-        self.expect(":")
-        self.skip_blanks()
-        start = self.byte(self.at)
-        if self.text.startswith("[", self.at) and name == self.body.key:
-            self.at += 1
-            self.list_start = start
-            self.read_list()
+        self.expect(b":")
+        if name == self.key and self.opens_with(b"["):
+            self.read_list(self.at - 1)
             return
-        value = self.read_value()
-        stop = self.byte(self.at)
-        self.body.places[name] = Span(start, stop)
-        self.body.values[name] = value
+        span = self.find_value()
+        self.values[name] = self.decode(span)
+        self.places[name] = span
 
-    def read_list(self) -> None:
-        """Read what is left of the list."""
-        while not self.opens_with("]"):
-            if self.body.items:
-                self.expect(",")
-            self.read_item()
-        self.body.places[self.body.key] = Span(self.list_start, self.byte(self.at))
+    def read_list(self, start: int) -> None:
+        """Read what is left of the list that begins at *start*."""
+        while not self.opens_with(b"]"):
+            if self.items:
+                self.expect(b",")
+            if len(self.items) == MAX_ITEMS:
+                raise ValueError(f"the body has more than {MAX_ITEMS} items")
+            span = self.find_value()
+            self.items.append(self.decode(span))
+            self.spans.append(span)
+        self.places[self.key] = Span(start, self.at)
 
-    def read_item(self) -> None:
-        if len(self.body.items) == MAX_ITEMS:
-            raise ValueError(f"the body has more than {MAX_ITEMS} items")
-        self.skip_blanks()
-        start = self.byte(self.at)
-        item = self.read_value()
-        stop = self.byte(self.at)
-        self.body.items.append(item)
-        self.body.spans.append(Span(start, stop))
+    def find_value(self) -> Span:
+        """The bytes of the value that comes next, if it is one."""
+        start = -1
+        depth = 0
+        while start < 0 or depth > 0:
+            token = _TOKEN.match(self.raw, self.at)
+            if token is None:
+                raise self.error("a value has no end")
+            self.at = token.end()
+            first = token.start(1)
+            start = first if start < 0 else start
+            depth += _BRACKETS.get(self.raw[first], 0)
+            if depth > MAX_DEPTH:
+                raise TooDeep(f"the body nests deeper than {MAX_DEPTH} levels")
+        return Span(start, self.at)
 
-    def read_value(self) -> Any:
-        self.skip_blanks()
-        while True:
-            try:
-                value, at = _decoder.raw_decode(self.text, self.at)
-            except JSONDecodeError:
-                if not self.has_more():
-                    raise
-            else:
-                if at + len(_GOES_ON) <= len(self.text) or not self.has_more():
-                    break
-            self.read_on()
-        self.at = at
-        if _is_deeper(value, MAX_DEPTH):
-            raise TooDeep(_TOO_DEEP)
-        return value
+    def decode(self, span: Span) -> Any:
+        return _decoder.decode(self.raw[span.start : span.stop].decode())
 
-    def opens_with(self, character: str) -> bool:
+    def opens_with(self, character: bytes) -> bool:
         """Whether *character* comes next; it is read."""
-        self.skip_blanks()
-        if not self.text.startswith(character, self.at):
+        token = _TOKEN.match(self.raw, self.at)
+        if token is None or not self.raw.startswith(character, token.start(1)):
             return False
-        self.at += 1
+        self.at = token.end()
         return True
 
-    def expect(self, character: str) -> None:
+    def expect(self, character: bytes) -> None:
         if not self.opens_with(character):
-            raise JSONDecodeError(f"{character!r} is missing", self.text, self.at)
+            raise self.error(f"{character!r} is missing")
 
     def expect_end(self) -> None:
-        self.skip_blanks()
-        if self.at < len(self.text):
-            raise JSONDecodeError("there is more than one value", self.text, self.at)
+        if self.raw[self.at :].strip(_BLANKS):
+            raise self.error("there is more than one value")
 
-    def skip_blanks(self) -> None:
-        self.at = _end_of_blanks(self.text, self.at)
-        while self.at == len(self.text) and self.has_more():
-            self.read_on()
-            self.at = _end_of_blanks(self.text, 0)
-
-    def has_more(self) -> bool:
-        """Whether there are bytes after the text."""
-        return self.stop < len(self.body.raw)
-
-    def read_on(self) -> None:
-        """Have the text begin where it is read by now, and go on twice as far."""
-        start = self.byte(self.at)
-        stop = self.stop + max(WINDOW, self.stop - start)
-        part = self.body.raw[start:stop]
-        is_end = stop >= len(self.body.raw)
-        self.text, length = codecs.utf_8_decode(part, "strict", is_end)
-        self.at, self.stop, self.counted = 0, start + length, (0, start)
-
-    def byte(self, position: int) -> int:
-        """The byte at which *position* of the text is; positions only rise."""
-        before, byte = self.counted
-        if self.text.isascii():
-            byte += position - before
-        else:
-            byte += len(self.text[before:position].encode())
-        self.counted = (position, byte)
-        return byte
-
-
-def _end_of_blanks(text: str, start: int) -> int:
-    match = _BLANKS.match(text, start)
-    return start if match is None else match.end()
+    def error(self, text: str) -> JSONDecodeError:
+        return JSONDecodeError(text, "", self.at)
 
 
 def _same_items(last: Body, raw: bytes) -> int:
@@ -310,19 +260,3 @@ def _common_bytes(one: bytes, other: bytes) -> int:
         else:
             stop = middle - 1
     return start
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    """Whether *value* nests deeper than *limit*."""
-    level: list[Any] = [value]
-    for _ in range(limit):
-        inner: list[Any] = []
-        for container in level:
-            if isinstance(container, dict):
-                inner += container.values()
-            elif isinstance(container, list):
-                inner += container
-        level = [item for item in inner if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True

@@ -13,16 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+from itertools import chain, pairwise
+from typing import Any, Literal, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject
-from ..messages import CALLS, THINKING, as_blocks, kind
+from ..messages import CALLS, THINKING, Message, as_blocks, kind
 from ..messages.facts import MAX_TOOL_NAME
 from ..placeholders.placeholders import OPENING
 from .values import opaque_block, text_block
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 Side: TypeAlias = Literal["system", "user", "assistant", "result"]
 """Who says an item; "result" answers a call."""
@@ -55,20 +53,16 @@ class Reading:
             object.__setattr__(self, "blocks", [text_block(EMPTY)])
 
 
-class ItemReader(Protocol):
+class ItemReader(ABC):
     """Reads the items of one form of conversation."""
-
-    def read(self, item: Item) -> Reading:
-        """*item* as blocks; what is unknown becomes an opaque text block of its side."""
-        ...
-
-
-class Codec(ABC):
-    """One form of conversation: its items to blocks, and back."""
 
     @abstractmethod
     def read(self, item: Item) -> Reading:
         """*item* as blocks; what is unknown becomes an opaque text block of its side."""
+
+
+class Codec(ItemReader):
+    """One form of conversation: its items to blocks, and back."""
 
     @abstractmethod
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
@@ -114,26 +108,21 @@ class Codec(ABC):
             return list(pairs)
         kept: list[Sourced] = []
         for source, item in pairs:
-            own_calls, own_results = map(set, self.halves(item))
+            own_calls, own_results = self.halves(item)
             if lost_results.isdisjoint(own_calls) and lost_calls.isdisjoint(own_results):
                 kept.append((source, item))
                 continue
-            left: list[JsonDict] = []
-            for block in self.read(item).blocks:
-                is_lost = block.get("id") in lost_results or block.get("tool_use_id") in lost_calls
-                if not is_lost:
-                    left.append(block)
+            blocks = self.read(item).blocks
+            left = [block for block in blocks if block.get("id") not in lost_results]
+            left = [block for block in left if block.get("tool_use_id") not in lost_calls]
             if any(kind(block) not in THINKING for block in left):
                 kept.append((source, self.rebuild(item, left)))
         return kept
 
     def _all_halves(self, items: Iterable[Item]) -> tuple[set[object], set[object]]:
-        calls: set[object] = set()
-        results: set[object] = set()
-        for own_calls, own_results in map(self.halves, items):
-            calls.update(own_calls)
-            results.update(own_results)
-        return calls, results
+        halves = list(map(self.halves, items))
+        calls = {call for calls, _ in halves for call in calls}
+        return calls, {result for _, results in halves for result in results}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +161,11 @@ def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) 
     *used* are the ids of the calls before, to which those of these items are added.
     """
     groups = _groups(codec, items, start)
-    before: _Group | None = None
-    for group in groups:
+    for before, group in pairwise([None, *groups, None]):
         if before is not None and before.side == "assistant":
             _pair(before, group, used)
-        elif group.side == "result":
+        elif group is not None and group.side == "result":
             _make_opaque(group, frozenset())
-        before = group
-    if before is not None and before.side == "assistant":
-        _pair(before, None, used)
     for group in groups:
         _settle(group)
     _place_systems(groups)
@@ -226,17 +211,14 @@ def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
             continue
         name = _unique_id(own, used)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
-        is_renamed = name != own
-        if is_renamed or tool != block["name"]:
-            group.blocks[place] = {**block, "id": name, "name": tool}
-        if is_renamed:
-            group.names[name] = own
+        group.blocks[place] = {**block, "id": name, "name": tool}
+        other_name = {name: own} if name != own else {}
+        group.names |= other_name
         if waiting and later is not None:
             answer = waiting.pop(0)
             answered.add(answer)
-            if is_renamed:
-                later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
-                later.names[name] = own
+            later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
+            later.names |= other_name
     if later is not None and later.side == "result":
         _make_opaque(later, answered)
 
@@ -303,35 +285,21 @@ def _place_systems(groups: Sequence[_Group]) -> None:
 
 
 def _as_unit(group: _Group) -> Unit:
-    role = group.side
-    if role == "result":
-        role = "user"
-    content: str | list[JsonDict] = group.blocks
-    if len(group.blocks) == 1:
-        block = group.blocks[0]
-        if kind(block) == "text":
-            content = block["text"]
+    role = "user" if group.side == "result" else group.side
+    content: object = group.blocks
+    if list(map(kind, group.blocks)) == ["text"]:
+        content = group.blocks[0]["text"]
     message = cast("Message", {"role": role, "content": content})
-    return Unit(
-        message=message,
-        start=group.start,
-        stop=group.stop,
-        owners=tuple(group.owners),
-        names=group.names,
-    )
+    return Unit(message, group.start, group.stop, tuple(group.owners), group.names)
 
 
 def head_blocks(readings: Iterable[Reading]) -> Iterator[JsonDict]:
     """What leading items say that are never shaped, as the blocks of a system prompt."""
-    for reading in readings:
-        for block in reading.blocks:
-            if kind(block) == "text":
-                yield text_block(block["text"])
-            else:
-                yield opaque_block(block)
+    for block in chain.from_iterable(reading.blocks for reading in readings):
+        yield text_block(block["text"]) if kind(block) == "text" else opaque_block(block)
 
 
-class MessagesCodec:
+class MessagesCodec(ItemReader):
     """What a message says."""
 
     def read(self, item: Item) -> Reading:

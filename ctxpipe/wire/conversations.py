@@ -14,35 +14,30 @@ However many there are, a lookup asks for a few ids.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import anyio
 
+from .._logs import logger
 from .._threads.bulk import weight
 from .._values import JsonObject
+from ..conversation.conversation import Conversation
 from ..errors import CtxpipeError, SettingsError
-from ..messages import CALLS, THINKING, as_blocks, kind, with_content
+from ..messages import CALLS, THINKING, Message, as_blocks, kind, with_content
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
 from ..pipeline import ContextPipeline
 from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
 from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
 from ..storage.protocol import JOURNAL_STORAGE
+from .body import Body
 from .codec import Codec, Item, ItemReader
 from .translation import Translation, Verbatim, translation_of
-
-if TYPE_CHECKING:
-    from ..conversation.conversation import Conversation
-    from ..messages import Message
-    from .body import Body
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
 
 MAX_BYTES = 1 << 30
 OVERHEAD = 4

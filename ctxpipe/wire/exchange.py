@@ -9,37 +9,36 @@ Whatever goes wrong here, the request is sent as it came: an error of ours is a 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from json import JSONDecodeError
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
+from .._logs import logger
 from .._threads.threads import in_thread_if
 from .._values import JsonDict, JsonObject
+from ..conversation.conversation import Conversation
 from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..errors import safe_text
 from ..messages import field, pending_calls
+from ..pipeline import ContextPipeline
 from ..placeholders.names import content_hash
 from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
 from ..session.client import BETA
 from ..session.session import conversation_of
+from ..stages.reports import Result
+from ..storage import JournalStorage
 from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
+from .codec import Codec, Item, ItemReader
 from .conversations import (
     UNNAMED,
     Beginning,
     Conversations,
     Dialog,
+    OpenSession,
     SessionName,
     check_mount,
     conversation_name,
@@ -47,16 +46,7 @@ from .conversations import (
 )
 from .formats import MESSAGES, Format
 from .translation import is_unchanged
-
-if TYPE_CHECKING:
-    from ..conversation.conversation import Conversation
-    from ..pipeline import ContextPipeline
-    from ..stages.reports import Result
-    from ..storage import JournalStorage
-    from .codec import Codec, Item, ItemReader
-    from .conversations import OpenSession
-
-logger: logging.Logger = logging.getLogger("ctxpipe")
+from .values import text_block
 
 UNSHAPED = "the context could not be shaped; the original request is sent"
 NOT_SHORTENED = "the context could not be shortened; the provider's answer is passed on"
@@ -184,7 +174,6 @@ class Exchange:
             return
         self.reason = NOT_OURS
         self.is_held = bool(state_id)
-        dialog: Dialog | None
         if state_id:
             session_id, calls = self._conversations.recall(state_id, cast("Codec", codec), items)
             session_id = session_id or name or f"{UNNAMED}-{content_hash(state_id)}"
@@ -192,9 +181,10 @@ class Exchange:
             dialog = Dialog(name, session, codec, Beginning(b""))
         else:
             calls = []
-            dialog = await self._conversations.find(name, codec, items, open_session, body)
-        if dialog is None:
-            return
+            found = await self._conversations.find(name, codec, items, open_session, body)
+            if found is None:
+                return
+            dialog = found
         self.dialog, self.given = dialog, items
         async with dialog.lock:  # a translation remembers one turn
             units = dialog.translation.read([*calls, *items])
@@ -285,9 +275,6 @@ class HttpExchange(Exchange):
     what was rewritten that cost nothing.
     """
 
-    items: Sequence[Item]
-    reason: str
-
     def __init__(
         self,
         conversations: Conversations,
@@ -309,11 +296,6 @@ class HttpExchange(Exchange):
         self.is_undecided: bool = False
         self.is_recovered: bool = False
         self.is_too_deep: bool = False  # its body, to be read by anybody
-        self._reply: JsonObject | None = None
-        self._status = 0
-        self._size = 0
-        self._refusal = b""
-        self._reader = ReplyReader()
 
     async def begin_bytes(self, raw: bytes, beta: str = "") -> None:
         """Shape the request in *raw*; *beta* is the value of its header of that name."""
@@ -331,10 +313,14 @@ class HttpExchange(Exchange):
             arguments = self.format.arguments(body.values)
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
-            state_id = self.format.state_id(body.values)
-            codec = self.format.codec
             await self.begin(
-                name, codec, body.items, arguments, open_session, body, state_id=state_id
+                name,
+                self.format.codec,
+                body.items,
+                arguments,
+                open_session,
+                body,
+                state_id=self.format.state_id(body.values),
             )
             if self.is_shaped:
                 self._write()
@@ -402,16 +388,13 @@ class HttpExchange(Exchange):
             for event in events:
                 usage = self.format.usage_in(event) or {}
                 self.usage |= {name: part for name, part in usage.items() if isinstance(part, int)}
-                self._reply = self.format.reply_in(event) or self._reply
+                # At once: a client may stop reading after the last event.
+                if not self.is_dry:  # else another context is billed
+                    self.learn(self.format.reply_in(event))
                 if self.is_undecided and event.get("type") not in _BEGINNING:
                     if event.get("type") in _REFUSED:
                         self._refusal = json.dumps(event).encode()
                     self._decide()
-        # At once: a client may stop reading after the last event.
-        if self._reply is not None:
-            reply, self._reply = self._reply, None
-            if not self.is_dry:  # else another context is billed
-                self.learn(reply)
 
     def _decide(self) -> None:
         self.is_undecided = False
@@ -479,7 +462,7 @@ def _join(system: object, head: list[JsonDict]) -> object:
         return system
     if not system:
         return head
-    before = [{"type": "text", "text": system}] if isinstance(system, str) else [system]
+    before: Any = [text_block(system)] if isinstance(system, str) else system
     return [*before, *head]
 
 
@@ -512,8 +495,6 @@ class ReplyReader:
 
     Of a stream only events that contain *wanted* are parsed.
     """
-
-    __slots__ = ("_is_stream", "_rest", "wanted")
 
     def __init__(self, *, is_stream: bool = True, wanted: bytes = b"") -> None:
         self.wanted: bytes = wanted

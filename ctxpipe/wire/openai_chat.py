@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
@@ -37,7 +37,6 @@ from .values import (
 SYSTEM = frozenset({"system", "developer"})
 RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
-Block: TypeAlias = JsonObject
 INPUT = "input"  # the key of a custom tool's text
 SHOWN = "[It is shown after the results.]"
 
@@ -60,7 +59,7 @@ class ChatCodec(Codec):
             return Reading(side, [opaque_block(item)])
         return Reading(side, content_blocks(field(item, "content"), _part_block))
 
-    def rebuild(self, item: Item, blocks: Sequence[Block]) -> Item:
+    def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*; its other keys stay."""
         plain = as_dict(item)
         role = plain.get("role")
@@ -72,7 +71,7 @@ class ChatCodec(Codec):
         plain["content"] = rebuild_content(plain.get("content"), blocks)
         return plain
 
-    def new(self, role: str, blocks: Sequence[Block]) -> list[Item]:
+    def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Messages that say *blocks*."""
         results, uses, spoken = sort_blocks(blocks)
         items: list[Item] = []
@@ -84,15 +83,12 @@ class ChatCodec(Codec):
         items = self.sendable(items)
         if not (spoken or uses):
             return items
-        message: JsonDict = {"role": role, "content": None}
-        if spoken:
-            message["content"] = text_or_parts([_new_part(block) for block in spoken])
-        calls: list[JsonDict] = []
+        content = text_or_parts(list(map(_new_part, spoken))) if spoken else None
+        message: JsonDict = {"role": role, "content": content}
         for block in uses:
             function = {"name": block["name"], "arguments": arguments_json(block["input"])}
-            calls.append({"id": block["id"], "type": "function", "function": function})
-        if calls:
-            message["tool_calls"] = calls
+            call = {"id": block["id"], "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
         return [*items, message]
 
     def sendable(self, items: Sequence[Item]) -> list[Item]:
@@ -180,7 +176,7 @@ def _use(call: object, function: object) -> JsonDict:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_reply(plain: JsonDict, blocks: Sequence[Block]) -> None:
+def _rebuild_reply(plain: JsonDict, blocks: Sequence[JsonObject]) -> None:
     """Have the reply *plain* say *blocks*."""
     _, uses, said = sort_blocks(blocks)
     spoken = [block for block in said if kind(block) != "thinking"]
@@ -192,16 +188,14 @@ def _rebuild_reply(plain: JsonDict, blocks: Sequence[Block]) -> None:
     if refusal is not None:
         spoken = [block for block in spoken if block != text_block(refusal)]
     content = plain.get("content")
-    if spoken and content:
-        plain["content"] = rebuild_content(content, spoken)
-    elif spoken:
-        plain["content"] = join_texts(spoken)
+    if spoken:
+        plain["content"] = rebuild_content(content or None, spoken)
     elif content:
         plain["content"] = None
 
 
 def rebuild_content(
-    old: object, blocks: Sequence[Block], *, read: Any = _part_block, text_type: str = "text"
+    old: object, blocks: Sequence[JsonObject], *, read: Any = _part_block, text_type: str = "text"
 ) -> object:
     """Content that says *blocks*, in the form of the *old* one, whose parts and marks stay.
 
@@ -236,7 +230,7 @@ def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
     return content
 
 
-def _rebuild_calls(plain: JsonDict, uses: Sequence[Block]) -> None:
+def _rebuild_calls(plain: JsonDict, uses: Sequence[JsonObject]) -> None:
     """Leave in *plain* the calls that *uses* have, with the arguments of these."""
     waiting = list(uses)
     calls: list[Any] = []
@@ -249,10 +243,8 @@ def _rebuild_calls(plain: JsonDict, uses: Sequence[Block]) -> None:
         if use is None:
             continue
         waiting.remove(use)
-        if use["input"] == old["input"]:
-            calls.append(call)
-        else:
-            calls.append(_with_input(call, use["input"]))
+        is_same = use["input"] == old["input"]
+        calls.append(call if is_same else _with_input(call, use["input"]))
     if plain.get("tool_calls") is not None:
         plain.pop("tool_calls")
         if calls:
@@ -270,20 +262,13 @@ def _rebuild_calls(plain: JsonDict, uses: Sequence[Block]) -> None:
 
 def _with_input(call: object, arguments: JsonObject) -> JsonDict:
     plain = as_dict(call)
-    function = plain.get("function")
-    if function is not None:
-        plain["function"] = _with_arguments(function, arguments)
-        return plain
-    custom = as_dict(plain["custom"])
-    custom["input"] = custom_input(arguments)
-    plain["custom"] = custom
-    return plain
+    if plain.get("function") is not None:
+        return {**plain, "function": _with_arguments(plain["function"], arguments)}
+    return {**plain, "custom": {**as_dict(plain["custom"]), "input": custom_input(arguments)}}
 
 
 def _with_arguments(function: object, arguments: JsonObject) -> JsonDict:
-    plain = as_dict(function)
-    plain["arguments"] = arguments_json(arguments)
-    return plain
+    return {**as_dict(function), "arguments": arguments_json(arguments)}
 
 
 def custom_input(arguments: JsonObject) -> str:
@@ -294,14 +279,14 @@ def custom_input(arguments: JsonObject) -> str:
     return arguments_json(arguments)
 
 
-def text_or_parts(parts: Sequence[Block], text_type: str = "text") -> object:
+def text_or_parts(parts: Sequence[JsonObject], text_type: str = "text") -> object:
     """*parts*, as one text where they are nothing else."""
     if not all(part["type"] == text_type for part in parts):
         return parts
     return "\n".join([part["text"] for part in parts])
 
 
-def _new_part(block: Block) -> JsonDict:
+def _new_part(block: JsonObject) -> JsonDict:
     url = image_url(block)
     if url is not None:
         return {"type": "image_url", "image_url": {"url": url}}

@@ -116,16 +116,14 @@ class ResponsesCodec(Codec):
         results, uses, spoken = sort_blocks(blocks)
         items: list[Item] = []
         for block in results:
-            item = {"call_id": block["tool_use_id"]}
-            output = _rebuild_output("", block.get("content"))
-            items.append({"type": "function_call_output", **item, "output": output})
+            answer = {"type": "function_call_output", "call_id": block["tool_use_id"]}
+            items.append({**answer, "output": _rebuild_output("", block.get("content"))})
         for block in uses:
-            item = {"call_id": block["id"], "name": block["name"]}
-            arguments = arguments_json(block["input"])
-            items.append({"type": "function_call", **item, "arguments": arguments})
+            call = {"type": "function_call", "call_id": block["id"], "name": block["name"]}
+            items.append({**call, "arguments": arguments_json(block["input"])})
         if not spoken:
             return items
-        content = text_or_parts([_new_part(block) for block in spoken], "input_text")
+        content = text_or_parts(list(map(_new_part, spoken)), "input_text")
         return [{"type": "message", "role": role, "content": content}, *items]
 
     def sendable(self, items: Sequence[Item]) -> list[Item]:
@@ -210,10 +208,7 @@ def _call_block(item: Item, name: str) -> JsonDict:
 
 
 def _action_key(item: Item) -> str:
-    for name in ACTIONS:
-        if field(item, name) is not None:
-            return name
-    return ACTIONS[0]
+    return next((name for name in ACTIONS if field(item, name) is not None), ACTIONS[0])
 
 
 def _result_block(item: Item) -> JsonDict:
@@ -234,20 +229,15 @@ def _rebuild_output(old: object, content: object) -> object:
         return old
     if isinstance(content, str):
         return content
-    return text_or_parts([_new_part(block) for block in blocks], "input_text")
+    return text_or_parts(list(map(_new_part, blocks)), "input_text")
 
 
 def _shell_text(output: object) -> str:
     """What a shell said, to its outputs one after the other."""
     if not isinstance(output, list | tuple):
         return ""
-    said: list[str] = []
-    for part in output:
-        for name in ("stdout", "stderr"):
-            text = str(field(part, name) or "")
-            if text:
-                said.append(text)
-    return "\n".join(said)
+    said = (field(part, name) for part in output for name in ("stdout", "stderr"))
+    return "\n".join(str(text) for text in said if text)
 
 
 def _shell_output(old: object, content: object) -> object:
@@ -277,9 +267,8 @@ def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sou
     following: int | None = None
     for source, item in reversed(pairs):
         if source is not None and kind(item) == "reasoning":
-            next_source = source + 1
-            is_last = next_source == len(given)
-            if not is_last and following != next_source:
+            is_last = source + 1 == len(given)
+            if not is_last and following != source + 1:
                 continue
         kept.append((source, item))
         following = source
@@ -294,14 +283,11 @@ def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sou
 
 def _has_lost_reasoning(source: int, before: int | None, given: Sequence[Item]) -> bool:
     """Whether item *source*, now after item *before*, was *given* after its reasoning."""
-    previous = source - 1
-    return before != previous and kind(given[previous]) == "reasoning"
+    return before != source - 1 and kind(given[source - 1]) == "reasoning"
 
 
 def _without_id(item: Item) -> Item:
-    if field(item, "id") is None:
-        return item
-    if kind(item) == "item_reference":
+    if field(item, "id") is None or kind(item) == "item_reference":
         return item
     plain = as_dict(item)
     del plain["id"]

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
 from ..errors import SettingsError
-from ..messages import CALLS, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
+from ..messages import CALLS, Message, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
 from .codec import (
     Codec,
     Item,
@@ -31,9 +31,6 @@ from .codec import (
     opening_unit,
 )
 from .values import holds_own_media
-
-if TYPE_CHECKING:
-    from ..messages import Message
 
 WATCHED = 8
 """So many of the newest items are read again each turn: a caller may edit them in place."""
@@ -75,22 +72,6 @@ class _Piece(NamedTuple):
 class Translation:
     """Remembers one conversation in the form of *codec*, so that a turn costs what is new."""
 
-    __slots__ = (
-        "_codec",
-        "_contents",
-        "_context",
-        "_given",
-        "_has_own_media",
-        "_head",
-        "_items",
-        "_pieces",
-        "_places",
-        "_sent",
-        "_system",
-        "_units",
-        "_used",
-    )
-
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._items: list[Item] = []
@@ -124,9 +105,7 @@ class Translation:
             self._read_from(items, head, known)
         self._head = head
         messages = [unit.message for unit in self._units]
-        return Units(
-            items=items, head=head, units=list(self._units), messages=messages, system=self._system
-        )
+        return Units(items, head, list(self._units), messages, self._system)
 
     def _count_known(self, items: list[Item]) -> int:
         """How many of *items* are those of the last turn, and were not edited."""
@@ -137,27 +116,23 @@ class Translation:
 
     def _head_length(self, items: Sequence[Item], known: int) -> int:
         """How many leading items are not shaped: what is frozen, and the system's after it."""
-        unchanged = min(known, len(self._items))
-        head = self._codec.frozen(items, unchanged)
-        if not head and unchanged >= self._head:
-            head = self._head
-        elif not head:
-            head = self._codec.frozen(items, 0)
+        head = self._codec.frozen(items, known)
+        if not head:
+            head = self._head if known >= self._head else self._codec.frozen(items, 0)
         while head < len(items) and self._codec.read(items[head]).side == "system":
             head += 1
         return head
 
     def _read_from(self, items: list[Item], head: int, known: int) -> None:
         """Read *items* again, but those of which nothing can have changed."""
-        unwatched = len(items) - WATCHED
-        keep = self._stable_count(min(known, unwatched))
+        keep = self._stable_count(min(known, len(items) - WATCHED))
         stop = self._units[keep - 1].stop if keep else head
         removed = self._units[keep:]
         self._forget(keep)
-        if any(holds_own_media(content) for content in _contents(items[stop:])):
-            self._has_own_media = True
-        for unit in removed:
-            self._used.difference_update(call.id for call in tool_calls([unit.message]))
+        contents = _contents(items)
+        self._has_own_media |= any(map(holds_own_media, contents[stop:]))
+        removed_messages = [unit.message for unit in removed]
+        self._used.difference_update(call.id for call in tool_calls(removed_messages))
         new = make_units(self._codec, items, start=stop, used=self._used)
         if not keep and new and new[0].message["role"] != "user":
             new.insert(0, opening_unit(head))
@@ -168,9 +143,11 @@ class Translation:
                 break
             new[place] = old
         self._add(new)
-        self._items = items
-        self._contents = _contents(items)
-        self._drop_pieces(known)
+        self._items, self._contents = items, contents
+        # The pieces with items that are new, or rebuilt from such, are made anew.
+        stays = [piece.stop <= known for piece in self._pieces]
+        kept = stays.index(False) if False in stays else len(stays)
+        del self._pieces[kept:], self._context[kept:]
 
     def _stable_count(self, known: int) -> int:
         """How many units are the same whatever follows the first *known* items.
@@ -196,19 +173,10 @@ class Translation:
         del self._units[keep:]
 
     def _add(self, units: Sequence[Unit]) -> None:
-        for unit in units:
-            index = len(self._units)
-            self._units.append(unit)
+        for index, unit in enumerate(units, len(self._units)):
             for place, block in enumerate(as_blocks(unit.message)):
                 self._places.setdefault(_key(block), []).append((index, place))
-
-    def _drop_pieces(self, known: int) -> None:
-        """Forget the pieces with items that are new, or rebuilt from such."""
-        for place, piece in enumerate(self._pieces):
-            if piece.stop > known:
-                del self._pieces[place:]
-                del self._context[place:]
-                return
+        self._units += units
 
     # And back -------------------------------------------------------------------------------------
 
@@ -228,12 +196,10 @@ class Translation:
         is_same_context = same == len(context) == len(self._context)
         if is_same_context and is_unchanged(units.items, self._given):
             return list(self._sent)
-        new = list(_Search(self._codec, units, self._places).pieces(context[same:]))
-        self._pieces = self._pieces[:same]
-        self._pieces += new
+        search = _Search(self._codec, units, self._places, end=len(units.units))
+        self._pieces[same:] = search.pieces(context[same:])
         self._context = list(context)
-        head = units.head
-        pairs: list[Sourced] = list(enumerate(units.items[:head]))
+        pairs: list[Sourced] = list(enumerate(units.items[: units.head]))
         for piece in self._pieces:
             if piece.made is None:
                 own = units.items[piece.start : piece.stop]
@@ -306,11 +272,10 @@ class _Search:
     codec: Codec
     units: Units
     places: Mapping[Key, Sequence[Place]]
-    end: int = 0
+    end: int
 
     def pieces(self, messages: Sequence[Message]) -> Iterator[_Piece]:
         """Each of *messages* as a piece."""
-        self.end = len(self.units.units)
         return reversed([self._piece(message) for message in reversed(messages)])
 
     def _piece(self, message: Message) -> _Piece:
@@ -333,7 +298,10 @@ class _Search:
     def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
         """A message that is none of the units, as items: rebuilt ones, originals, and new ones."""
         owners = self._owners(role, blocks)
-        names = self._names(owners)
+        found = [owner[0] for owner in owners if owner is not None]
+        names: dict[str, object] = {}  # the items' own ids of calls, where ours differ
+        for unit in found:
+            names |= self.units.units[unit].names
         made: list[Sourced] = []
         for item, said in self._runs(blocks, owners):
             if item is None:
@@ -341,7 +309,7 @@ class _Search:
             else:
                 made.append((item, self._rebuild(item, said, names)))
         sources = [source for source, _ in made if source is not None]
-        self.end = min((owner[0] for owner in owners if owner is not None), default=self.end)
+        self.end = min(found, default=self.end)
         return _Piece(min(sources, default=0), max(sources, default=-1) + 1, made)
 
     def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
@@ -349,7 +317,10 @@ class _Search:
         runs: list[_Run] = []
         run_of: dict[int | None, _Run] = {}
         for block, owner in zip(blocks, owners, strict=True):
-            item = None if owner is None else self._item_of(owner)
+            item = None
+            if owner is not None:
+                owners_of = self.units.units[owner[0]].owners
+                item = owners_of[owner[1]] if owners_of else None
             run = run_of.get(item)
             if run is None or (item is None and run is not runs[-1]):
                 run = run_of[item] = (item, [])
@@ -362,16 +333,11 @@ class _Search:
         the same.
         """
         owners: list[Place | None] = [None] * len(blocks)
-        near: set[int] = set()
         for place, block in enumerate(blocks):
-            if kind(block) not in ("tool_use", "tool_result"):
-                continue
-            places = self.places.get(_key(block), ())
-            if places:
-                owner = places[0]
-                owners[place] = owner
-                near.add(owner[0])
+            if kind(block) in ("tool_use", "tool_result"):
+                owners[place] = next(iter(self.places.get(_key(block), ())), None)
         taken = set(owners)
+        near = {owner[0] for owner in owners if owner is not None}
         for place, block in enumerate(blocks):
             if owners[place] is None:
                 nearest = self._nearest(role, block, near, taken)
@@ -384,29 +350,14 @@ class _Search:
     ) -> Place | None:
         earlier: Place | None = None
         for owner in self.places.get(_key(block), ()):
-            if owner in taken:
-                continue
             index = owner[0]
-            if self.units.units[index].message["role"] != role:
+            if owner in taken or self.units.units[index].message["role"] != role:
                 continue
             if index in near:
                 return owner
             if index < self.end:
                 earlier = owner
         return None if near else earlier
-
-    def _item_of(self, owner: Place) -> int | None:
-        index, place = owner
-        owners = self.units.units[index].owners
-        return owners[place] if owners else None
-
-    def _names(self, owners: Sequence[Place | None]) -> dict[str, object]:
-        """The items' own ids of calls, where ours differ."""
-        names: dict[str, object] = {}
-        for owner in owners:
-            if owner is not None:
-                names |= self.units.units[owner[0]].names
-        return names
 
     def _rebuild(
         self, index: int, blocks: list[_Block], names: Mapping[str, object]
