@@ -109,7 +109,7 @@ def compact_json(value: object) -> str:
 
     Raises InvalidHistory for a value that the client could not send either.
     """
-    return _encode(_COMPACT, value)
+    return join(_encode(_COMPACT, value))
 
 
 def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
@@ -117,16 +117,12 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
 
     Raises InvalidHistory for a value that the client could not send either.
     """
-    return _encode(_encoder(ensure_ascii=ensure_ascii, indent=indent), value)
+    return join(_encode(_encoder(ensure_ascii=ensure_ascii, indent=indent), value))
 
 
 def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterator[str]:
     """`as_json` of *value* in pieces: what is hashed or written needs no copy of the whole."""
-    encoder = _encoder(ensure_ascii=ensure_ascii)
-    if is_heavier((value,), _IN_ONE_STEP):
-        yield from _encode_in_steps(encoder, value)
-    else:
-        yield _encode(encoder, value)
+    return _encode(_encoder(ensure_ascii=ensure_ascii), value)
 
 
 def canonical_json(value: object) -> str:
@@ -139,29 +135,19 @@ def canonical_json(value: object) -> str:
 
 def canonical_pieces(value: object) -> Iterator[str]:
     """`canonical_json` of *value* in pieces."""
+    return _encode(_SORTED, value)
+
+
+def _encode(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+    """The text of *value*, a long or deep one in pieces."""
     if not is_heavier((value,), _IN_ONE_STEP):
-        with suppress(InvalidHistory):  # keys of several types cannot be sorted
-            text = _encode(_SORTED, value)
-            # Numbers sort otherwise than the texts that they become.
-            if not _KEY_LIKE_A_VALUE.search(text):
+        # What is too deep, or has keys of several types, is left to the steps. And numbers sort
+        # otherwise than the texts that they become.
+        with suppress(RecursionError, TypeError, ValueError):
+            text = encoder.encode(value)
+            if not encoder.sort_keys or not _KEY_LIKE_A_VALUE.search(text):
                 yield text
                 return
-    yield from _encode_in_steps(_SORTED, value)
-
-
-def _encode(encoder: json.JSONEncoder, value: object) -> str:
-    if not is_heavier((value,), _IN_ONE_STEP):
-        try:
-            return encoder.encode(value)
-        except RecursionError:
-            pass
-        except (TypeError, ValueError) as error:
-            raise InvalidHistory(_CANNOT_BE_SENT.format(error)) from error
-    return join(_encode_in_steps(encoder, value))
-
-
-def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
-    """The text of a long or deep *value* in pieces."""
     try:
         yield from _encode_flat(encoder, value)
     except (TypeError, ValueError) as error:
