@@ -158,12 +158,8 @@ def _read(settings: str) -> JsonDict:
 
 def _is_settings(value: object) -> bool:
     """Whether *value* has the form of Claude Code's settings."""
-    if not isinstance(value, dict):
-        return False
-    hooks = value.get("hooks", {})
-    if not isinstance(hooks, dict):
-        return False
-    return isinstance(hooks.get(EVENT, []), list)
+    hooks = value.get("hooks", {}) if isinstance(value, dict) else None
+    return isinstance(hooks, dict) and isinstance(hooks.get(EVENT, []), list)
 
 
 def _without_ours(settings: JsonObject) -> JsonDict:
@@ -193,9 +189,7 @@ def _without_ours(settings: JsonObject) -> JsonDict:
 
 
 def _is_ours(hook: object) -> bool:
-    if not isinstance(hook, dict):
-        return False
-    return MARK in str(hook.get("command"))
+    return isinstance(hook, dict) and MARK in str(hook.get("command"))
 
 
 def _save(settings: str, before: JsonObject, after: JsonObject) -> bool:
@@ -204,17 +198,14 @@ def _save(settings: str, before: JsonObject, after: JsonObject) -> bool:
         return False
     target = os.path.realpath(settings)
     os.makedirs(os.path.dirname(target), exist_ok=True)
+    temporary = f"{target}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(json.dumps(after, indent=2, ensure_ascii=False) + "\n")
     if os.path.exists(target):
         import shutil
 
         shutil.copy2(target, target + COPY)
-    text = json.dumps(after, indent=2, ensure_ascii=False)
-    temporary = f"{target}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-    if os.path.exists(target):
-        mode = os.stat(target).st_mode & 0o777
-        os.chmod(temporary, mode)
+        shutil.copymode(target, temporary)
     os.replace(temporary, target)
     return True
 
@@ -239,10 +230,7 @@ def main(arguments: Sequence[str]) -> int:
             changed = uninstall(settings)
     except (CtxpipeError, OSError) as error:
         parser.error(str(error))
-    outcome = "as it should be already"
-    if changed:
-        outcome = "changed"
-    sys.stdout.write(f"{settings}: {outcome}\n")
+    sys.stdout.write(f"{settings}: {'changed' if changed else 'as it should be already'}\n")
     return 0
 
 

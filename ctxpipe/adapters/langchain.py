@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .. import sync
 from .._values import JsonDict, JsonObject
 from ..messages import kind
+from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
-from ..wire.codec import Codec, Item, Reading, Side
+from ..storage import JournalStorage
+from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.translation import is_unchanged
@@ -47,10 +49,6 @@ load(
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
-
-if TYPE_CHECKING:
-    from ..pipeline import ContextPipeline
-    from ..storage import JournalStorage
 
 __all__ = ["LangChainCodec", "ctxpipe_middleware"]
 
@@ -140,15 +138,14 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _begin(self, request: Request) -> Exchange | None:
         system = None
         if request.system_message is not None:
-            system = list(_content_blocks(request.system_message.content))
-        options = {
-            "thinking": getattr(request.model, "thinking", None),
-            "model": _model_name(request.model),
-        }
+            system = _content_blocks(request.system_message.content)
         arguments = {
             "system": system,
             "tools": self._descriptions(request.tools),
-            "request": options,
+            "request": {
+                "thinking": getattr(request.model, "thinking", None),
+                "model": _model_name(request.model),
+            },
         }
         return await self._mount.begin(
             CODEC, request.messages, arguments, request=request, found=_thread(request)
@@ -200,13 +197,10 @@ def _description(tool: object) -> object:
     schema = getattr(tool, "tool_call_schema", None)
     if isinstance(tool, Mapping) or schema is None:
         return tool
-    parameters = schema
-    if not isinstance(schema, dict):
-        parameters = schema.model_json_schema()
     return {
         "name": getattr(tool, "name", ""),
         "description": getattr(tool, "description", ""),
-        "parameters": parameters,
+        "parameters": schema if isinstance(schema, dict) else schema.model_json_schema(),
     }
 
 
@@ -236,14 +230,12 @@ class LangChainCodec(Codec):
             return Reading("result", [_result_block(item)])
         if not isinstance(item, BaseMessage):
             return Reading("user", [opaque_block(item)])
-        blocks = list(_content_blocks(item.content))
-        side: Side = "user"
-        if isinstance(item, SystemMessage):
-            side = "system"
-        elif isinstance(item, AIMessage):
-            side = "assistant"
-            blocks.extend(_call_blocks(item))
-        return Reading(side, blocks)
+        blocks = _content_blocks(item.content)
+        if isinstance(item, AIMessage):
+            for call in (*item.tool_calls, *item.invalid_tool_calls):
+                blocks.append(use_block(call["id"], call["name"], arguments_object(call["args"])))
+            return Reading("assistant", blocks)
+        return Reading("system" if isinstance(item, SystemMessage) else "user", blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
@@ -253,19 +245,14 @@ class LangChainCodec(Codec):
             return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
         _, called, spoken = sort_blocks(blocks)
         uses = {block["id"]: block for block in called}
-        calls: list[JsonDict] = []
-        for call in item.tool_calls:
-            use = uses.get(call["id"])
-            if use is not None:
-                calls.append({**call, "args": dict(use["input"])})
-        broken = [call for call in item.invalid_tool_calls if call["id"] in uses]
+        kept = [call for call in item.tool_calls if call["id"] in uses]
         others = dict(item.additional_kwargs)
         others.pop("tool_calls", None)
         others.pop("function_call", None)
         changes = {
             "content": _rebuild_reply(item.content, spoken, uses),
-            "tool_calls": calls,
-            "invalid_tool_calls": broken,
+            "tool_calls": [{**call, "args": dict(uses[call["id"]]["input"])} for call in kept],
+            "invalid_tool_calls": [call for call in item.invalid_tool_calls if call["id"] in uses],
             "additional_kwargs": others,
         }
         return item.model_copy(update=changes)
@@ -277,20 +264,17 @@ class LangChainCodec(Codec):
         for block in results:
             text = result_text(block.get("content"))
             items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
-        calls: list[JsonDict] = []
-        for block in uses:
-            arguments = dict(block["input"])
-            calls.append({"id": block["id"], "name": block["name"], "args": arguments})
-        if not calls and not spoken:
+        if not uses and not spoken:
             return items
         content = _rebuild_content("", spoken)
         if role == "assistant":
-            items.append(AIMessage(content, tool_calls=calls))
-        elif role == "system":
-            items.append(SystemMessage(content))
-        else:
-            items.append(HumanMessage(content))
-        return items
+            calls = [
+                {"id": block["id"], "name": block["name"], "args": dict(block["input"])}
+                for block in uses
+            ]
+            return [*items, AIMessage(content, tool_calls=calls)]
+        make = SystemMessage if role == "system" else HumanMessage
+        return [*items, make(content)]
 
     def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
         """Of its calls, and of those that are invalid, too."""
@@ -302,12 +286,11 @@ class LangChainCodec(Codec):
 CODEC = LangChainCodec()
 
 
-def _content_blocks(content: object) -> Iterator[JsonDict]:
+def _content_blocks(content: str | list[Any]) -> list[JsonDict]:
     """The blocks of a message's content, without those of calls."""
     if isinstance(content, str):
-        content = [content] if content else []
-    if isinstance(content, list | tuple):
-        yield from (_part_block(part) for part in content if kind(part) not in CALLS)
+        return [_part_block(content)] if content else []
+    return [_part_block(part) for part in content if kind(part) not in CALLS]
 
 
 def _part_block(part: Any) -> JsonDict:
@@ -355,11 +338,6 @@ def _thinking_block(part: JsonObject) -> JsonDict:
     return thinking_block(str(part.get("reasoning") or summary) or None, proof)
 
 
-def _call_blocks(item: AIMessage) -> Iterator[JsonDict]:
-    for call in (*item.tool_calls, *item.invalid_tool_calls):
-        yield use_block(call["id"], call["name"], arguments_object(call["args"]))
-
-
 def _result_block(item: ToolMessage) -> JsonDict:
     block = read_result(item.tool_call_id, item.content, _part_block)
     content = block["content"]
@@ -374,10 +352,8 @@ def _result_block(item: ToolMessage) -> JsonDict:
 
 def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
     """Content that says *blocks*, in the form of the *old* one, whose parts stay."""
-    parts: list[Any] = []
-    if isinstance(old, list):
-        parts = list(old)
-    elif all(kind(block) == "text" for block in blocks):
+    parts = list(old) if isinstance(old, list) else []
+    if not isinstance(old, list) and all(kind(block) == "text" for block in blocks):
         return join_texts(blocks)
     old_blocks: list[JsonObject] = [_part_block(part) for part in parts]
     content: list[Any] = []
@@ -426,8 +402,5 @@ def _with_input(part: JsonObject, arguments: JsonObject) -> JsonObject:
     plain.pop("index", None)
     if "call_id" in plain:
         plain.pop("id", None)
-    if isinstance(old, str):
-        plain[key] = arguments_json(arguments)
-    else:
-        plain[key] = dict(arguments)
+    plain[key] = arguments_json(arguments) if isinstance(old, str) else dict(arguments)
     return plain

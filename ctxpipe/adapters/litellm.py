@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._values import JsonDict, JsonObject
 from ..messages import field
+from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
+from ..storage import JournalStorage
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.formats import CHAT, MESSAGES, RESPONSES, Format
@@ -28,10 +30,6 @@ load(
 )
 
 from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
-
-if TYPE_CHECKING:
-    from ..pipeline import ContextPipeline
-    from ..storage import JournalStorage
 
 __all__ = ["ctxpipe_logger"]
 
@@ -102,7 +100,6 @@ class _Logger(CustomLogger):
             return None
         name = kwargs.get("litellm_call_id")
         if isinstance(name, str):
-            self._pending.pop(name, None)
             self._pending[name] = exchange
             while len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
 from ..errors import InvalidHistory
@@ -268,52 +268,54 @@ def _take(waiting: list[JsonObject], old: JsonObject) -> JsonObject | None:
 
 
 def _part_blocks(part: Any) -> list[JsonDict]:
-    for wanted, read in _READERS:
-        if isinstance(part, wanted):
-            return read(part)
-    return [opaque_block(_plain(part))]
+    match part:
+        case ToolReturnPart():
+            return [_result_block(part)]
+        case RetryPromptPart():
+            return [_retry_block(part)]
+        case UserPromptPart():
+            content = [part.content] if isinstance(part.content, str) else part.content
+            return list(map(_content_block, content))
+        case TextPart() | SystemPromptPart():
+            return [_text(part.content)] if part.content else []
+        case ToolCallPart():
+            block = use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))
+        case ThinkingPart():
+            block = thinking_block(part.content or None, part.signature or part.id)
+        case _:
+            block = opaque_block(_plain(part))
+    return [block]
 
 
-def _result_blocks(part: ToolReturnPart) -> list[JsonDict]:
+def _result_block(part: ToolReturnPart) -> JsonDict:
     text = part.model_response_str()
     files = list(getattr(part, "files", None) or ())
-    content: Any = text
-    if files:
-        content = [_text(text), *map(_content_block, files)]
+    content: Any = list(map(_content_block, [text, *files])) if files else text
     block = result_block(part.tool_call_id, content)
     if part.outcome in ("failed", "denied", "retried") and text and not files:
         block["is_error"] = True
-    return [block]
+    return block
 
 
-def _retry_blocks(part: RetryPromptPart) -> list[JsonDict]:
+def _retry_block(part: RetryPromptPart) -> JsonDict:
     text = part.model_response()
     if not part.tool_name:
-        return [_text(text)]
+        return _text(text)
     block = result_block(part.tool_call_id, text)
     if text:
         block["is_error"] = True
-    return [block]
-
-
-def _prompt_blocks(part: UserPromptPart) -> list[JsonDict]:
-    if isinstance(part.content, str):
-        return [_text(part.content)]
-    return [_content_block(content) for content in part.content]
+    return block
 
 
 def _content_block(content: object) -> JsonDict:
+    image = None
     if isinstance(content, str):
         return _text(content)
-    return _image(content) or opaque_block(_plain(content))
-
-
-def _image(content: object) -> JsonDict | None:
     if isinstance(content, ImageUrl):
-        return image_block(content.url)
-    if not isinstance(content, BinaryContent) or not content.media_type.startswith("image/"):
-        return None
-    return image_block(f"data:{content.media_type};base64,{content.base64}")
+        image = image_block(content.url)
+    elif isinstance(content, BinaryContent) and content.media_type.startswith("image/"):
+        image = image_block(f"data:{content.media_type};base64,{content.base64}")
+    return image or opaque_block(_plain(content))
 
 
 def _text(text: object) -> JsonDict:
@@ -331,24 +333,6 @@ def _plain(part: object) -> object:
         return json.loads(as_json(fields))
     except InvalidHistory:
         return repr(fields)
-
-
-Reader: TypeAlias = Callable[[Any], list[JsonDict]]
-_READERS: tuple[tuple[type, Reader], ...] = (
-    (ToolReturnPart, _result_blocks),
-    (RetryPromptPart, _retry_blocks),
-    (UserPromptPart, _prompt_blocks),
-    (
-        ToolCallPart,
-        lambda part: [use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))],
-    ),
-    (
-        ThinkingPart,
-        lambda part: [thinking_block(part.content or None, part.signature or part.id)],
-    ),
-    (TextPart, lambda part: [_text(part.content)] if part.content else []),
-    (SystemPromptPart, lambda part: [_text(part.content)] if part.content else []),
-)
 
 
 def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
