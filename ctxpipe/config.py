@@ -19,10 +19,12 @@ from __future__ import annotations
 import os
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from . import presets
+from .edits.compact import Pin
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .presets import Storage
@@ -42,27 +44,30 @@ from .tokens import Budget
 
 __all__ = ["Config", "read_config"]
 
-_STAGES: Mapping[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        DirectOffload,
-        TrimReadBacks,
-        MediaOffload,
-        BatchOffload,
-        Collapse,
-        Compact,
-        SmartTruncate,
-    )
+OLD_EXCHANGES: Mapping[str, presets.OldExchanges] = {
+    "coding": "calls",
+    "lean": "lines",
+    "lean-memory": "more_lines",
 }
-_PARTS: Mapping[str, type[Any]] = {
-    "preview": Preview,
-    "restore": Restore,
-    "evidence": Evidence,
-    "breaker": Breaker,
-}
-"""Settings of stages that are tables themselves."""
+"""What the presets for agents keep in sight of old exchanges, by their names for the commands."""
 
-_GATES: Mapping[str, type[Any]] = {"RatioGate": RatioGate, "RentOrBuyGate": RentOrBuyGate}
+_STAGES = (
+    DirectOffload,
+    TrimReadBacks,
+    MediaOffload,
+    BatchOffload,
+    Collapse,
+    Compact,
+    SmartTruncate,
+)
+_PARTS: Mapping[str, Sequence[type[Any]]] = {
+    "preview": [Preview],
+    "restore": [Restore],
+    "evidence": [Evidence],
+    "breaker": [Breaker],
+    "gate": [RatioGate, RentOrBuyGate],
+}
+"""Settings of stages that are tables themselves, and what each may be, by default the first."""
 
 _LENT = frozenset(
     {
@@ -125,13 +130,12 @@ class Config:
             table.setdefault("restore", {})
             if lent["files"] is None and lent["work_dir"] is None:
                 del table["restore"]
-        for setting, part in _PARTS.items():
-            if setting in table:
-                table[setting] = self._build(part, table[setting], f"{place}: {setting}", lent)
-        if "gate" in table:
-            where = f"{place}: gate"
-            gate, settings = self._choose(_GATES, table["gate"], where, where, "RatioGate")
-            table["gate"] = self._build(gate, settings, where, lent)
+        for setting, parts in _PARTS.items():
+            if setting not in table:
+                continue
+            where = f"{place}: {setting}"
+            part, settings = self._choose(parts, table[setting], where, where, parts[0].__name__)
+            table[setting] = self._build(part, settings, where, lent)
         if "inputs" in table:
             names = table["inputs"]
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -142,19 +146,20 @@ class Config:
 
     def _choose(
         self,
-        kinds: Mapping[str, type[Any]],
+        kinds: Sequence[type[Any]],
         given: object,
         place: str,
         what: str,
-        default: str = "",
+        default: str | None = None,
     ) -> tuple[type[Any], dict[str, Any]]:
         """The one of *kinds* that the table *given* uses, and the rest of the table."""
         table = self._table(given, place)
-        name = table.pop("use", default or None)
-        kind = kinds.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise self._error(f"{what} is {name!r}; there are {', '.join(kinds)}")
-        return kind, table
+        name = table.pop("use", default)
+        for kind in kinds:
+            if kind.__name__ == name:
+                return kind, table
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise self._error(f"{what} is {name!r}; there are {names}")
 
     def _table(self, given: object, place: str) -> dict[str, Any]:
         if not isinstance(given, Mapping):
@@ -196,3 +201,29 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     config.stages(MemoryStorage(), work_dir=".")
     config.budget()
     return config
+
+
+def preset_stages(
+    name: str,
+    storage: Storage,
+    *,
+    work_dir: str | os.PathLike[str] | None = None,
+    files: FileReader | None = None,
+    prices: Prices | None = None,
+    pin: Pin | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Stage]:
+    """The stages of the preset *name*, "chat" or one of `OLD_EXCHANGES`; none asks a model."""
+    summarize = ExtractiveSummarizer()
+    if name == "chat":
+        return presets.chat(storage, prices=prices, summarize=summarize, pin=pin, clock=clock)
+    return presets.coding_agent(
+        storage,
+        work_dir=work_dir,
+        old_exchanges=OLD_EXCHANGES[name],
+        prices=prices,
+        summarize=summarize,
+        files=files,
+        pin=pin,
+        clock=clock,
+    )

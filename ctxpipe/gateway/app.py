@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import anyio
 import httpx2
@@ -20,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from .._text import one_line
 from ..conversation.conversation import NO_COMPACT
@@ -29,18 +29,11 @@ from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
-from .record import Record, find_prices
+from .record import Record, find_prices, logger
 from .relay import Relay
+from .settings import Settings
 from .shaping import Shaper
 from .upstream import Upstream, reply_with, until_gone
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from ..storage import TextReader
-    from .settings import Settings
-
-logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 READING = "/mcp"
 """Where the tools that read back are, by the Model Context Protocol."""
@@ -98,10 +91,6 @@ class Gateway:
             return self._records[""]
         return Record.of_all(self._records.values())
 
-    def _record_of(self, request: Request) -> Record:
-        """What was done for those who show the token of *request*, and nobody else may see."""
-        return self._records[getattr(request.state, "token", "")]
-
     def shaper(self, token: str = "") -> Shaper:
         """What shapes the requests of those who show *token*."""
         if token not in self._shapers:
@@ -113,7 +102,8 @@ class Gateway:
         try:
             return await self._route(request, path)
         except Refused as refusal:
-            self._record_of(request).refused += 1
+            # Of those who show this token, if it was looked at by then.
+            self._records[getattr(request.state, "token", "")].refused += 1
             _log(request, f"refused, status {refusal.status}: {refusal}")
             return _error(refusal.status, str(refusal), path)
         except ClientDisconnect:
@@ -137,7 +127,7 @@ class Gateway:
         is_ours = bool(is_page or is_reading or compacted)
         token = self._guard.check(request, is_page=is_page, is_ours=is_ours)
         request.state.token = token
-        record = self._record_of(request)
+        record = self._records[token]  # which nobody else may see
         if is_page and path == "/":
             # In a thread: the page of thousands of turns would hold up the streams.
             record = replace(record, turns=record.turns.copy())
@@ -162,9 +152,10 @@ class Gateway:
             raise Refused(405, "the reading tools keep no stream open: ask by POST")
         check_size(int(request.headers.get("content-length", "0")))
         storage = self.shaper(token).storage
-        if token not in self._readers and storage is not None:
-            offload_app = await to_thread.run_sync(_import_offload_app)
-            self._readers[token] = offload_app(storage)
+        if token not in self._readers:
+            # It takes most of a second: whoever reads nothing back does not wait for it.
+            adapter = await to_thread.run_sync(import_module, "ctxpipe.adapters.mcp")
+            self._readers[token] = adapter.offload_app(storage)
         return self._readers[token]
 
     def _compact(self, name: str, shaper: Shaper) -> Response:
@@ -206,22 +197,13 @@ class Gateway:
                 yield chunk
             is_read.set()
 
-        content: AsyncIterator[bytes] | None = None
-        if "content-length" in request.headers or "transfer-encoding" in request.headers:
-            content = body()
-        else:
+        has_body = not {"content-length", "transfer-encoding"}.isdisjoint(request.headers)
+        if not has_body:
             is_read.set()
-        ask = partial(self._upstream.ask, request, content)
+        ask = partial(self._upstream.ask, request, body() if has_body else None)
         response = await until_gone(request, ask, is_read)
         _log(request, f"passed, status {response.status_code}")
         return reply_with(response, response.aiter_raw())
-
-
-def _import_offload_app() -> Callable[[TextReader], ASGIApp]:
-    # It takes most of a second: whoever reads nothing back does not wait for it.
-    from ..adapters.mcp import offload_app
-
-    return offload_app
 
 
 async def _admit(request: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ import typer
 from ..errors import CtxpipeError, SettingsError
 from ..settings import excerpt
 from .guard import is_loopback
+from .record import logger
 from .settings import Settings, read_tokens
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ OPENAI_URL = "https://api.openai.com/v1"
 GEMINI_URL = "https://generativelanguage.googleapis.com"
 LOG = "gateway.log"
 START_SECONDS = 60.0
-
-logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 Root = Annotated[
     Path,

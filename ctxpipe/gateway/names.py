@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..placeholders.names import hashed_name
@@ -52,11 +53,9 @@ def _session_in(name: str) -> str:
     """The session in a *name* that is JSON, as Claude Code's user id; else the whole of it."""
     if not name.startswith("{"):
         return name
-    try:
-        found = json.loads(name)
-    except (ValueError, RecursionError):
-        return name
-    return _text(found.get("session_id")) or name
+    with suppress(ValueError, RecursionError):
+        return _text(json.loads(name).get("session_id")) or name
+    return name
 
 
 def _text(value: object) -> str:

@@ -142,16 +142,13 @@ def _sentence(record: Record) -> str:
 
 
 def _rest(record: Record) -> str:
-    parts = []
-    if record.passed:
-        parts.append(f"{count_phrase(record.passed, 'other request')} passed through")
-    if record.recovered:
-        parts.append(f"{count_phrase(record.recovered, 'refusal')} survived")
-    if record.failed:
-        parts.append(f"{count_phrase(record.failed, 'request')} not shaped")
-    if record.refused:
-        parts.append(f"{count_phrase(record.refused, 'request')} refused")
-    return ", ".join(parts)
+    counts = (
+        (record.passed, "other request", "passed through"),
+        (record.recovered, "refusal", "survived"),
+        (record.failed, "request", "not shaped"),
+        (record.refused, "request", "refused"),
+    )
+    return ", ".join(f"{count_phrase(n, name)} {what}" for n, name, what in counts if n)
 
 
 def _by_session(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
@@ -205,12 +202,10 @@ def _all_left(turns: Iterable[Turn]) -> str:
         for leaving in turn.left:
             times[leaving.stage] += 1
             tokens[leaving.stage] += leaving.tokens
-    parts = []
-    for stage, count in times.items():
-        parts.append(
-            f"{as_number(tokens[stage])} tokens by {stage} in {count_phrase(count, 'turn')}"
-        )
-    return "; ".join(parts)
+    return "; ".join(
+        f"{as_number(tokens[stage])} tokens by {stage} in {count_phrase(count, 'turn')}"
+        for stage, count in times.items()
+    )
 
 
 def _row(turn: Turn) -> Markup:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from .. import presets
-from ..config import read_config
+from ..config import preset_stages, read_config
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
 from ..stages.compact import Compact, Evidence
@@ -28,16 +26,7 @@ MAX_PIPELINES = 200
 """So many pipelines are kept for new conversations; one that goes on has its own."""
 
 
-def _chat(storage: Any, *, work_dir: Any, **settings: Any) -> list[Stage]:  # noqa: ARG001
-    return presets.chat(storage, **settings)  # it reads no files
-
-
-PRESETS: Mapping[str, Callable[..., list[Stage]]] = {
-    "coding": presets.coding_agent,
-    "lean": partial(presets.coding_agent, old_exchanges="lines"),
-    "chat": _chat,
-}
-"""The stages by the name of a preset."""
+PRESETS = ("coding", "lean", "chat")
 
 
 class Pipelines:
@@ -93,8 +82,7 @@ def _stages(
         if pin:
             raise SettingsError(f"pin is a setting of stages: write it in {preset}")
         return read_config(preset).stages(storage, work_dir=work_dir)
-    make = PRESETS.get(preset)
-    if make is None:
+    if preset not in PRESETS:
         names = ", ".join(PRESETS)
         raise SettingsError(f"there is no preset {preset!r}; there are {names}, or a FILE.toml")
-    return make(storage, work_dir=work_dir, pin=pin, summarize=ExtractiveSummarizer())
+    return preset_stages(preset, storage, work_dir=work_dir, pin=pin)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from .._text import as_dollars, count_phrase
 from ..providers.prices import Prices
 from ..providers.prices import find_prices as listed_prices
+from ..tokens.spent import Kind
 
-if TYPE_CHECKING:
-    from ..tokens.spent import Kind
+logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 MAX_TURNS = 10_000
 """So many of the newest turns are kept for the page."""

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
+import httpx2
 from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response
 
 from .._text import one_line
-from ..messages import as_blocks, field
+from ..messages import Message, as_blocks, field
 from ..session.client import BETA
 from ..wire.exchange import HttpExchange, ask, log_errors
+from ..wire.formats import Format
 from .guard import Refused
-from .record import Leaving, Turn, dollars
-from .upstream import read_whole, reply_with, until_gone
-
-if TYPE_CHECKING:
-    import httpx2
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from ..messages import Message
-    from ..wire.formats import Format
-    from .record import Record, What
-    from .shaping import Shaper
-    from .upstream import Upstream
-
-logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
+from .record import Leaving, Record, Turn, What, dollars, logger
+from .shaping import Shaper
+from .upstream import Upstream, read_whole, reply_with, until_gone
 
 SWITCH = "x-ctxpipe"
 """With the value "off" a request passes as it came."""

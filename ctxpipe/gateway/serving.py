@@ -29,6 +29,7 @@ COLLECTION_SECONDS = 1.0
 LONGEST_WAIT = 600.0
 """Seconds after which it is collected while replies are under way, too."""
 NEVER = 1 << 30
+_BAD_REQUEST = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
 SWITCH_SECONDS = 0.00001
 """How long a worker thread may keep the interpreter from the event loop.
 
@@ -169,17 +170,8 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Say *msg*, unless a reply has begun, and close the connection."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            body = json.dumps(error_body(400, msg, "")).encode()
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            events = [
-                h11.Response(status_code=400, headers=headers, reason="Bad Request"),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ]
-            for event in events:
-                self.transport.write(self.conn.send(event) or b"")
+            body = json.dumps(error_body(400, msg, ""))
+            self.transport.write(
+                f"{_BAD_REQUEST}content-length: {len(body)}\r\n\r\n{body}".encode()
+            )
         self.transport.close()

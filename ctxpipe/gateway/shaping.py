@@ -5,30 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._threads.threads import in_thread
-from ..messages import common_prefix
+from ..conversation.conversation import Conversation
+from ..messages import Message, common_prefix
 from ..session.client import BETA
 from ..session.session import conversation_of
-from ..storage import LocalStorage
+from ..storage import JournalStorage, LocalStorage
 from ..storage.memory import MemoryStorage
-from ..tokens.spent import Pieces
-from ..wire.conversations import Conversations, Dialog
+from ..tokens import TokenCounter
+from ..tokens.spent import Kind, Pieces
+from ..wire.conversations import Conversations, Dialog, OpenSession
+from ..wire.exchange import FindConversation, HttpExchange
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
-
-if TYPE_CHECKING:
-    from ..conversation.conversation import Conversation
-    from ..messages import Message
-    from ..storage import JournalStorage
-    from ..tokens import TokenCounter
-    from ..tokens.spent import Kind
-    from ..wire.conversations import OpenSession
-    from ..wire.exchange import FindConversation, HttpExchange
-    from .settings import Settings
+from .settings import Settings
 
 
 class Shaper:

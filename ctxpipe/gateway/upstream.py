@@ -7,20 +7,16 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from io import BytesIO
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import httpx2
-from anyio import CancelScope
+from anyio import CancelScope, Event
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from .guard import Refused, check_size
-
-if TYPE_CHECKING:
-    from anyio import Event
-    from starlette.types import Receive, Scope, Send
-
-logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
+from .record import logger
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Protocol, TypeVar
@@ -29,10 +29,10 @@ from .batch import FileReplay, Reporter, cluster, replay_files, workers
 from .cache import HEADINGS, CacheReport, cache_report, rows, total_report
 from .contents import Contents, contents, total_contents
 from .narration import narrate
-from .page import write_page
+from .page import page
 from .policies import NONE, POLICIES, policies
 from .replay import LAPSES_EVERY, PipelineMaker, Settings
-from .report import FIGURES, Figures, Report, figures
+from .report import DOLLARS, FIGURES, Figures, Report, figures
 from .terminal import (
     SHOWN,
     print_error,
@@ -121,7 +121,6 @@ def replay(
     # Each is tried once, so that an invalid one is reported before the work begins.
     makers = policies(names or [NONE, PRESET], prices)
     found = recordings(files)
-    baseline = next(iter(makers))
     reporter: Reporter | None = None
     if html:
         _check_writable(html)
@@ -138,34 +137,34 @@ def replay(
             reporter=reporter,
             progress=lambda _file: progress.advance(task),
         )
-    by_file = {file.path: figures([file.replays], prices, baseline) for file in replays}
-    totals = figures([file.replays for file in replays], prices, baseline)
-    unit = "dollars" if model else "input tokens"
+    by_file = {file.path: figures([file.replays], prices) for file in replays}
+    totals = figures([file.replays for file in replays], prices)
+    unit = DOLLARS if model else "input tokens"
     made = _describe_making(files, f"prices of {model}" if model else "costs in input tokens")
+    good = [file for file in replays if not file.error]
+    failed = [file for file in replays if file.error]
     if as_json:
-        good = [file for file in replays if not file.error]
         print_json(
             {
                 "made": made,
                 "unit": unit,
-                "files": {it.path: [row.as_json() for row in by_file[it.path]] for it in good},
+                "files": {it.path: list(map(asdict, by_file[it.path])) for it in good},
                 "read": {file.path: file.as_json() for file in good},
-                "all": [row.as_json() for row in totals],
-                "errors": {file.path: file.error for file in replays if file.error},
+                "all": list(map(asdict, totals)),
+                "errors": {file.path: file.error for file in failed},
                 "skipped": found.unreadable,
             }
         )
     else:
-        _print_replays(replays, by_file, totals, unit, model, all_columns=all_columns)
-        if not all(file.error for file in replays):
+        _print_replays(good, by_file, totals, unit, model, all_columns=all_columns)
+        if good:
             print_line(made)
-    for file in replays:
-        if file.error:
-            print_error(file.error)
-    reports = [file.report for file in replays if file.report]
+    for file in failed:
+        print_error(file.error)
+    reports = [file.report for file in good if file.report]
     if html and reports:
         _write_page(html, reports, totals, unit, made)
-    if any(file.error for file in replays):
+    if failed:
         raise typer.Exit(1)
 
 
@@ -202,8 +201,9 @@ def _check_writable(html: Path) -> None:
 def _write_page(
     html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str, made: str
 ) -> None:
+    text = page(reports, totals, unit, made)
     try:
-        write_page(html, reports, totals, unit, made)
+        html.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
@@ -217,7 +217,7 @@ def _progress() -> Progress:
 
 
 def _print_replays(
-    replays: Sequence[FileReplay],
+    read: Sequence[FileReplay],
     by_file: Mapping[str, Sequence[Figures]],
     totals: Sequence[Figures],
     unit: str,
@@ -225,19 +225,17 @@ def _print_replays(
     *,
     all_columns: bool,
 ) -> None:
-    read = [file for file in replays if not file.error]
-    dollars = bool(model)
     costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
     for file in read:
         faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
         title = f"{_display_name(file.path)} ({costs}{faults})"
-        print_figures(title, by_file[file.path], dollars=dollars, all_columns=all_columns)
+        print_figures(title, by_file[file.path], unit, all_columns=all_columns)
         if file.calibration:
             print_line(str(file.calibration))
             print_line("")
     if len(read) > 1:
         title = f"all {len(read)} conversations ({costs})"
-        print_figures(title, totals, dollars=dollars, all_columns=all_columns)
+        print_figures(title, totals, unit, all_columns=all_columns)
         billed = [file.calibration for file in read if file.calibration]
         if billed:
             print_line(str(sum(billed[1:], billed[0])))
@@ -371,13 +369,11 @@ def _print_cache(name: str, report: CacheReport) -> None:
 class _Plan:
     """The plan of each stage: its name, "would act", and what or why; and the tokens *saved*."""
 
-    stages: list[tuple[str, str, str]]
+    stages: list[dict[str, str]]
     saved: int
 
     def as_json(self) -> JsonDict:
-        names = ("stage", "outcome", "why")
-        stages = [dict(zip(names, stage, strict=True)) for stage in self.stages]
-        return {"stages": stages, "saved": self.saved}
+        return asdict(self)
 
 
 def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
@@ -389,7 +385,8 @@ def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
     stages = []
     for report in result.reports:
         outcome = "would act" if report.outcome is Outcome.PLANNED else report.outcome.value
-        stages.append((report.stage, outcome, report.reason or str(report.detail or "")))
+        why = report.reason or str(report.detail or "")
+        stages.append({"stage": report.stage, "outcome": outcome, "why": why})
     return _Plan(stages, result.tokens_saved)
 
 
@@ -400,7 +397,8 @@ def _total_plan(plans: Iterable[_Plan]) -> _Plan:
 def _print_plan(name: str, plan: _Plan) -> None:
     title = f"{name}: {as_number(plan.saved)} tokens would leave"
     if plan.stages:
-        print_table(title, ("stage", "outcome", "what, why"), plan.stages)
+        plans = [tuple(stage.values()) for stage in plan.stages]
+        print_table(title, ("stage", "outcome", "what, why"), plans)
     else:
         print_line(title)
 

@@ -14,14 +14,6 @@ from ..wire.usage import openai_usage
 from ..wire.values import text_block
 from .records import Entry, Format, Recording, seconds
 
-TEXT_OR_LIST = (str, list)
-KINDS: Mapping[Any, str] = {
-    str: "text",
-    list: "a list",
-    Mapping: "an object",
-    TEXT_OR_LIST: "text or a list",
-}
-
 
 @dataclass(slots=True)
 class Item:
@@ -89,15 +81,13 @@ class Items:
         return Recording(form, list(map(self._entry, units.units)), beside, dropped)
 
     def _entry(self, unit: Unit) -> Entry:
+        """The first time of its items, and the last usage and model."""
         items = self.items[unit.start : unit.stop]
-        times = [item.seconds for item in items if item.seconds is not None]
-        usages = [item.usage for item in items if item.usage]
-        models = [item.model for item in items if item.model]
         return Entry(
             unit.message,
-            times[0] if times else None,
-            usages[-1] if usages else None,
-            models[-1] if models else "",
+            next((item.seconds for item in items if item.seconds is not None), None),
+            next((item.usage for item in reversed(items) if item.usage), None),
+            next((item.model for item in reversed(items) if item.model), ""),
         )
 
 
@@ -108,18 +98,3 @@ def request_of(value: JsonObject, name: str = "request") -> JsonObject:
     """The request in *value*, or what else has the *name*; or *value* itself, which may be one."""
     request = value.get(name, value)
     return request if isinstance(request, Mapping) else {}
-
-
-def valid_object(value: object, place: str, what: str = "", /, **types: Any) -> JsonObject:
-    """*value*, which is an object; it has nothing under the names of *types*, or what these say.
-
-    Raises InvalidHistory, naming the *place* and *what* it is there, otherwise.
-    """
-    if not isinstance(value, Mapping):
-        beginning = f"{what} is " if what else ""
-        raise InvalidHistory(f"{place}: {beginning}{type(value).__name__}, not an object")
-    for name, wanted in types.items():
-        found = value.get(name)
-        if found is not None and not isinstance(found, wanted):
-            raise InvalidHistory(f"{place}: {type(found).__name__} as {name}, not {KINDS[wanted]}")
-    return value

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import nlargest
+from itertools import chain
 from pathlib import PurePath
 
 from .._text import count_phrase
@@ -41,7 +42,7 @@ def narrate(
     unit = prices or Prices.relative()
     by_policy = {name: replay for name, (replay, _) in replays.items()}
     runs = []
-    for row in figures([by_policy], unit, next(iter(replays))):
+    for row in figures([by_policy], unit):
         narrator = _Narrator(transcript, counter, unit, by_policy[row.policy].tokens_per_raw)
         for moment in replays[row.policy][1]:
             narrator.read(moment)
@@ -95,7 +96,7 @@ class _Narrator:
             for piece in self._pieces.of(message):
                 if piece.text not in self._texts:
                     self._texts.add(piece.text)
-                    fate = BlockFate(piece.name, piece.kind, self._sum([piece]), moment.call + 1)
+                    fate = BlockFate(piece.name, piece.kind, self._tokens(piece), moment.call + 1)
                     self._blocks[piece.key] = fate
         self._last = moment.after
         self._read_actions(moment, turn)
@@ -111,7 +112,7 @@ class _Narrator:
         """The biggest blocks seen."""
         return nlargest(BIGGEST, self._blocks.values(), key=lambda block: block.tokens)
 
-    def _sum(self, pieces: Sequence[Piece]) -> float:
+    def _tokens(self, *pieces: Piece) -> float:
         return sum(piece.tokens for piece in pieces) * self._tokens_per_raw
 
     # Costs ----------------------------------------------------------------------------------------
@@ -144,21 +145,19 @@ class _Narrator:
             position += tokens
         for message in moment.reply:
             self._pieces.learn(message)
-        for piece, tokens in self._parts(moment.reply):
-            self._owner(piece).cost += tokens * prices.output * cliff.output
+        for piece in self._parts(moment.reply):
+            self._owner(piece).cost += self._tokens(piece) * prices.output * cliff.output
         return {kind: tokens for kind, tokens in kinds.items() if tokens}
 
     def _prompt(self, messages: Sequence[Message]) -> Iterator[tuple[Kind, CostShare, float]]:
         """Each part of a prompt with *messages*, in order: its kind, who causes it, its tokens."""
         for kind, tokens in self._overhead.items():
             yield kind, self._share(KINDS[kind]), tokens
-        for piece, tokens in self._parts(messages):
-            yield piece.kind, self._owner(piece), tokens
+        for piece in self._parts(messages):
+            yield piece.kind, self._owner(piece), self._tokens(piece)
 
-    def _parts(self, messages: Sequence[Message]) -> Iterator[tuple[Piece, float]]:
-        for message in messages:
-            for piece in self._pieces.of(message):
-                yield piece, piece.tokens * self._tokens_per_raw
+    def _parts(self, messages: Sequence[Message]) -> Iterator[Piece]:
+        return chain.from_iterable(map(self._pieces.of, messages))
 
     def _owner(self, piece: Piece) -> CostShare:
         """The share of the tool or the kind that is responsible for *piece*."""
@@ -167,7 +166,7 @@ class _Narrator:
             self._counted.add(piece.key)
             share.calls += piece.key[0] == "call"
             if piece.kind != "placeholders":  # in place of a block that was counted
-                share.tokens += self._sum([piece])
+                share.tokens += self._tokens(piece)
         return share
 
     # Actions --------------------------------------------------------------------------------------
@@ -187,8 +186,8 @@ class _Narrator:
         if not changed:
             return
         same = common_prefix(moment.before, moment.after)
-        before = {piece.key: piece for piece, _ in self._parts(moment.before[same:])}
-        after = {piece.key: piece for piece, _ in self._parts(moment.after[same:])}
+        before = {piece.key: piece for piece in self._parts(moment.before[same:])}
+        after = {piece.key: piece for piece in self._parts(moment.after[same:])}
         removed = []
         for key, old in before.items():
             if key not in after:
@@ -216,7 +215,9 @@ class _Narrator:
     ) -> None:
         """Note that the turn's action *index* has put *new* in the place of *old*."""
         name = old[0].name if len(old) == 1 else count_phrase(len(old), "block")
-        change = Replaced(name, _text(old), _text(new), where, self._sum(old), self._sum(new))
+        change = Replaced(
+            name, _text(old), _text(new), where, self._tokens(*old), self._tokens(*new)
+        )
         self.turns[call].actions[index].replaced.append(change)
         for piece in old:
             block = self._blocks.get(piece.key)

@@ -11,8 +11,8 @@ from .._values import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ChatCodec
-from .items import TEXT_OR_LIST, Items, request_of, valid_object
-from .records import Record, Recording
+from .items import Items, request_of
+from .records import TEXT_OR_LIST, Record, Recording, valid_object
 
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 ONLY_HERE = ("tool", "function", "developer")

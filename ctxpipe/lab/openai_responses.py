@@ -10,8 +10,8 @@ from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ResponsesCodec
 from ..wire.openai_responses import ANSWERED, OUTPUT
-from .items import TEXT_OR_LIST, Items, request_of, valid_object
-from .records import Record, Recording
+from .items import Items, request_of
+from .records import TEXT_OR_LIST, Record, Recording, valid_object
 
 ITEMS = ANSWERED | {name + OUTPUT for name in ANSWERED} | {"item_reference", "reasoning"}
 PARTS = frozenset({"input_file", "input_image", "input_text", "output_text"})

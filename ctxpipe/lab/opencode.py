@@ -17,13 +17,11 @@ from ..wire.values import (
     thinking_block,
     use_block,
 )
-from .items import valid_object
-from .records import Entry, Record, Recording, second_conversation, seconds
+from .records import Entry, Record, Recording, second_conversation, seconds, valid_object
 
 Block = JsonDict
 WAITING = ("pending", "running")
 """States of a call that has no result yet."""
-UNSIGNED = "unsigned"
 
 
 def is_export(value: JsonObject) -> bool:
@@ -57,7 +55,8 @@ def read(records: Sequence[Record]) -> Recording:
                 found += _reply(info, step, dropped)
         else:
             blocks = [block for part in parts for block in _blocks(part, dropped)]
-            found += _entry("user", blocks, _time(info, "created"))
+            if blocks:
+                found.append(Entry(_message("user", blocks), _time(info, "created")))
     return Recording("opencode export", found, dropped=dropped)
 
 
@@ -90,16 +89,15 @@ def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> 
                 usage = _usage(part.get("tokens"))
             case _:
                 blocks += _blocks(part, dropped)
-    model = str(info.get("modelID") or "")
-    created = _time(info, "created")
-    for entry in _entry("assistant", blocks, created):
-        yield Entry(entry.message, created, usage, model)
-    yield from _entry("user", results, ended)
-
-
-def _entry(role: str, blocks: list[Block], time: float | None) -> Iterator[Entry]:
     if blocks:
-        yield Entry(cast("Message", {"role": role, "content": blocks}), time)
+        model = str(info.get("modelID") or "")
+        yield Entry(_message("assistant", blocks), _time(info, "created"), usage, model)
+    if results:
+        yield Entry(_message("user", results), ended)
+
+
+def _message(role: str, blocks: list[Block]) -> Message:
+    return cast("Message", {"role": role, "content": blocks})
 
 
 def _call(part: JsonObject) -> tuple[Block, list[Block]]:
@@ -112,10 +110,9 @@ def _call(part: JsonObject) -> tuple[Block, list[Block]]:
     status = field(state, "status")
     if status in WAITING:
         return use, []
-    if status == "error":
-        result = result_block(call, str(field(state, "error") or ""))
-        return use, [result | {"is_error": True}]
-    return use, [result_block(call, str(field(state, "output") or ""))]
+    is_error = status == "error"
+    result = result_block(call, str(field(state, "error" if is_error else "output") or ""))
+    return use, [result | {"is_error": True} if is_error else result]
 
 
 def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
@@ -125,7 +122,7 @@ def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
         case "text" if says(text) and not part.get("ignored"):
             yield text_block(text)
         case "reasoning" if says(text):
-            yield thinking_block(text, UNSIGNED)
+            yield thinking_block(text)
         case "file":
             yield image_block(part.get("url")) or opaque_block(part)
         case _:

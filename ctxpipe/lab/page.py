@@ -8,7 +8,6 @@ every request.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -19,26 +18,15 @@ from typing import NamedTuple
 from .._html import json_data, palette, source_hash
 from .._text import as_number, as_percent, count_phrase
 from .._values import JsonDict
+from ..placeholders.placeholders import shorten
 from ..tokens.spent import KINDS
 from .cache import HEADINGS as CAUSES
 from .cache import rows
 from .policies import WINDOW
-from .report import FIGURES, HEADINGS, Figures, Report, cells, cost
+from .report import DOLLARS, FIGURES, HEADINGS, Figures, Report, cells, cost
 
 TEXT_BYTES = 1_200_000
 """All texts of actions together: the page must stay below 3 MB."""
-
-
-def write_page(
-    path: str | os.PathLike[str],
-    reports: Sequence[Report],
-    totals: Sequence[Figures],
-    unit: str = "input tokens",
-    made: str = "",
-) -> None:
-    """Write the `page` to *path*. Raises OSError where that cannot be written."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(page(reports, totals, unit, made))
 
 
 def page(
@@ -68,7 +56,6 @@ def _asset(name: str) -> str:
 
 def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> JsonDict:
     """The data of the page's script: the reports as they are, and their sum."""
-    dollars = unit == "dollars"
     ours, advice = len(totals) - 1, None
     if ours and totals[0].calls:
         advice = advise(totals)
@@ -83,7 +70,7 @@ def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> Js
         conversations.append(
             {
                 **asdict(report),
-                "figures": [cells(row, dollars=dollars) for row in found],
+                "figures": [cells(row, unit) for row in found],
                 "cache": None if report.cache is None else [CAUSES, *rows(report.cache)],
             }
         )
@@ -94,7 +81,7 @@ def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> Js
         "kinds": KINDS,
         "meanings": FIGURES,
         "headings": HEADINGS,
-        "totals": [cells(row, dollars=dollars) for row in totals],
+        "totals": [cells(row, unit) for row in totals],
         "policies": [row.policy for row in totals],
         "chosen": [ours, 0],
         "conversations": conversations,
@@ -117,15 +104,7 @@ def _texts(conversations: Sequence[JsonDict]) -> list[str]:
     sizes = [len(text.encode("utf-8", "replace")) for text in indices]
     while limit > 100 and sum(min(size, limit) for size in sizes) > TEXT_BYTES:
         limit = limit * 3 // 4
-    return [_shorten(text, limit) for text in indices]
-
-
-def _shorten(text: str, limit: int) -> str:
-    half = limit // 2
-    missing = len(text) - 2 * half
-    if len(text) <= limit:
-        return text
-    return f"{text[:half]}\n[… {missing:,} characters not shown here …]\n{text[-half:]}"
+    return [shorten(text, limit) for text in indices]
 
 
 LEAST_SEEN = 0.9
@@ -186,8 +165,8 @@ def lead(subject: str, ours: Figures, baseline: Figures, unit: str) -> str:
 
     *subject* is what was replayed, such as "125 turns".
     """
-    mine, theirs = (cost(row.cost, dollars=unit == "dollars") for row in (ours, baseline))
-    of_what = "" if unit == "dollars" else f" {unit}"
+    mine, theirs = (cost(row.cost, unit) for row in (ours, baseline))
+    of_what = "" if unit == DOLLARS else f" {unit}"
     ratio = ours.cost / baseline.cost if baseline.cost else 1.0
     difference = f"{as_percent(abs(1 - ratio))} {'more' if ratio > 1 else 'less'}"
     return (

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TypeAlias
 
-from .. import presets
-from ..config import Config, read_config
+from ..config import OLD_EXCHANGES, Config, preset_stages, read_config
 from ..edits.offload import text_of
 from ..errors import SettingsError
 from ..messages import ToolResult, rewrite, tool_results
@@ -74,7 +73,6 @@ def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Po
 
     Raises SettingsError for a name that does not exist, or a file that describes none.
     """
-    prices = prices or Prices.relative()
     found = {}
     for given in names:
         name, config = given, None
@@ -83,7 +81,7 @@ def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Po
             # A file such as coding.toml keeps its suffix: the stem is the name of a preset.
             path = PurePath(given)
             name = path.name if path.stem in POLICIES else path.stem
-        found[name] = Policy(name, prices, config)
+        found[name] = Policy(name, prices or Prices.relative(), config)
     return found
 
 
@@ -96,24 +94,8 @@ def _compact(bench: Workbench) -> Compact:
     )
 
 
-def _coding(
-    bench: Workbench, prices: Prices, old_exchanges: presets.OldExchanges = "calls"
-) -> list[Stage]:
-    return presets.coding_agent(
-        bench.storage,
-        work_dir=None,
-        old_exchanges=old_exchanges,
-        prices=prices,
-        summarize=ExtractiveSummarizer(),
-        files=bench.files,
-        clock=bench.clock,
-    )
-
-
-def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
-    return presets.chat(
-        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock
-    )
+def _preset(name: str, bench: Workbench, prices: Prices) -> list[Stage]:
+    return preset_stages(name, bench.storage, files=bench.files, prices=prices, clock=bench.clock)
 
 
 _Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
@@ -126,10 +108,7 @@ POLICIES: Mapping[str, _Stages] = {
         ClearOldResults(80_000, keep=3, at_least=16_000),
         _compact(bench),
     ],
-    "coding": _coding,
-    "lean": partial(_coding, old_exchanges="lines"),
-    "lean-memory": partial(_coding, old_exchanges="more_lines"),
-    "chat": _chat,
+    **{name: partial(_preset, name) for name in (*OLD_EXCHANGES, "chat")},
 }
 """The stages behind each name."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Literal, Self, TypeAlias, cast
+from typing import Any, Literal, Self, TypeAlias, cast
 
 from .._values import JsonObject
 from ..errors import InvalidHistory
@@ -33,6 +33,30 @@ Format: TypeAlias = Literal[
 ]
 
 
+TEXT_OR_LIST = (str, list)
+KINDS: Mapping[Any, str] = {
+    str: "text",
+    list: "a list",
+    Mapping: "an object",
+    TEXT_OR_LIST: "text or a list",
+}
+
+
+def valid_object(value: object, place: str, what: str = "", /, **types: Any) -> JsonObject:
+    """*value*, which is an object; it has nothing under the names of *types*, or what these say.
+
+    Raises InvalidHistory, naming the *place* and *what* it is there, otherwise.
+    """
+    if not isinstance(value, Mapping):
+        beginning = f"{what} is " if what else ""
+        raise InvalidHistory(f"{place}: {beginning}{type(value).__name__}, not an object")
+    for name, wanted in types.items():
+        found = value.get(name)
+        if found is not None and not isinstance(found, wanted):
+            raise InvalidHistory(f"{place}: {type(found).__name__} as {name}, not {KINDS[wanted]}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One JSON value of a file, and its *place* there: "line 3"."""
@@ -43,9 +67,7 @@ class Record:
     @property
     def fields(self) -> JsonObject:
         """The record's fields. Raises InvalidHistory, naming the place, when it is no object."""
-        if not isinstance(self.value, Mapping):
-            raise InvalidHistory(f"{self.place}: {type(self.value).__name__} instead of an object")
-        return self.value
+        return valid_object(self.value, self.place)
 
 
 @dataclass(frozen=True, slots=True)

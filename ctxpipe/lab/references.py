@@ -92,7 +92,7 @@ class Past:
 
     def __init__(self, index: AtomIndex) -> None:
         self.sources: list[Source] = []
-        self._index = index
+        self.index = index
         self._holders: dict[Atom, list[int]] = {}  # oldest first
         self._views: dict[str, Atom | None] = {}  # by the id of the call
         self._length = 0
@@ -107,7 +107,7 @@ class Past:
             for text, block in zip(message_texts(message), parts, strict=True):
                 call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
                 view = self._views.get(call_id) if kind(block) == "tool_result" else None
-                for atom in self._index.text(text):
+                for atom in self.index.text(text):
                     self._holders.setdefault(atom, []).append(len(self.sources))
                 self.sources.append(Source(self._length, message["role"], text, call_id, view))
             self._length += 1
@@ -117,7 +117,7 @@ class Past:
 
     def uses_of(self, reply: Message) -> list[Atom]:
         """The atoms of *reply* that were said before, in a fixed order."""
-        return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
+        return sorted(atom for atom in self.index.message(reply) if atom in self._holders)
 
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""

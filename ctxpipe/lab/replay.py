@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeAlias, cast
 
 from .._text import short_repr
 from .._values import JsonObject
 from ..edits.atoms import Atom, AtomIndex
-from ..messages import Message, blocks, kind, strings, tool_calls, tool_results
-from ..messages import field as value_of
+from ..messages import Message, blocks, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
 from ..placeholders.placeholders import any_reference
+from ..prompt_cache.prompts import has_image
 from ..session.session import Session, conversation_of
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger
@@ -139,14 +140,13 @@ async def replay_all(
     settings = settings or Settings()
     # What was said, the agent's files and the time are the same, whatever the pipeline: so the
     # texts of a conversation are read once.
-    index = AtomIndex()
-    past = Past(index)
+    past = Past(AtomIndex())
     clock, files, counter = Clock(), SeenFiles(), MessageCounter()
     runs = {}
     for name, make in makers.items():
         bench = Workbench(clock, files, counter)
         watch = (watches or {}).get(name)
-        runs[name] = _Run(transcript, make, settings, bench, past, index, watch)
+        runs[name] = _Run(transcript, make(bench), settings, bench, past, watch)
     steps: dict[str, list[Step]] = {name: [] for name in runs}
     start = 0
     for call, at in enumerate(transcript.replies):
@@ -169,40 +169,34 @@ async def replay_all(
     return {name: Replay(transcript.name, tuple(done), ratio) for name, done in steps.items()}
 
 
+@dataclass
 class _Run:
     """The agent's loop, with the recorded messages in place of a model and its tools."""
 
-    def __init__(
-        self,
-        transcript: Transcript,
-        make: PipelineMaker,
-        settings: Settings,
-        bench: Workbench,
-        past: Past,
-        index: AtomIndex,
-        watch: Callable[[Moment], object] | None,
-    ) -> None:
-        self.transcript = transcript
-        self.settings = settings
-        self.watch = watch
-        self.bench = bench
-        pipeline = make(bench)
-        self.session: Session = pipeline.session(
-            transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=bench.clock
+    transcript: Transcript
+    pipeline: ContextPipeline
+    settings: Settings
+    bench: Workbench
+    past: Past
+    watch: Callable[[Moment], object] | None
+    context: list[Message] = field(default_factory=list)
+    is_controlled: bool = False  # the context holds stale thinking
+    fetched: int = 0
+    steps: dict[str, str] = field(default_factory=dict)  # by a call's id: the file with all of it
+    overhead: int | None = None
+
+    def __post_init__(self) -> None:
+        transcript, cache = self.transcript, self.settings.cache
+        self.session: Session = self.pipeline.session(
+            transcript.name, cache_seconds=cache.ttl_seconds, clock=self.bench.clock
         )
         if isinstance(self.session, Session):  # not where a benchmark replays a peer's
             # A replay has figures of its own, and nothing prints what they would find.
             conversation_of(self.session).observers.clear()
-        self.ledger = Ledger(pipeline.counter)
-        self.cache = PromptCache(settings.cache)
-        self.past = past
-        self.visible = Context(index, transcript.name)
-        self.store = Store(index)
-        self.context: list[Message] = []
-        self.is_controlled = False  # the context holds stale thinking
-        self.fetched = 0
-        self.steps: dict[str, str] = {}  # by the id of a call: the file that holds it whole
-        self.overhead: int | None = None
+        self.ledger = Ledger(self.pipeline.counter)
+        self.cache = PromptCache(cache)
+        self.visible = Context(self.past.index, transcript.name)
+        self.store = Store(self.past.index)
 
     async def step(
         self, call: int, new: Sequence[Message], reply: Message, used: Sequence[Atom]
@@ -224,11 +218,6 @@ class _Run:
         self.context = [*self.context, reply]
         requests = [request for moment in moments for request in moment.requests]
         return Step(call, tuple(requests), use)
-
-    @property
-    def _seconds(self) -> float | None:
-        has_times = self.transcript.seconds or self.settings.rest_every
-        return self.bench.clock.now if has_times else None
 
     async def _run_pipeline(self, call: int) -> Moment:
         """Run the pipeline; a summary that it had written is a request too."""
@@ -255,14 +244,13 @@ class _Run:
 
         As the summarizer reports it, else with the conversation's prefix in the cache.
         """
-        now = self._seconds
         if compacted.input_tokens:
             cached = compacted.cached_tokens
             use = CacheUse(cached, 0, compacted.input_tokens - cached)
             return Request(moment.call, "summary", use, compacted.output_tokens)
         sums = await self._sums(moment.before)
         uses = []
-        for prefix in self.cache.peek(moment.before, sums, now):
+        for prefix in self.cache.peek(moment.before, sums, self.bench.clock.now):
             # Nothing is written to the cache: no request reads it twice.
             fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
             uses.append(CacheUse(prefix.read, 0, fresh))
@@ -282,8 +270,9 @@ class _Run:
         sums = await self._sums(self.context)
         settings = None
         if self.settings.cache.by_settings:
-            settings = self.is_controlled, any(map(_has_image, self.context))
-        use, marked = self.cache.request(self.context, sums, self._seconds, settings)
+            content = chain.from_iterable(map(blocks, self.context))
+            settings = self.is_controlled, any(map(has_image, content))
+        use, marked = self.cache.request(self.context, sums, self.bench.clock.now, settings)
         [raw] = await self.ledger.counter.counts([output])
         tokens = self.settings.tokens_per_raw * raw
         moment.requests.append(Request(moment.call, purpose, use, tokens, marked))
@@ -303,15 +292,13 @@ class _Run:
     def _refetch(self, missing: Mapping[Atom, float]) -> tuple[Message, Message]:
         """Calls for what is *missing*, and the results, as an agent would read them back."""
         lines = self.settings.page_lines
-        pointers = dict(_pointers(self.context))
+        pointers = self.steps | dict(_pointers(self.context))
         calls = []
         results = []
         for source in sources_to_fetch(missing, self.past):
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
-            pointer = pointers.get(source.call_id) or self.steps.get(source.call_id)
-            name, arguments = self._call(source, pointer)
-            calls.append(use_block(call_id, name, arguments))
+            calls.append(use_block(call_id, *self._call(source, pointers.get(source.call_id))))
             text = source.text if lines is None else pages_of(source.text, missing.keys(), lines)
             results.append(result_block(call_id, text))
         ask = {"role": "assistant", "content": calls}
@@ -332,16 +319,6 @@ class _Run:
                 if call.id == source.call_id:
                     return call.name, call.input
         return "read_history", {"message": source.message}
-
-
-def _has_image(message: Message) -> bool:
-    """Whether *message*, or a result in it, holds an image."""
-    for block in blocks(message):
-        content = value_of(block, "content")
-        inner = content if isinstance(content, list) else ()
-        if any(kind(part) == "image" for part in (block, *inner)):
-            return True
-    return False
 
 
 def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:

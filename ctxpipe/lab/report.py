@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, short_repr
-from .._values import JsonDict
 from ..prompt_cache import Tally
 from ..providers.prices import Prices
 from ..tokens.spent import Kind
@@ -112,10 +111,6 @@ class Figures:
     strict: float
     found: float
 
-    def as_json(self) -> JsonDict:
-        """The figures by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
@@ -159,6 +154,9 @@ FIGURES: Mapping[str, str] = {
 }
 """The meaning of each figure of a replay. Tables, JSON and the page call it by this name."""
 
+DOLLARS = "dollars"
+"""A unit of costs; any other word stands for input tokens."""
+
 HEADINGS: Sequence[str] = ("policy", "calls", "cost", *FIGURES)
 
 _FORMATS: Mapping[str, Callable[[float], str]] = {
@@ -168,35 +166,32 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def cost(amount: float, *, dollars: bool) -> str:
-    """A cost in dollars, or in whole input tokens."""
-    return as_dollars(amount) if dollars else as_number(amount)
+def cost(amount: float, unit: str) -> str:
+    """A cost in dollars, where that is the *unit*, or in whole input tokens."""
+    return as_dollars(amount) if unit == DOLLARS else as_number(amount)
 
 
-def cells(row: Figures, *, dollars: bool) -> tuple[str, ...]:
+def cells(row: Figures, unit: str) -> tuple[str, ...]:
     """The texts of *row* under the `HEADINGS`."""
     found = (write(getattr(row, name)) for name, write in _FORMATS.items())
-    return (row.policy, as_number(row.calls), cost(row.cost, dollars=dollars), *found)
+    return (row.policy, as_number(row.calls), cost(row.cost, unit), *found)
 
 
-def figures(
-    conversations: Iterable[Mapping[str, Replay]], prices: Prices, baseline: str
-) -> list[Figures]:
+def figures(conversations: Iterable[Mapping[str, Replay]], prices: Prices) -> list[Figures]:
     """A row for each policy through which all *conversations* were replayed.
 
-    *ratio* is its cost divided by that of *baseline*. One that could not be replayed is empty.
+    *ratio* is its cost divided by that of the first. One that could not be replayed is empty.
     """
     groups: dict[str, list[Replay]] = {}
     for replays in conversations:
         for name, replay in replays.items():
             groups.setdefault(name, []).append(replay)
-    bills: dict[str, tuple[Bill, Bill]] = {}
+    rows: list[Figures] = []
     for name, group in groups.items():
         requests = [request for replay in group for request in replay.requests]
-        bills[name] = bill(requests, prices), bill(with_all_marks(requests), prices)
-    rows = []
-    for name, group in groups.items():
-        (own, marked), (first, first_marked) = bills[name], bills[baseline]
+        own, marked = bill(requests, prices), bill(with_all_marks(requests), prices)
+        if not rows:
+            first, first_marked = own, marked
         use = sum((replay.use for replay in group), Use())
         prompts = [step.prompt_tokens for replay in group for step in replay.steps]
         row = Figures(

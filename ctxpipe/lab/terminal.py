@@ -59,10 +59,10 @@ def _is_number(cell: str) -> bool:
 
 
 def print_figures(
-    title: str, rows: Sequence[Figures], *, dollars: bool, all_columns: bool = False
+    title: str, rows: Sequence[Figures], unit: str, *, all_columns: bool = False
 ) -> None:
     """Print a row of the `SHOWN` figures for each policy; or, of all figures, a column."""
-    lines = list(zip(HEADINGS, *(cells(row, dollars=dollars) for row in rows), strict=True))
+    lines = list(zip(HEADINGS, *(cells(row, unit) for row in rows), strict=True))
     if not all_columns:
         lines = list(zip(*(line for line in lines if line[0] in SHOWN), strict=True))
     headings, *body = lines

@@ -239,14 +239,12 @@ def decode(raw: bytes, name: str) -> str:
     for beginning, advice in OTHER_FILES.items():
         if raw.startswith(beginning):
             raise TranscriptError(f"{name} {advice}")
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        encoding, label = "utf-16", "UTF-16"
-    else:
-        encoding, label = "utf-8-sig", "UTF-8"
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
+        label = encoding.removesuffix("-sig").upper()
         raise TranscriptError(
             f"{name}, line {line}: this is not {label} text ({error.reason}); {FORMATS}"
         ) from error
@@ -263,13 +261,12 @@ def json_records(text: str, name: str) -> list[Record]:
     numbered = enumerate(text.split("\n"), 1)
     lines = [(number, line) for number, line in numbered if line.strip()]
     first_number, first_line = lines[0]
+    last_number, _ = lines[-1]
     if len(lines) > 1 and _is_whole(first_line):
-        records = []
-        last_number, _ = lines[-1]
-        for number, line in lines:
-            value = _parse(line, name, number, is_last=number == last_number)
-            records.append(Record(f"line {number}", value))
-        return records
+        return [
+            Record(f"line {number}", _parse(line, name, number, is_last=number == last_number))
+            for number, line in lines
+        ]
     value = _parse(text, name, 1)
     if isinstance(value, list):
         return message_records(value)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ctxpipe.errors import InvalidHistory
-from ctxpipe.lab.items import Items, valid_object
+from ctxpipe.lab.items import Items
+from ctxpipe.lab.records import valid_object
 from ctxpipe.wire import ChatCodec
 
 ASKED: dict[str, Any] = {"role": "user", "content": "Go."}

@@ -23,7 +23,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from ctxpipe import ContextPipeline, DirectOffload
 from ctxpipe.lab.narration import narrate
-from ctxpipe.lab.page import page, write_page
+from ctxpipe.lab.page import page
 from ctxpipe.lab.replay import Moment, PipelineMaker, replay
 from ctxpipe.lab.report import (
     Action,
@@ -230,7 +230,7 @@ def show(browser: Chrome, tmp_path: Path) -> Show:
     """Opens the page of a report, and waits until it is drawn."""
 
     def open_page(*reports: Report, unit: str = "input tokens", at: str = "") -> Chrome:
-        write_page(tmp_path / "page.html", reports, figures_of(reports[0]), unit)
+        (tmp_path / "page.html").write_text(page(reports, figures_of(reports[0]), unit))
         for kind in ("browser", "performance"):
             logged(browser, kind)  # what another page has left
         browser.get(f"{(tmp_path / 'page.html').as_uri()}{at}")
@@ -261,7 +261,7 @@ def mark(chrome: Chrome, number: int = 0) -> WebElement:
 
 def test_a_report_without_turns_says_so(browser, tmp_path):
     report = Report("Nothing", [Run(row("none", 0.0))])
-    write_page(tmp_path / "page.html", [report], figures_of(report))
+    (tmp_path / "page.html").write_text(page([report], figures_of(report)))
     browser.get((tmp_path / "page.html").as_uri())
 
     assert text_of(browser, "#lead") == "There was no turn."

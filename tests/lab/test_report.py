@@ -21,7 +21,7 @@ def test_the_cost_is_told_in_that_of_the_baseline():
         "none": replayed(read=0, fresh=1000, use=Use(visible=1)),
         "some": replayed(read=1000, fresh=400, use=Use(visible=3, pointer=1)),
     }
-    none, some = figures([replays], PRICES, "none")
+    none, some = figures([replays], PRICES)
     assert (none.cost, none.ratio) == (1000, 1.0)
     assert (some.cost, some.ratio) == (500, 0.5)
     assert some.hits == 1000 / 1400
@@ -35,13 +35,13 @@ def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
         {},  # a file that could not be read
         {"none": replayed(read=0, fresh=900, use=Use(lost=3))},
     ]
-    (row,) = figures(files, PRICES, "none")
+    (row,) = figures(files, PRICES)
     assert (row.cost, row.calls, row.seen) == (1000, 2, 0.25)
 
 
 def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
     use = Use(visible=3, lost=1, doubtful=1)
-    (row,) = figures([{"none": replayed(read=0, fresh=1, use=use)}], PRICES, "none")
+    (row,) = figures([{"none": replayed(read=0, fresh=1, use=use)}], PRICES)
     assert (row.seen, row.strict) == (0.75, 0.5)
 
 
@@ -52,7 +52,7 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
         return Replay("t", (Step(0, (request,), Use()),))
 
     replays = {"none": marked(1000, 800), "some": marked(900, 200)}
-    none, some = figures([replays], PRICES, "none")
+    none, some = figures([replays], PRICES)
     assert (none.ratio, none.marked) == (1.0, 1.0)
     assert (some.ratio, some.marked) == (0.9, 0.25)
 
@@ -61,5 +61,5 @@ def test_a_row_is_written_under_the_headings():
     row = Figures("none", 1469, 1234.5678, 1.0, 0.5, 0.25, 474_572.4, 2, 1.0, 0.875, 1.0)
 
     rest = ("1.000", "0.500", "25.0%", "474,572", "2", "100.0%", "87.5%", "100.0%")
-    assert cells(row, dollars=True) == ("none", "1,469", "$1,234.57", *rest)
-    assert cells(row, dollars=False) == ("none", "1,469", "1,235", *rest)
+    assert cells(row, "dollars") == ("none", "1,469", "$1,234.57", *rest)
+    assert cells(row, "input tokens") == ("none", "1,469", "1,235", *rest)

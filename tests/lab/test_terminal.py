@@ -16,12 +16,15 @@ def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def printed(*policies: str, width: int = 0, **how: bool) -> list[str]:
+    def printed(
+        *policies: str, width: int = 0, unit: str = "input tokens", all_columns: bool = False
+    ) -> list[str]:
         if width:
             monkeypatch.setenv("FORCE_COLOR", "1")
             monkeypatch.setenv("COLUMNS", str(width))
             monkeypatch.setenv("NO_COLOR", "1")
-        print_figures("t.jsonl", [figure(name) for name in policies], **{"dollars": False, **how})
+        rows = [figure(name) for name in policies]
+        print_figures("t.jsonl", rows, unit, all_columns=all_columns)
         return re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
 
     return printed
@@ -51,4 +54,4 @@ def test_a_policy_has_a_row_of_six_figures_or_a_column_of_all(printed):
 
 
 def test_dollars_are_shown_as_dollars(printed):
-    assert "$14,328,916.40" in " ".join(printed("none", dollars=True))
+    assert "$14,328,916.40" in " ".join(printed("none", unit="dollars"))

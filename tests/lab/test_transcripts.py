@@ -134,7 +134,7 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (b'[{"role": "user",\n "content": oops}]', ", line 2, column 13: this is not JSON"),
         (lines(*WORK).encode() + b'{"role": "\xff"}', ", line 6: this is not UTF-8 text"),
         (b"\x89PNG\r\n\x1a\n", ", line 1: this is not UTF-8 text"),
-        (lines(WORK[0], 7), ", line 2: int instead of an object"),
+        (lines(WORK[0], 7), ", line 2: int, not an object"),
         (lines(WORK[0], {"role": "assistant"}), ", line 2: has no content"),
         (lines(WORK[0], {"role": "robot", "content": "x"}), ", line 2: has the role 'robot'"),
         (
