@@ -156,7 +156,6 @@ def clean(
         raise SettingsError(
             f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted"
         )
-    files: Sequence[OwnFile] = []
     if is_whole:
         names = _sessions_to_delete(folder, session, prefix, journal)
         found = (session_files(folder, session_folder(name)) for name in names)
@@ -164,8 +163,7 @@ def clean(
         lost = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
         delete = partial(anyio.run, _delete_sessions, folder, names, lost, journal)
     else:
-        if has_limit:
-            files = choose_files(find_files(folder), limits, time.time())
+        files = choose_files(find_files(folder), limits, time.time())
         delete = partial(delete_files, folder, files)
     if dry_run:
         for file in files:
