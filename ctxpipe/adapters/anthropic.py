@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ctxpipe_client", "ctxpipe_middleware", "ctxpipe_sync_client", "ctxpipe_sync_middleware"]
 
 NAMES = ("metadata.session_id", "metadata.user_id")
-PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
 UNREAD = "a reply could not be read; it is passed on"
@@ -154,7 +153,8 @@ class _Shaping:
     def is_wanted(self, request: APIRequest) -> bool:
         """Whether *request* is to be shaped. Raises the API's error for one of a thread."""
         path, _, _ = request.url.partition("?")
-        if request.method.upper() != "POST" or path != PATH or is_asked_by_a_stage():
+        # And nothing below it: counting tokens and batches are left alone.
+        if request.method.upper() != "POST" or path != MESSAGES.path or is_asked_by_a_stage():
             return False
         body: Any = request.json
         if not isinstance(body, Mapping):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError
 from operator import attrgetter
@@ -109,29 +109,18 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
     more than MAX_ITEMS items, or names a key twice: another reader might take the other one.
     """
     reader = _Reader(raw, key)
-    last, same = _closest(raw, key, known)
-    if last is not None:
-        reader.continue_from(last, same)
-    return reader.read()
-
-
-def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, int]:
-    """The one of *known* that has most in common with *raw*, and how many of its items.
-
-    The newest come first: one that *raw* continues is taken without a look at the others.
-    """
-    closest = None
-    most = 0
+    closest, most = None, 0
     for body in known:
         if body.key != key or not body.items:
             continue
         same = _same_items(body, raw)
         if same > most:
-            closest = body
-            most = same
+            closest, most = body, same
         if most >= len(body.items) - 1:
-            break
-    return closest, most
+            break  # the newest come first: what one continues is not looked for in the others
+    if closest is not None:
+        reader.continue_from(closest, most)
+    return reader.read()
 
 
 @dataclass(slots=True)
