@@ -304,11 +304,14 @@ def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
 
 def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
     rest = iter(replies)
+    count = 0
 
     def next_reply(body: RequestBody) -> Reply:  # noqa: ARG001 -- a list answers any request
+        nonlocal count
         for reply in rest:
+            count += 1
             return reply
-        raise ScriptExhausted("a request came in after the script's last reply")
+        raise ScriptExhausted(f"a request came in after the script's last reply (it has {count})")
 
     return next_reply
 
