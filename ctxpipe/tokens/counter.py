@@ -111,8 +111,7 @@ class TokenCounter:
 
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
-        known = self._look_up(text)
-        return self._learn(text) if known is None else known
+        return self._sum((text,))
 
     def block(self, block: Block, /) -> int:
         """The raw tokens of one content block."""
@@ -238,7 +237,15 @@ class TokenCounter:
             yield compact_json(tool)
 
     def _sum(self, content: Iterable[Part]) -> int:
-        return sum(self.text(part) if isinstance(part, str) else part for part in content)
+        # A loop: in a turn with nothing to do this is most of what is called.
+        tokens = 0
+        for part in content:
+            if not isinstance(part, str):
+                tokens += part
+                continue
+            known = self._look_up(part)
+            tokens += self._learn(part) if known is None else known
+        return tokens
 
     def _look_up(self, text: str) -> int | None:
         """The tokens of *text*, None unless they are remembered: by a digest where it is long."""
