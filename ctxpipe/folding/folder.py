@@ -97,11 +97,10 @@ class Folder:
     async def _definitions(self, files: Files) -> list[Definitions]:
         memo = _memo()
         keys = await in_thread(_keys, files)
+        known: dict[Key | None, Definitions | None] = {key: memo.get(key) for key in keys if key}
         pairs = zip(keys, files, strict=True)
-        files_by_key = {key: file for key, file in pairs if key is not None}
-        known: dict[Key | None, Definitions | None] = {key: memo.get(key) for key in files_by_key}
-        new = [key for key in files_by_key if known[key] is None]
-        found = await _parse([files_by_key[key] for key in new]) if new else []
+        new = {key: file for key, file in pairs if key and known[key] is None}
+        found = await _parse(list(new.values())) if new else []
         # A worker that fails leaves the last ones for another time.
         for key, definitions in zip(new, found, strict=False):
             known[key] = definitions

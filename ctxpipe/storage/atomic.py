@@ -31,7 +31,10 @@ def is_temporary(name: str) -> bool:
 
 @contextmanager
 def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
-    """The name of a new hidden file with *chunks* in it; afterwards that name is removed."""
+    """The name of a new hidden file with *chunks* in it; afterwards that name is removed.
+
+    The file, and then the *folder* in which it has got its own name, are *synced* if wanted.
+    """
     name = temporary_name()
     file = open_file(name, _CREATE, folder=folder)
     try:
@@ -43,6 +46,8 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
                 stream.flush()
                 sync(file)
         yield name
+        if synced:
+            sync(folder)
     finally:
         discard(folder, name)
 

@@ -37,7 +37,7 @@ from ..settings import (
     check_settings,
     one_of,
 )
-from .atomic import STALE_SECONDS, claim, exists, holds, sync, temporary_file
+from .atomic import STALE_SECONDS, claim, exists, holds, temporary_file
 from .cleanup import (
     Cleaned,
     Limits,
@@ -166,11 +166,8 @@ class LocalStorage:
                 return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
-            if not claim(fd, temporary, name):  # another process was faster
-                return bool(holds(fd, name, data))
-            if self.fsync:
-                sync(fd)
-        return True
+            # Where it cannot be claimed another process was faster.
+            return claim(fd, temporary, name) or bool(holds(fd, name, data))
 
     def _overwrite(self, folder: _Folder, name: str, data: Sequence[bytes]) -> str:
         fd = folder.descriptor
@@ -181,8 +178,6 @@ class LocalStorage:
             if not exists(fd, name):
                 self._folders.list_file(folder.name, fd, name)
             os.replace(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
-            if self.fsync:
-                sync(fd)
         return name
 
     # Reading --------------------------------------------------------------------------------------
@@ -270,7 +265,6 @@ class LocalStorage:
                     self._folders.list_file(folder, fd, name)
                     if claim(fd, temporary, name):
                         break
-                sync(fd)
         return os.path.join(where, name)
 
     async def records(self, session_id: str, /) -> list[str]:

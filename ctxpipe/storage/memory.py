@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from .._text import short_repr
 from ..errors import StorageError
@@ -194,9 +195,7 @@ class MemoryStorage:
         for name, (_, end) in list(self._tombstones.items()):
             if end < now:
                 del self._tombstones[name]
-        self._ids.pop(folder, None)
-        prefix = f"{folder}/"
-        for key in [key for key in self.stored if key.startswith(prefix)]:
-            del self.stored[key]
-        for name in [name for name in self._journals if name.split("/")[0] == folder]:
-            del self._journals[name]
+        everything: tuple[dict[str, Any], ...] = (self.stored, self._journals, self._ids)
+        for kept in everything:
+            for key in [key for key in kept if key.split("/")[0] == folder]:
+                del kept[key]

@@ -146,15 +146,12 @@ class RedisJournal(ServerJournal):
 
     async def _sessions(self) -> list[str]:
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
-        names: set[Any] = set()
 
-        async def read(redis: Redis) -> None:
-            async for key in redis.scan_iter(match=f"{prefix}:{{*}}:id", count=1000):
-                if name := await redis.get(key):
-                    names.add(name)
+        async def read(redis: Redis) -> list[Any]:
+            keys = {key async for key in redis.scan_iter(match=f"{prefix}:{{*}}:id", count=1000)}
+            return [name for key in keys if (name := await redis.get(key))]
 
-        await self._run(read)
-        return list(names)
+        return await self._run(read)
 
     def _grave(self, session: str) -> str:
         return f"{self.prefix}:deleted:{tombstone_name(session)}"

@@ -150,9 +150,6 @@ def _parts(body: JsonObject, key: str) -> Iterator[JsonObject]:
     yield from body.get("tools") or []
     if body.get("instructions"):
         yield {"instructions": body["instructions"]}
-    items = body[key]
-    if isinstance(items, str):
-        items = [{"content": items}]
-    for item in items:
+    for item in body[key]:
         # Ids and states are no text that a model reads.
         yield {name: value for name, value in item.items() if name not in ("id", "status")}

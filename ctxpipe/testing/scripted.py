@@ -328,9 +328,8 @@ async def _while_connected(request: Request, work: Callable[[], Awaitable[Respon
     response: Response = EmptyResponse()
 
     async def cancel_on_disconnect() -> None:
-        while True:
-            if (await request.receive())["type"] == "http.disconnect":
-                break
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
         group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
