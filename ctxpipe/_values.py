@@ -14,7 +14,6 @@ import re
 from collections import UserString
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from datetime import date
 from functools import cache
 from itertools import repeat
@@ -120,7 +119,7 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
     return join(_encode(_encoder(ensure_ascii=ensure_ascii, indent=indent), value))
 
 
-def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterator[str]:
+def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterable[str]:
     """`as_json` of *value* in pieces: what is hashed or written needs no copy of the whole."""
     return _encode(_encoder(ensure_ascii=ensure_ascii), value)
 
@@ -133,21 +132,27 @@ def canonical_json(value: object) -> str:
     return join(canonical_pieces(value))
 
 
-def canonical_pieces(value: object) -> Iterator[str]:
+def canonical_pieces(value: object) -> Iterable[str]:
     """`canonical_json` of *value* in pieces."""
     return _encode(_SORTED, value)
 
 
-def _encode(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
     """The text of *value*, a long or deep one in pieces."""
-    if not is_heavier((value,), _IN_ONE_STEP):
-        # What is too deep, or has keys of several types, is left to the steps. And numbers sort
-        # otherwise than the texts that they become.
-        with suppress(RecursionError, TypeError, ValueError):
-            text = encoder.encode(value)
-            if not encoder.sort_keys or not _KEY_LIKE_A_VALUE.search(text):
-                yield text
-                return
+    if is_heavier((value,), _IN_ONE_STEP):
+        return _encode_in_steps(encoder, value)
+    # What is too deep, or has keys of several types, is left to the steps. And numbers sort
+    # otherwise than the texts that they become.
+    try:
+        text = encoder.encode(value)
+    except (RecursionError, TypeError, ValueError):
+        return _encode_in_steps(encoder, value)
+    if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text):
+        return _encode_in_steps(encoder, value)
+    return (text,)
+
+
+def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
     try:
         yield from _encode_flat(encoder, value)
     except (TypeError, ValueError) as error:

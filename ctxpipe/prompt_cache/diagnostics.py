@@ -49,7 +49,8 @@ class _Request:
 
     sent: Sent
     event: int
-    source: object = None  # the list of messages that it was sent as
+    source: object  # the list of messages that it was sent as
+    count: int  # of its messages; the caller may have appended to the list since
     prompt: Prompt = field(init=False)
     before: _Request | None = None
     found: Sequence[Difference] = ()
@@ -82,8 +83,7 @@ class CacheDiagnostics:
     def send(self, sent: Sent, source: object = None) -> None:
         """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
-        sent = replace(sent, messages=list(sent.messages))  # the caller may append to its list
-        self._waiting.append(_Request(sent, self._events, source))
+        self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
         most = MOST_WAITING if self._observed else MOST_UNREAD
         while len(self._waiting) > most:
             self._carry(self._waiting.popleft())
@@ -96,13 +96,14 @@ class CacheDiagnostics:
             return
         request.sent = replace(
             request.sent,
-            messages=list(messages),
+            messages=messages,
             seconds=seconds,
             system=body.get("system") or None,
             tools=cast("Iterable[object] | None", body.get("tools") or None),
             options=body,
             are_marks_known=True,
         )
+        request.count = len(messages)
         request.is_on_its_way = True
 
     def forget(self, source: object) -> None:
@@ -135,7 +136,8 @@ class CacheDiagnostics:
         request = self._find(source)
         if request is None and self._waiting and messages is not None:
             request = self._waiting[-1]
-            request.sent = replace(request.sent, messages=list(messages), are_marks_known=True)
+            request.count = len(messages)
+            request.sent = replace(request.sent, messages=messages, are_marks_known=True)
         if request is None:
             return []
         self._read_up_to(request, model)
@@ -192,7 +194,7 @@ class CacheDiagnostics:
     def _compare(self, request: _Request, *, thoroughly: bool = False) -> None:
         """Read *request*, and find out what differs from the one before."""
         last = None if request.before is None else request.before.prompt
-        sent = request.sent
+        sent = replace(request.sent, messages=request.sent.messages[: request.count])
         prompt = as_prompt(sent, self.counter, None if thoroughly else last)
         if thoroughly:  # with a mark that was located
             prompt = replace(prompt, marks=request.prompt.marks)
