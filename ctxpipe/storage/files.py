@@ -14,6 +14,8 @@ from ..settings import FUNCTION, PATH
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 from .waiting import run_in_thread
 
+__all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
+
 
 @dataclass(frozen=True, slots=True)
 class FileText:
