@@ -52,7 +52,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 
 def tools(storage: LocalStorage, **options: Any) -> tuple[Tool, Tool]:
-    reading, searching = offload_tools(storage, **options)
+    reading, searching, *_ = offload_tools(storage, **options)
     return reading, searching
 
 
@@ -77,7 +77,7 @@ def test_the_definitions_are_plain_anthropic_tools(storage):
 
 
 def test_the_stages_exempt_tools_of_exactly_these_names(storage):
-    assert {tool.name for tool in tools(storage)} == READ_BACK_TOOLS
+    assert {tool.name for tool in offload_tools(storage)} == READ_BACK_TOOLS
 
 
 def test_the_definition_says_how_much_one_answer_holds(storage):
@@ -631,7 +631,7 @@ class Rows:
 
 
 async def test_any_reader_serves():
-    reading, searching = offload_tools(Rows(s__a=TEXT), max_chars=50)
+    reading, searching, *_ = offload_tools(Rows(s__a=TEXT), max_chars=50)
 
     assert str(await reading({"path": "./s/a.md"})).startswith(
         TEXT[:50] + "\n[Characters 0 to 50 of"
@@ -710,7 +710,7 @@ async def test_a_storage_that_knows_keys_is_asked_for_them():
             return {"row:1": "s/a.md", "row:2": "t/b.md", "row:3": "s/../t/b.md"}[location]
 
     rows = Numbered(s__a=TEXT, t__b="of another session")
-    reading, _ = offload_tools(rows, session_id="s")
+    reading, *_ = offload_tools(rows, session_id="s")
 
     assert await reading({"path": "row:1"}) == TEXT
     for path in ("row:2", "row:3", "row:4"):
@@ -760,7 +760,8 @@ async def test_the_runner_of_the_sdk_takes_them(storage):
         await runner.until_done()
 
     first, second = (request for request in server.requests if not request.problems)
-    assert first.body["tools"] == [tool.definition for tool in tools(storage)]
+    given = offload_tools(storage, session_id="s")
+    assert first.body["tools"] == [tool.definition for tool in given]
     answered: Any = second.body["messages"][-1]["content"]
     results = {block["tool_use_id"]: block for block in answered}
     assert results["t1"]["content"] == TEXT

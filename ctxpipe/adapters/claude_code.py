@@ -18,12 +18,12 @@ from typing import Any
 
 from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
+from ..providers.agent_tools import READ_BACK_TOOLS
 
 __all__ = ["install", "main", "new_output", "uninstall"]
 
 TOOLS = "Bash|BashOutput|Grep|Glob|WebFetch|mcp__.*"
 """Tools whose results are only text: what Read, Edit and Write return, Claude Code looks into."""
-READING = ("read_offloaded", "search_offloaded")
 ROOT = ".ctxpipe"
 MIN_CHARS = 4_000
 SECONDS = 10  # after which Claude Code goes on without the hook
@@ -67,7 +67,7 @@ def _move(root: str, key: str, text: str) -> str:
 
 def _is_read_back(event: JsonObject, root: str) -> bool:
     """Whether the tool has read what was offloaded: that must not be offloaded again."""
-    if str(event.get("tool_name", "")).endswith(READING):
+    if str(event.get("tool_name", "")).endswith(tuple(READ_BACK_TOOLS)):
         return True
     asked = json.dumps(event.get("tool_input"), ensure_ascii=False)
     return root in asked or os.path.basename(root) in asked

@@ -172,13 +172,18 @@ class Conversation:
     def fill(self) -> float:
         """The estimated tokens of the last context, as a share of the budget's trigger."""
         model = model_of(self._state, self._options)
-        tokens = self._state.ledger.estimate(self._tokens, self._memory.timeline.sent)
+        tokens = self._state.ledger.estimate(self._tokens, self.sent)
         return tokens / self._settings.budget_for(self._state, model).trigger
 
     @property
     def known(self) -> Sequence[Message]:
         """The history as far as it was handed in; read it only."""
         return self._memory.timeline.history
+
+    @property
+    def sent(self) -> Sequence[Message]:
+        """The context of the last turn; read it only."""
+        return self._memory.timeline.sent
 
     @property
     def appended(self) -> Sequence[Message]:
@@ -608,7 +613,7 @@ class Conversation:
         if not isinstance(model, str):
             model = None
         self._recovered_at = None
-        billed = self._memory.timeline.sent if sent is None else sent
+        billed = self.sent if sent is None else sent
         overhead = self._state.overhead.tokens
         self._state.ledger.observe(usage, billed, overhead=overhead, model=model)
         self._cached_at = self._clock() if cached_tokens(usage) else None

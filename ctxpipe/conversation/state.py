@@ -50,11 +50,15 @@ class Request:
 
 
 class Overhead(NamedTuple):
-    """What was beside the messages in the last request, and its raw *tokens*."""
+    """What was beside the messages in the last request, and its raw *tokens*.
+
+    *can_search* says whether `search_history` is among the tools.
+    """
 
     system: object = None
     tools: Iterable[object] | None = None
     tokens: int = 0
+    can_search: bool = False
 
     def __repr__(self) -> str:
         return f"Overhead({self.tokens:,} tokens)"

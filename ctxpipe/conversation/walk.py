@@ -11,6 +11,8 @@ from .._threads.threads import in_thread, in_thread_if
 from ..edits.thinking import index_after_thinking
 from ..errors import safe_text
 from ..messages import Message, is_bulky, is_equal
+from ..messages.vocabulary import tool_name
+from ..providers.agent_tools import SEARCH_TOOL
 from ..providers.prices import context_window
 from ..stages.protocol import Stage, Tracked, Turn
 from ..stages.reports import Result
@@ -139,13 +141,15 @@ async def _turn_maker(
     protected = 0
     if state.settings.thinking == "protect":
         protected = index_after_thinking(messages)
+    tokens = await _overhead(state, request.system, request.tools)
     return partial(
         Turn,
         session_id=session_id,
         force=request.force,
         budget=state.settings.budget_for(state, model),
         ledger=state.ledger,
-        overhead=await _overhead(state, request.system, request.tools),
+        overhead=tokens,
+        can_search=state.overhead.can_search,
         tracked=tracked,
         protected=protected,
         cache_expired=request.cache_expired,
@@ -167,5 +171,6 @@ async def _overhead(state: State, system: object, tools: Iterable[object] | None
         if isinstance(tools, list):
             tools = list(tools)
         tokens = await state.settings.counter.count([], system=system, tools=tools)
-        state.overhead = Overhead(system, tools, tokens)
+        can_search = any(tool_name(tool).endswith(SEARCH_TOOL) for tool in tools or ())
+        state.overhead = Overhead(system, tools, tokens, can_search)
     return state.overhead.tokens

@@ -91,6 +91,12 @@ def kind(block: Block) -> str:
     return name if isinstance(name, str) else ""
 
 
+def tool_name(tool: object) -> str:
+    """What the definition of a *tool*, of any API, calls it; its type where it has no name."""
+    function = field(tool, "function") or tool
+    return str(field(function, "name") or kind(tool))
+
+
 def blocks(message: Message) -> Sequence[Block]:
     """The content blocks of *message*; bare text and None have none."""
     content = message["content"]

@@ -7,6 +7,7 @@ from functools import cache
 
 from .._logs import logger
 from ..messages import field, kind
+from ..messages.vocabulary import tool_name
 from ..placeholders.locations import SCHEME
 from ..providers.agent_tools import (
     COMMON_READING_TOOLS,
@@ -48,7 +49,7 @@ def can_open(tool: object, is_url: bool) -> bool:
     By its name, or else by what its input is: too often rather than too seldom.
     """
     function = field(tool, "function") or tool
-    name = str(field(function, "name") or kind(tool))
+    name = tool_name(tool)
     if name.endswith(tuple(READ_BACK_TOOLS)) or kind(tool).startswith("mcp"):
         return True
     if is_url:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from .._threads.pieces import overlapping_pieces
-from ..providers.agent_tools import NOTE, NOTE_END
+from ..providers.agent_tools import NOTE, NOTE_END, SEARCH_TOOL
 from ..settings import SIZE, check_settings
 
 # Required word for word.
@@ -30,7 +30,12 @@ A stage does not take a placeholder with a longer preview for its own.
 
 # One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
-_FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
+SEARCHABLE = f"\n[{SEARCH_TOOL} finds it.]"
+"""After either form, where the model has that tool."""
+_FORMS = re.compile(
+    rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]"
+    rf"(?:{re.escape(SEARCHABLE)})?"
+)
 _MEDIA = re.compile(rf"\[(?:Image|Document) \([^()\n]{{1,200}}\) offloaded to file: ({_PATH})\]")
 _BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]  # in this order
 _MARKS = (*_BEGINNINGS, ") offloaded to file: ")

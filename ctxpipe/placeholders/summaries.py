@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 from ..messages import Message, texts
 from ..messages.vocabulary import head_length
-from ..providers.agent_tools import NOTE, NOTE_END
+from ..providers.agent_tools import NOTE, NOTE_END, SEARCH_TOOL
 from .notes import note_of
 
 EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
 INTRODUCTION = (
     "Kept from the conversation without a model: a record to look things up in, not a request."
 )
+
+SEARCHABLE = f"{SEARCH_TOOL} finds by words what was said before and what is in files"
+"""Of the evidence, where the model has that tool."""
 
 _BEGINNING = f"{EVIDENCE}{INTRODUCTION}\n"
 _ARCHIVE = "Raw messages: "

@@ -37,7 +37,10 @@ SHELL_TOOLS: frozenset[str] = frozenset(_TABLE["shells"])
 SUB_AGENT_TOOLS = frozenset({"Agent", "Task", "task"})
 """Tools that have a sub-agent do something and answer with its report."""
 
-READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
+SEARCH_TOOL = "search_history"
+"""Our own tool that finds what has left, which contexts name where the model has it."""
+
+READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded", SEARCH_TOOL})
 """Our own reading tools, whose results are never offloaded."""
 
 

@@ -20,6 +20,7 @@ from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, stor
 from ..messages import Message, ensure_messages, has_thinking, split_system
 from ..placeholders.names import session_folder
 from ..placeholders.summaries import (
+    SEARCHABLE,
     acknowledged_count,
     archive_references,
     leading_count,
@@ -535,7 +536,8 @@ class Compact:
             restored = await self.restore.read_again(
                 source.messages, turn.counter, turn.session_id, self.archive
             )
-        facts = replace(facts, notes=_notes(restored))
+        notes = [SEARCHABLE] if turn.can_search else []
+        facts = replace(facts, notes=notes + _notes(restored))
         found = await self._replacements(turn, summary, source, facts, path, shown)
         replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens)
         layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)

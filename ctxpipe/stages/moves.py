@@ -16,7 +16,7 @@ from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
 from ..placeholders.locations import SCHEME, is_url
 from ..placeholders.names import safe_name, session_folder
-from ..placeholders.placeholders import MAX_SHOWN, Preview, placeholder, reference
+from ..placeholders.placeholders import MAX_SHOWN, SEARCHABLE, Preview, placeholder, reference
 from ..settings import instance_of
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
@@ -77,8 +77,9 @@ class Pointers:
         folder = key.rsplit("/", 1)[0]
         return visible_path(reference_of(self.storage), folder, location)
 
-    def replacement(self, key: str, location: str, text: str) -> str:
-        return placeholder(self.form, self.visible_path(key, location), text, self.preview)
+    def replacement(self, turn: Turn, key: str, location: str, text: str) -> str:
+        form = self.form + SEARCHABLE if turn.can_search else self.form
+        return placeholder(form, self.visible_path(key, location), text, self.preview)
 
     def own_paths(self, session_id: str) -> re.Pattern[str]:
         """Finds the path of a file of ours in a text, in any form that we print."""
@@ -145,7 +146,7 @@ def _cheaper_moves(
         for name, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, name)
             # As long as the key is free.
-            predicted = pointers.replacement(key, pointers.storage.location(key), text)
+            predicted = pointers.replacement(turn, key, pointers.storage.location(key), text)
             if counter.over(text, counter.text(predicted)):
                 moves.append(Move(candidate.item, key, text, pointers))
     return moves
@@ -173,7 +174,7 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written])
     saved = 0
     for move, file in pairs:
         locations[move.text] = file
-        replacement = move.pointers.replacement(move.key, file, move.text)
+        replacement = move.pointers.replacement(turn, move.key, file, move.text)
         chars += len(move.text)
         saved += len(move.text) - len(replacement)
         item = move.item

@@ -45,6 +45,8 @@ class Turn:
     gone, so that rewriting costs no more than reading. *client*, where it is known, is the one that
     the agent asks its model with: lent to a summarizer that has none of its own.
 
+    With *can_search* the model has `search_history`, which finds what leaves the context.
+
     *history* is the raw history that the messages were made from, where a session's caller hands it
     in. None in `ContextPipeline.run`, and once the caller goes on with the context itself: then
     *messages* is all that there is, and nobody knows which of its texts are ours.
@@ -63,6 +65,7 @@ class Turn:
     cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
+    can_search: bool = False
 
     def is_bulky(self, start: int) -> bool:
         """Whether looking at the messages from *start* on would hold up the event loop."""

@@ -16,7 +16,7 @@ from ..placeholders.notes import step_names_in
 from ..placeholders.placeholders import quoted_file_names
 from .atomic import STALE_SECONDS, is_temporary
 from .folders import file_info, ignore_absent, regular_files, translate_errors
-from .ownership import JOURNAL, SESSION_MARK, Mark, StorageRoot
+from .ownership import INDEX, JOURNAL, SESSION_MARK, Mark, StorageRoot
 
 LIVE_SECONDS = 3600.0
 """A session whose journal was written less than this ago is in use, whatever the age asked for."""
@@ -147,6 +147,8 @@ def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[O
 def _is_deletable(file: OwnFile, limits: Limits, now: float, remaining_bytes: int) -> bool:
     if file.kind == "temporary":
         return file.age(now) > STALE_SECONDS
+    if file.name == INDEX:
+        return True  # it may quote what goes; the next question builds it anew
     if limits.keeps(file, now):
         return False
     if limits.max_bytes is not None and remaining_bytes > limits.max_bytes:

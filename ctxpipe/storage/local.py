@@ -37,7 +37,7 @@ from ..settings import (
     check_settings,
     one_of,
 )
-from .atomic import STALE_SECONDS, claim, exists, holds, temporary_file
+from .atomic import STALE_SECONDS, claim, exists, holds, read_bytes, temporary_file
 from .cleanup import (
     Cleaned,
     Limits,
@@ -52,7 +52,7 @@ from .cleanup import (
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
 from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import Journals, SessionLock
-from .ownership import StorageRoot
+from .ownership import INDEX, StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, encode_text, record_stamp
 from .references import check_reference
@@ -272,11 +272,44 @@ class LocalStorage:
         return await run_in_thread(self._records, session_folder(session_id))
 
     def _records(self, folder: str) -> list[str]:
+        names = self._names(folder, _is_record)
+        return [os.path.join(self.root, folder, name) for name in names]
+
+    def _names(self, folder: str, is_wanted: Callable[[str], bool]) -> list[str]:
+        """The names of the files that are wanted, oldest first."""
         with ignore_absent(), self._folders.folder(folder) as fd:
-            files = regular_files(fd, _is_record)
-            oldest_first = sorted((info.st_mtime_ns, name) for name, info in files)
-            return [os.path.join(self.root, folder, name) for _, name in oldest_first]
+            files = regular_files(fd, is_wanted)
+            return [name for _, name in sorted((info.st_mtime_ns, name) for name, info in files)]
         return []
+
+    # Search ---------------------------------------------------------------------------------------
+
+    async def contents(self, session_id: str, /) -> list[str]:
+        """The names of the session's texts and records. Raises StorageError."""
+        return await run_in_thread(self._names, session_folder(session_id), _is_content)
+
+    async def load_index(self, session_id: str, /) -> bytes:
+        """The index that was saved of the session, b"" where none can be read."""
+        return await run_in_thread(self._load_index, session_folder(session_id))
+
+    def _load_index(self, folder: str) -> bytes:
+        with suppress(OSError), self._folders.folder(folder) as fd:
+            return read_bytes(fd, INDEX, sys.maxsize) or b""
+        return b""
+
+    async def save_index(self, session_id: str, content: bytes, /) -> None:
+        """Keep the index of the session beside its texts, until they are deleted.
+
+        Raises StorageError.
+        """
+        await run_locked(self._save_index, session_folder(session_id), content)
+
+    def _save_index(self, folder: str, content: bytes) -> None:
+        with (
+            self._folders.folder(folder, create=True) as fd,
+            translate_errors("cannot save the index below", os.path.join(self.root, folder)),
+        ):
+            self._overwrite(_Folder(folder, fd), INDEX, [content])
 
     # Journals ------------------------------------------------------------------------------------
 
@@ -401,6 +434,11 @@ class _Folder:
 def _is_record(name: str) -> bool:
     """Whether a file of this *name* is a record: a long session has thousands that are not."""
     return not name.startswith(".") and file_kind(name) == "record"
+
+
+def _is_content(name: str) -> bool:
+    """Whether a file of this *name* is a text or a record."""
+    return not name.startswith(".") and name.endswith((".md", ".json"))
 
 
 def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:

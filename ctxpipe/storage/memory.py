@@ -110,6 +110,11 @@ class MemoryStorage:
         prefix = f"{folder}/"
         return [key for key in self.stored if key.startswith(prefix) and key.endswith(".json")]
 
+    async def contents(self, session_id: str, /) -> list[str]:
+        """The names of the session's texts and records."""
+        prefix = f"{session_folder(session_id)}/"
+        return [key.removeprefix(prefix) for key in self.stored if key.startswith(prefix)]
+
     # Journals -------------------------------------------------------------------------------------
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:

@@ -49,6 +49,7 @@ ROOT_MARK = ".ctxpipe-root"
 SESSION_MARK = ".ctxpipe-session"
 TOMBSTONES = ".ctxpipe-deleted"
 JOURNAL = "journal.jsonl"
+INDEX = ".ctxpipe-index"
 FORM = 1
 
 _MARK_BYTES = 1 << 26

@@ -19,6 +19,10 @@ used where it is there:
   `running_generation` has known from before is refused, when it is written and when a journal is
   read, with the SessionDeleted of `Generation.check`
 - ``ensure_not_deleted(session_id)``, where there is no journal in it: raises that SessionDeleted
+- ``contents(session_id)``, of a storage with texts and all of these methods: the names of the
+  session's texts and records, which the model can search by words then
+- ``load_index(session_id)`` and ``save_index(session_id, content)``: keep the bytes of the index of
+  that search as long as its texts; without these it is in memory
 """
 
 from __future__ import annotations

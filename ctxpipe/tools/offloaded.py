@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,12 +19,14 @@ from .._threads.threads import in_thread
 from ..edits.media import block_of, is_media_file
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
-from ..placeholders.locations import is_url, key_of_url
+from ..placeholders.locations import is_url, key_of_url, possible_keys
 from ..placeholders.names import is_folder_of, session_folder
 from ..placeholders.placeholders import MAX_PATH
 from ..session.session import Session, conversation_of
 from ..settings import COUNT, SESSION_ID, instance_of
 from ..storage import TextReader
+from .history import History
+from .index import IS_SUPPORTED
 from .tool import Tool, ToolAnswer, ToolInputError
 
 if TYPE_CHECKING:
@@ -46,34 +49,39 @@ _NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 def offload_tools(
     storage: TextReader | Session, *, session_id: str | None = None, max_chars: int = 20_000
 ) -> list[Tool]:
-    """`read_offloaded` and `search_offloaded` over the texts of *storage*, or those of a session.
+    """Tools that read what *storage*, any `TextReader`, or a session has of offloaded texts.
 
-    A storage is any `TextReader`. They accept every form of path that a placeholder prints and read
-    nothing outside the storage. With *session_id* they read nothing of another session, but of
+    `read_offloaded` and `search_offloaded` accept every form of path that a placeholder prints, and
+    read nothing outside the storage. With *session_id* they read nothing of another session, but of
     conversations that an adapter has found under the same name, such as sub-agents: where the
     storage has a method ``key(path)``, as LocalStorage has, the key that it gives must be in the
     session's folder; a URL such as ``ctxpipe://session/name.md`` must name the session; of any
-    other path only the last name counts, and is looked up in that folder. One answer has at most
-    *max_chars* characters of text, a regular expression may take two seconds, in a process of its
-    own. An image or document is answered as the block that it was. Their results are never
-    offloaded again, but for those.
+    other path only the last name counts, and is looked up in that folder. A regular expression may
+    take two seconds, in a process of its own. An image or document is answered as the block that it
+    was.
+
+    `search_history` finds by words what has left the context of one conversation: that of
+    *session_id*, else the one that a path of its placeholders leads to. It is there where the
+    storage has a method ``contents``, as ctxpipe's own have.
+
+    One answer has at most *max_chars* characters of text. None is ever offloaded again, but for
+    images and documents.
 
     Given a session instead, they read the texts of that session alone, from the storage of its
-    stages or of its journal. Where its pipeline has a `Compact` stage there is a
-    third tool, `compact_context`: the model asks for a summary before the next turn, with a focus.
+    stages or of its journal, and what is in sight is not found. Where its pipeline has a `Compact`
+    stage there is one more, `compact_context`: the model asks for a summary before the next turn.
     It is told why not where the context is small yet, or a summary was made a few turns ago.
 
     Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars*
     no number above 0.
     """
     source: object = storage
-    can_compact = False
+    conversation = None
     if isinstance(storage, Session):
         if session_id is not None:
             raise SettingsError("session_id is given beside a session, which has its own")
         session_id = storage.session_id
         conversation = conversation_of(storage)
-        can_compact = conversation.can_compact
         source = conversation.text_reader
         if source is None:
             raise SettingsError(
@@ -87,7 +95,10 @@ def offload_tools(
         Tool(_read_tool(max_chars), texts.read),
         Tool(_DEFINITIONS["search_offloaded"], texts.search),
     ]
-    if can_compact:
+    if IS_SUPPORTED and callable(getattr(source, "contents", None)):
+        search = partial(texts.search_history, History(source, conversation))
+        tools.append(Tool(_history_tool(session_id), search))
+    if conversation is not None and conversation.can_compact:
         tools.append(Tool(_DEFINITIONS["compact_context"], _Compaction(conversation).ask))
     return tools
 
@@ -95,6 +106,17 @@ def offload_tools(
 _DEFINITIONS: Mapping[str, ToolParam] = json.loads(
     (files(__package__) / "definitions.json").read_text("utf-8")
 )
+
+
+def _history_tool(session_id: str | None) -> ToolParam:
+    """The definition of the searching tool, with a path where it has to find the session."""
+    definition: Any = deepcopy(_DEFINITIONS["search_history"])
+    if session_id is not None:
+        schema = definition["input_schema"]
+        del schema["properties"]["path"]
+        schema["required"] = ["query"]
+    tool: ToolParam = definition
+    return tool
 
 
 def _read_tool(max_chars: int) -> ToolParam:
@@ -154,10 +176,27 @@ class _Reader:
             )
         if not lines:
             return f"[No line matches {pattern!r}.]{remarks}"
-        shown = "\n".join(lines[:limit])
-        if len(shown) > self.max_chars:
-            shown = f"{shown[: self.max_chars]}\n[Cut at {self.max_chars} characters.]"
-        return shown + remarks
+        return self._cut("\n".join(lines[:limit])) + remarks
+
+    async def search_history(self, history: History, arguments: Mapping[str, object]) -> str:
+        query = _text(arguments, "query")
+        session_id = self.session_id or await self._session_of(await self._location(arguments))
+        return self._cut(await history.search(session_id, query[:_PATTERN_CHARS]))
+
+    async def _session_of(self, location: str) -> str:
+        """The session with the text at *location*. Raises ToolInputError where there is none."""
+        folder = next(possible_keys(location), "").split("/")[0]
+        storage: Any = self.storage
+        for session_id in await storage.sessions():
+            if session_folder(session_id) == folder:
+                found: str = session_id
+                return found
+        raise _no_text(location)
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self.max_chars:
+            return text
+        return f"{text[: self.max_chars]}\n[Cut at {self.max_chars} characters.]"
 
     async def _location(self, arguments: Mapping[str, object]) -> str:
         path = _text(arguments, "path")
@@ -166,12 +205,7 @@ class _Reader:
             with suppress(StorageError, ValueError):
                 location = await in_thread(self._resolve, path)
         if location is None:
-            # The same words for every fault: other sessions and the folders of this machine stay
-            # hidden.
-            raise ToolInputError(
-                f"there is no offloaded text {_quote(path)};"
-                " give the path as the placeholder has it"
-            )
+            raise _no_text(path)
         return location
 
     def _resolve(self, path: str) -> str | None:
@@ -200,6 +234,13 @@ class _Reader:
         if self.session_id is None:
             return True
         return separator != "" and is_folder_of(self.session_id, folder)
+
+
+def _no_text(path: str) -> ToolInputError:
+    # The same words for every fault: other sessions and the folders of this machine stay hidden.
+    return ToolInputError(
+        f"there is no offloaded text {_quote(path)}; give the path as the placeholder has it"
+    )
 
 
 async def _find_literal(pattern: str, text: str, limit: int, context: int) -> list[str]:

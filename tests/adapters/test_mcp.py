@@ -65,7 +65,11 @@ async def test_the_tools_are_listed_as_reading_ones(tmp_path):
     async with talk(tmp_path) as session:
         listed = (await session.list_tools()).tools
 
-    assert [tool.name for tool in listed] == ["read_offloaded", "search_offloaded"]
+    assert [tool.name for tool in listed] == [
+        "read_offloaded",
+        "search_offloaded",
+        "search_history",
+    ]
     assert all(tool.annotations and tool.annotations.read_only_hint for tool in listed)
     assert listed[0].input_schema["required"] == ["path"]
 

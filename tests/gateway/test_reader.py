@@ -65,7 +65,11 @@ async def test_what_has_left_a_context_is_read_and_searched_over_http(tmp_path):
             listed = (await session.list_tools()).tools
             page, failed = await call(session, "read_offloaded", path=path, limit=30)
             found, _ = await call(session, "search_offloaded", path=path, pattern="line 0", limit=1)
-    assert [tool.name for tool in listed] == ["read_offloaded", "search_offloaded"]
+    assert [tool.name for tool in listed] == [
+        "read_offloaded",
+        "search_offloaded",
+        "search_history",
+    ]
     assert page.startswith("line 0 of the output")
     assert not failed
     assert "line 0" in found

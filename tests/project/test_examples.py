@@ -217,7 +217,8 @@ async def test_what_a_tool_cannot_do_the_model_is_told(folder):
         answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
         "Done.",
     ]
-    names = ["list_dir", "read_file", "grep", "run_python", "read_offloaded", "search_offloaded"]
+    names = ["list_dir", "read_file", "grep", "run_python"]
+    names += ["read_offloaded", "search_offloaded", "search_history"]
     first, _ = await turns_of(script, folder)
 
     assert [(result["content"], result["is_error"]) for result in first.answers] == [

@@ -166,7 +166,7 @@ async def main():
 
     offloading = ContextPipeline([DirectOffload(storage, min_chars=500), BatchOffload(storage)])
     offloaded = await offloading.session("a", journal=storage).run(history)
-    read, search = offload_tools(storage)
+    read, search, *_ = offload_tools(storage)
     print(len((await storage.read("a/t30.md")).text) == len(SOURCE))
     found = await search({"path": "a/t30.md", "pattern": "class B\\\\w+", "regex": True})
     print(found.split(": ", 1)[1])

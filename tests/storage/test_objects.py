@@ -257,10 +257,10 @@ async def test_a_placeholder_is_a_url_and_the_tools_read_it():
 
     assert where is not None
     assert where.startswith("ctxpipe://of-a-tenant-")
-    reading, searching = offload_tools(storage, session_id="Of a / tenant", max_chars=100_000)
+    reading, searching, *_ = offload_tools(storage, session_id="Of a / tenant", max_chars=100_000)
     assert await reading({"path": where}) == f"1 {LONG}"
     assert "line 1000" in await searching({"path": where, "pattern": "a long", "limit": 1000})
-    [other, _] = offload_tools(storage, session_id="another")
+    [other, *_] = offload_tools(storage, session_id="another")
     with pytest.raises(Exception, match="there is no offloaded text"):
         await other({"path": where})
 
@@ -289,7 +289,7 @@ async def test_a_url_in_a_hostile_text_reads_nothing_of_another_session():
     result = await session.run(history)
 
     assert result.messages == history
-    [reading, _] = offload_tools(storage, session_id="s")
+    [reading, *_] = offload_tools(storage, session_id="s")
     with pytest.raises(Exception, match="there is no offloaded text"):
         await reading({"path": "ctxpipe://victim/t1.md"})
 
@@ -471,7 +471,7 @@ async def test_the_model_is_told_when_a_text_is_gone():
     storage = memory()
     await storage.write([("s/a.md", LONG)])
     await lose(storage.store, "/texts/")
-    [reading, _] = offload_tools(storage, session_id="s")
+    [reading, *_] = offload_tools(storage, session_id="s")
     call: Any = {"type": "tool_use", "id": "t", "name": "x", "input": {"path": "ctxpipe://s/a.md"}}
 
     result: Any = await reading.result(call)

@@ -66,7 +66,7 @@ async def test_a_session_gives_the_reading_tools_and_one_to_ask_for_a_summary(
 ):
     names = [tool.name for tool in offload_tools(compacting(tmp_path))]
 
-    assert names == ["read_offloaded", "search_offloaded", "compact_context"]
+    assert names == ["read_offloaded", "search_offloaded", "search_history", "compact_context"]
 
 
 async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path):
@@ -74,13 +74,13 @@ async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path):
 
     names = [tool.name for tool in offload_tools(pipeline.session("s"))]
 
-    assert names == ["read_offloaded", "search_offloaded"]
+    assert names == ["read_offloaded", "search_offloaded", "search_history"]
 
 
 async def test_the_tools_of_a_session_read_its_own_texts_alone(tmp_path):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "ours"), ("t/b.md", "theirs")])
-    read, _ = offload_tools(ContextPipeline([DirectOffload(storage)]).session("s"))
+    read, *_ = offload_tools(ContextPipeline([DirectOffload(storage)]).session("s"))
 
     assert await read({"path": "s/a.md"}) == "ours"
     with pytest.raises(ToolInputError, match="there is no offloaded text"):
