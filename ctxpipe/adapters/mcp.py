@@ -35,7 +35,7 @@ READS = types.ToolAnnotations(
 
 
 def offload_server(storage: TextReader, *, session_id: str | None = None) -> Server[Any]:
-    """A server of the official ``mcp`` package with ``read_offloaded`` and ``search_offloaded``.
+    """A server of the official ``mcp`` package with the reading tools of `offload_tools`.
 
     They read what *storage* holds, with *session_id* only what is of that session; anything else
     is refused in the tool's result. Raises SettingsError as `offload_tools` does.

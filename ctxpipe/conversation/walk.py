@@ -77,7 +77,8 @@ async def _shape(
         is_bulk = is_bulky(step.context, start)
     messages, problems = await in_thread_if(is_bulk, repair_context, step, state, request)
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-    tracked = Tracked(start, is_bulk, state.columns)
+    await _count_overhead(state, request.system, request.tools)
+    tracked = Tracked(start, is_bulk, state.columns, state.overhead.can_search)
     turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)
     count = partial(_count_tokens, state, session_id)
     if not stages:
@@ -141,15 +142,13 @@ async def _turn_maker(
     protected = 0
     if state.settings.thinking == "protect":
         protected = index_after_thinking(messages)
-    tokens = await _overhead(state, request.system, request.tools)
     return partial(
         Turn,
         session_id=session_id,
         force=request.force,
         budget=state.settings.budget_for(state, model),
         ledger=state.ledger,
-        overhead=tokens,
-        can_search=state.overhead.can_search,
+        overhead=state.overhead.tokens,
         tracked=tracked,
         protected=protected,
         cache_expired=request.cache_expired,
@@ -158,11 +157,8 @@ async def _turn_maker(
     )
 
 
-async def _overhead(state: State, system: object, tools: Iterable[object] | None) -> int:
-    """Raw tokens of the system prompt and the tools.
-
-    They are counted once as long as both stay the same.
-    """
+async def _count_overhead(state: State, system: object, tools: Iterable[object] | None) -> None:
+    """Note the system prompt and the tools; they are counted once as long as both stay the same."""
     known = state.overhead
     if not is_equal((known.system, known.tools), (system, tools)):
         # Lists of our own: agents add tools to theirs in place.
@@ -173,4 +169,3 @@ async def _overhead(state: State, system: object, tools: Iterable[object] | None
         tokens = await state.settings.counter.count([], system=system, tools=tools)
         can_search = any(tool_name(tool).endswith(SEARCH_TOOL) for tool in tools or ())
         state.overhead = Overhead(system, tools, tokens, can_search)
-    return state.overhead.tokens

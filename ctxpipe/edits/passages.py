@@ -64,10 +64,10 @@ def _record_lines(text: str) -> Iterator[tuple[int, str]]:
         if string[1] in _NO_TEXT:
             continue
         for line in _STRING_LINE.finditer(text, *string.span(2)):
-            yield line.start(1), _unescaped(line[1])
+            yield line.start(1), _unescape(line[1])
 
 
-def _unescaped(line: str) -> str:
+def _unescape(line: str) -> str:
     try:
         return without_surrogates(json.loads(f'"{line}"', strict=False))
     except ValueError:  # it was cut in an escape

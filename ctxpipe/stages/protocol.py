@@ -22,12 +22,14 @@ class Tracked(NamedTuple):
     """What the pipeline knows of a turn's messages, so that no stage has to find it out.
 
     Those before *start* are unchanged since the last turn. Looking at the others would hold up the
-    event loop if they are *bulky*. *columns* have sums over the facts of those that were read.
+    event loop if they are *bulky*. *columns* have sums over the facts of those that were read. With
+    *can_search* the model's tools include `search_history`.
     """
 
     start: int
     bulky: bool
     columns: Columns
+    can_search: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,6 @@ class Turn:
     after them cover their text. With *cache_expired* the provider's prompt cache is known to be
     gone, so that rewriting costs no more than reading. *client*, where it is known, is the one that
     the agent asks its model with: lent to a summarizer that has none of its own.
-
-    With *can_search* the model has `search_history`, which finds what leaves the context.
 
     *history* is the raw history that the messages were made from, where a session's caller hands it
     in. None in `ContextPipeline.run`, and once the caller goes on with the context itself: then
@@ -65,7 +65,11 @@ class Turn:
     cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
-    can_search: bool = False
+
+    @property
+    def can_search(self) -> bool:
+        """Whether the model has `search_history`, which finds what leaves the context."""
+        return self.tracked is not None and self.tracked.can_search
 
     def is_bulky(self, start: int) -> bool:
         """Whether looking at the messages from *start* on would hold up the event loop."""

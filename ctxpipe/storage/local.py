@@ -307,7 +307,7 @@ class LocalStorage:
     def _save_index(self, folder: str, content: bytes) -> None:
         with (
             self._folders.folder(folder, create=True) as fd,
-            translate_errors("cannot save the index below", os.path.join(self.root, folder)),
+            translate_errors(f"cannot save the index below {os.path.join(self.root, folder)}"),
         ):
             self._overwrite(_Folder(folder, fd), INDEX, [content])
 

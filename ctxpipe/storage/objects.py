@@ -233,9 +233,8 @@ class ObjectStorage:
 
     async def contents(self, session_id: str, /) -> list[str]:
         """The names of the session's texts and records. Raises StorageError."""
-        names: list[str] = []
-        async for found in self._list(f"{_object_folder(session_folder(session_id))}/"):
-            names += [item["path"].rsplit("/", 1)[-1] for item in found]
+        listed = self._list(f"{_object_folder(session_folder(session_id))}/")
+        names = [item["path"].rpartition("/")[2] async for item in listed]
         return [name for name in names if _NAME.fullmatch(name) and name != _USED]
 
     # Retention ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anyio import create_task_group
 
 from .._threads.threads import in_thread
+from ..edits.media import is_media_file
 from ..errors import SessionDeleted, StorageError, storage_errors
 from ..messages import Message, strings, without_surrogates
 from ..placeholders.names import session_folder
@@ -62,7 +63,8 @@ class History:
             await self.storage.ensure_not_deleted(session_id)
             if hasattr(self.storage, "load_index"):
                 content = await self.storage.load_index(session_id)
-            names = await self.storage.contents(session_id)
+            found = await self.storage.contents(session_id)
+            names = [name for name in found if not is_media_file(name)]
             with closing(await in_thread(open_index, content, names)) as index:
                 new = [name for name in names if name not in index.names]
                 for start in range(0, len(new), _AT_ONCE):
@@ -73,7 +75,7 @@ class History:
                 if new:
                     await self._keep(generation, await in_thread(index.content))
                 is_full = index.is_full
-        answer = "\n\n".join(self._shown(folder, hit) for hit in hits)
+        answer = "\n\n".join(self._format(folder, hit) for hit in hits)
         answer = answer or "[Nothing else that has left the context matches.]"
         return answer + f"\n[Only {MOST_CHARS:,} characters were searched.]" * is_full
 
@@ -98,7 +100,7 @@ class History:
         else:
             self._kept = {generation.session_id: (generation, content)}
 
-    def _shown(self, folder: str, hit: Hit) -> str:
+    def _format(self, folder: str, hit: Hit) -> str:
         location = self.storage.location(f"{folder}/{hit.name}")
         path = visible_path(reference_of(self.storage), folder, location)
         return f"{path}, offset {hit.offset}:\n{hit.text}"

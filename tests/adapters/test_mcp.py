@@ -153,3 +153,28 @@ async def test_the_row_of_the_readme_reads_what_was_offloaded(tmp_path):
 
     assert page.startswith("first\nsecond")
     assert not failed
+
+
+async def test_a_conversation_is_searched_by_a_path_of_it(tmp_path):
+    path = await store(tmp_path)
+    await store(tmp_path, "other/t.md")
+
+    async with talk(tmp_path) as session:
+        found, failed = await call(session, "search_history", query="second", path=path)
+        said, is_refused = await call(session, "search_history", query="second")
+
+    assert found.startswith(f"{path}, offset 0:\nfirst\nsecond error")
+    assert str(tmp_path / "other") not in found
+    assert (failed, is_refused, said) == (False, True, "path is missing; give a text")
+
+
+async def test_a_named_session_is_searched_without_a_path(tmp_path):
+    await store(tmp_path, "mine/t.md")
+    command = [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path), "--session", "mine"]
+
+    async with talk_to_process(*command, cwd=tmp_path) as session:
+        listed = (await session.list_tools()).tools
+        found, _ = await call(session, "search_history", query="second error")
+
+    assert listed[2].input_schema["required"] == ["query"]
+    assert "second error" in found

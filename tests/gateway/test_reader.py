@@ -76,6 +76,19 @@ async def test_what_has_left_a_context_is_read_and_searched_over_http(tmp_path):
     assert api.targets == ["POST /v1/messages"]
 
 
+async def test_a_conversation_is_searched_by_a_path_that_its_placeholder_names(tmp_path):
+    async with Upstream() as api, serving(api.url, tmp_path, tokens=TOKENS) as gateway:
+        await offload(gateway, {"x-ctxpipe-token": TOKENS[0]})
+        path = file_below(tmp_path)
+        said = []
+        for token in TOKENS:
+            async with talk(gateway, {"x-ctxpipe-token": token}) as session:
+                said.append(await call(session, "search_history", query="output", path=path))
+    assert said[0][0].startswith(f"{path}, offset 0:\nline 0 of the output")
+    assert said[0][1] is False
+    assert said[1][1] is True
+
+
 async def test_what_was_read_back_stays_in_the_context(tmp_path):
     async with Upstream() as api, serving(api.url, tmp_path) as gateway:
         await offload(gateway)

@@ -11,9 +11,10 @@ from typing import Any
 
 import anyio
 import pytest
-from histories import step, user
+from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
+from pictures import look
 from processes import prepared_python
 
 from ctxpipe import (
@@ -27,6 +28,7 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.placeholders.placeholders import reference
+from ctxpipe.stages.media import MediaOffload
 from ctxpipe.storage.objects import ObjectStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tools import ToolInputError
@@ -54,7 +56,7 @@ def search_tool(storage: Any, session_id: str | None = "s", **options: Any) -> T
 
 
 async def find(storage: Any, query: str, session_id: str = "s") -> str:
-    return await search_tool(storage, session_id)({"query": query})
+    return str(await search_tool(storage, session_id)({"query": query}))
 
 
 @pytest.fixture(params=["local", "memory", "objects"])
@@ -97,7 +99,7 @@ async def test_the_place_of_a_passage_is_where_to_read_on(storage):
 
     place, passage = (await find(storage, "certificate expired")).split("\n", 1)
     path, offset = place.removesuffix(":").split(", offset ")
-    page = await reading({"path": path, "offset": int(offset)})
+    page = str(await reading({"path": path, "offset": int(offset)}))
 
     assert page.startswith(passage.split("\n")[0])
     assert "certificate" in page
@@ -113,7 +115,7 @@ async def test_an_archived_message_is_found_as_it_was_said(storage):
     place, passage = found.split("\n", 1)
     path, offset = place.removesuffix(":").split(", offset ")
     assert passage == 'Deploy it.\nThe canary port\nis "7443"; \ufffd C:\\new'
-    assert (await reading({"path": path, "offset": int(offset)})).startswith("Deploy it.")
+    assert str(await reading({"path": path, "offset": int(offset)})).startswith("Deploy it.")
 
 
 async def test_pictures_and_signatures_of_an_archive_are_not_in_the_index(storage):
@@ -162,6 +164,16 @@ async def test_a_query_that_is_no_text_is_refused(storage):
 # What is not found --------------------------------------------------------------------------------
 
 
+async def test_a_picture_is_no_text_to_be_searched(storage):
+    history = conversation(user("Look."), *(look(number) for number in range(3)))
+    stages = [MediaOffload(storage, max_bytes=1_500_000, keep_bytes=1_000_000)]
+    await ContextPipeline(stages).run(history, session_id="s")
+    await write(storage, a=SOUND)
+
+    assert await storage.contents("s") != ["a.md"]
+    assert SOUND in await find(storage, "base64 hand image")
+
+
 async def test_nothing_of_another_session_is_found(storage):
     await write(storage, "other", a=SOUND)
     await write(storage, a="mine")
@@ -173,7 +185,7 @@ async def test_without_a_session_a_path_says_which_conversation_is_searched(stor
     await write(storage, "mine", a=f"{SOUND}, mine")
     await write(storage, "other", a=f"{SOUND}, of another")
 
-    found = await search_tool(storage, None)({"query": "hand", "path": "mine/a.md"})
+    found = str(await search_tool(storage, None)({"query": "hand", "path": "mine/a.md"}))
 
     assert found.endswith(f"{SOUND}, mine")
     with pytest.raises(ToolInputError, match="there is no offloaded text"):
@@ -215,7 +227,7 @@ async def test_what_is_written_after_a_deletion_is_found_and_what_was_before_is_
     await storage.delete("s")
     await write(storage, a="another hand")
 
-    found = await tool({"query": "hand"})
+    found = str(await tool({"query": "hand"}))
 
     assert "another hand" in found
     assert SOUND not in found
@@ -357,7 +369,7 @@ async def test_what_is_in_sight_is_not_found():
     await session.run([user("Go."), *step("t1", name="read_offloaded", result=FACT)])
     tool = next(tool for tool in offload_tools(session) if tool.name == "search_history")
 
-    found = await tool({"query": "vault"})
+    found = str(await tool({"query": "vault"}))
 
     assert "another vault" in found
     assert FACT not in found
@@ -371,7 +383,7 @@ async def test_what_a_summary_has_replaced_is_found(tmp_path):
         await session.run(history[:end])
     tool = next(tool for tool in offload_tools(session) if tool.name == "search_history")
 
-    found = await tool({"query": "Now I look at part 7"})
+    found = str(await tool({"query": "Now I look at part 7"}))
 
     assert re.match(r"[^\n]*/s/compact-[^\n]*\.json, offset \d+:\n", found)
     assert "Now I look at part 7." in found
