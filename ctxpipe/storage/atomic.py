@@ -38,18 +38,27 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
     name = temporary_name()
     file = open_file(name, _CREATE, folder=folder)
     try:
-        with open(file, "wb") as stream:
+        try:
             with ignore_unsupported():
                 os.fchmod(file, 0o600)
-            stream.writelines(chunks)
+            for chunk in chunks:
+                write_all(file, chunk)
             if synced:
-                stream.flush()
                 sync(file)
+        finally:
+            os.close(file)
         yield name
         if synced:
             sync(folder)
     finally:
         discard(folder, name)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write *data* to an open *file*: one call of the system may write a part only."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 def claim(folder: int, temporary: str, name: str) -> bool:

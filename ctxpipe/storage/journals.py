@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .._threads.pieces import pieces
 from ..errors import StorageError
-from .atomic import exists, sync
+from .atomic import exists, sync, write_all
 from .folders import (
     file_info,
     has_name,
@@ -81,9 +81,12 @@ class Journals:
             ignore_absent(),
             translate_errors(f"cannot read the journal {where}"),
             self._root.folder(folder) as descriptor,
-            open(open_file(JOURNAL, os.O_RDONLY, folder=descriptor), "rb") as file,
         ):
-            now, content = _read(file.fileno(), seen)
+            file = open_file(JOURNAL, os.O_RDONLY, folder=descriptor)
+            try:
+                now, content = _read(file, seen)
+            finally:
+                os.close(file)
         remember(self._seen, folder, now)
         lines = content.split(b"\n")[:-1]
         first = now.number - len(lines)
@@ -190,23 +193,16 @@ def _write(file: int, size: int, entry: str, *, synced: bool) -> None:
     try:
         last = b""
         for piece in pieces(entry):
-            _write_all(file, last)
+            write_all(file, last)
             last = piece.encode()
         # With the line break in one call: an entry of one piece is there or it is not.
-        _write_all(file, last + b"\n")
+        write_all(file, last + b"\n")
         if synced:
             sync(file)
     except BaseException:
         with suppress(OSError):
             os.ftruncate(file, size)
         raise
-
-
-def _write_all(file: int, data: bytes) -> None:
-    """Write *data* to an open *file*: one call of the system may write a part only."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
 
 
 def _read(file: int, seen: Position) -> tuple[Position, bytes]:
