@@ -395,17 +395,10 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
+        kept = await run_in_thread(files_named_in, chain.from_iterable(histories))
+        return await run_in_thread(self._cleanup, Limits(max_bytes, max_age, records, kept))
 
-    def _cleanup(
-        self,
-        live: Sequence[Sequence[Message]],
-        max_bytes: int | None,
-        max_age: float | None,
-        records: bool,
-    ) -> Cleaned:
-        kept = files_named_in(chain.from_iterable(live))
-        limits = Limits(max_bytes, max_age, records, kept)
+    def _cleanup(self, limits: Limits) -> Cleaned:
         now = self.clock()
         cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
         drop_empty_folders(self._folders, now - STALE_SECONDS)

@@ -27,7 +27,7 @@ from .records import Record, Redact, encode_record, record_stamp, storable
 from .waiting import acquire_within
 
 
-@dataclass(eq=False, slots=True, repr=False)
+@dataclass(eq=False, repr=False)
 class MemoryStorage:
     """Texts, records and journals, which end with the process.
 
@@ -42,15 +42,15 @@ class MemoryStorage:
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
     stored: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
-    _leased: set[str] = field(default_factory=set, init=False, repr=False)
-    _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _tombstones: dict[str, tuple[str, float]] = field(default_factory=dict, init=False, repr=False)
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_settings(self, redact=FUNCTION.optional, clock=FUNCTION)
+        self._journals: dict[str, list[str]] = {}
+        self._leased: set[str] = set()
+        self._ids: dict[str, str] = {}
+        self._tombstones: dict[str, tuple[str, float]] = {}
 
     # Texts ----------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _RECORD = re.compile(r".*-(\d+)\.json")
 
 
-@dataclass(eq=False, slots=True, repr=False)
+@dataclass(eq=False, repr=False)
 class ObjectStorage:
     """Texts and archives in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
 
@@ -109,8 +109,6 @@ class ObjectStorage:
     connections: int = 16
     timeout: float = 30.0
     reference: str = "absolute"
-    _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    _limiter: PerLoop[CapacityLimiter] = field(init=False, repr=False)
 
     __repr__ = short_repr
 
@@ -123,6 +121,7 @@ class ObjectStorage:
             self, redact=FUNCTION.optional, clock=FUNCTION, connections=COUNT, timeout=POSITIVE
         )
         check_reference(self.reference)
+        self._touched: dict[str, float] = {}
         self._limiter = PerLoop(partial(CapacityLimiter, self.connections))
 
     # Writing whole texts --------------------------------------------------------------------------

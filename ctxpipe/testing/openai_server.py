@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ SAYING = ("content", "arguments", "output", "summary")
 """The fields of an item in which it says something."""
 
 
-@dataclass(slots=True)
+@dataclass
 class OpenAIServer(ScriptedServer):
     """Scripted chat completions and responses for tests: ``async with OpenAIServer([...])``.
 
@@ -49,9 +49,12 @@ class OpenAIServer(ScriptedServer):
     _paths = (CHAT, RESPONSES)
 
     late_refusal: bool = False
-    _stored: dict[str, JsonObject] = field(default_factory=dict, init=False, repr=False)
-    _conversations: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
-    _reasoned: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._stored: dict[str, JsonObject] = {}
+        self._conversations: dict[str, list[Any]] = {}
+        self._reasoned: dict[str, str] = {}
 
     @property
     def base_url(self) -> str:
@@ -193,7 +196,7 @@ class OpenAIServer(ScriptedServer):
     async def _answer(self, request: Request, received: Received) -> Response:
         """Observed: a stream that begins well may still refuse the prompt."""
         if received.tokens <= self.model.window:
-            return await ScriptedServer._answer(self, request, received)  # noqa: SLF001  its own base
+            return await super()._answer(request, received)
         problem = self._too_long(received)
         received.problems = (problem,)
         failed = {

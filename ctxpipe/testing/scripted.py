@@ -74,7 +74,7 @@ class Received:
     id: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class ScriptedServer(ABC):
     """A scripted API; a subclass for each provider has its paths and rules.
 
@@ -93,11 +93,6 @@ class ScriptedServer(ABC):
     clock: Callable[[], float] = time.monotonic
     requests: list[Received] = field(default_factory=list, init=False)
     errors: list[Exception] = field(default_factory=list, init=False)
-    _next: Callable[[RequestBody], Reply | Awaitable[Reply]] = field(init=False, repr=False)
-    _meter: Meter = field(init=False, repr=False)
-    _running: Running | None = field(default=None, init=False, repr=False)
-    _numbers: Iterator[int] = field(init=False, repr=False)
-    _one_at_a_time: anyio.CapacityLimiter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.script, str):
@@ -106,6 +101,7 @@ class ScriptedServer(ABC):
                 "reply"
             )
         self._next = self.script if callable(self.script) else _in_order(self.script)
+        self._running: Running | None = None
         self._meter = Meter(self.model, as_counter(self.counter), self.clock)
         self._numbers = itertools.count(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._values import JsonDict, JsonObject
@@ -21,7 +20,6 @@ COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use": "mcptoolu"}
 
 
-@dataclass(slots=True)
 class MessagesServer(ScriptedServer):
     """A scripted Messages API for tests: ``async with MessagesServer([...]) as server``.
 
@@ -74,7 +72,7 @@ class MessagesServer(ScriptedServer):
     async def _answer(self, request: Request, received: Received) -> Response:
         if received.path == COUNT_TOKENS:
             return json_response({"input_tokens": received.tokens}, received)
-        return await ScriptedServer._answer(self, request, received)  # noqa: SLF001  its own base
+        return await super()._answer(request, received)
 
     def _message(self, received: Received, reply: Answer) -> JsonDict:
         received.usage = self._meter.charge(received.prompt, received.cached)
