@@ -42,6 +42,9 @@ OldExchanges: TypeAlias = Literal["calls", "lines", "more_lines"]
 LEAST_VALUES = {"lines": 3.0, "more_lines": 2.0}
 """`Collapse.min_value` of each."""
 
+REPORTS = dict.fromkeys(SUB_AGENT_TOOLS, 20_000)
+"""What a sub-agent has found out stays whole up to so many characters, until it is old."""
+
 
 @runtime_checkable
 class Storage(TextWriter, Archive, Protocol):
@@ -81,7 +84,7 @@ def coding_agent(
     if work_dir is not None or files is not None:
         restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
     prices = prices or Prices.relative()
-    stay_longer = {}
+    stay_longer = REPORTS
     if old_exchanges == "calls":
         # An agent makes four fifths of its use of a result within five calls. What it read back
         # grows old as fast as anything else.
@@ -96,9 +99,8 @@ def coding_agent(
     elif old_exchanges in LEAST_VALUES:
         least = LEAST_VALUES[old_exchanges]
         when_old = Collapse(storage, prices=prices, keep_recent=4, min_value=least)
-        # Most of what is missed once they are gone is code, and what a sub-agent has found out.
-        stay_longer = dict.fromkeys(COMMON_READING_TOOLS, 30_000)
-        stay_longer |= dict.fromkeys(SUB_AGENT_TOOLS, 20_000)
+        # Most of what is missed once they are gone is code.
+        stay_longer = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
     else:
         choices = ", ".join(map(repr, get_args(OldExchanges)))
         raise SettingsError(f"old_exchanges is {old_exchanges!r}; give one of {choices}")
@@ -137,7 +139,9 @@ def chat(
     after a compaction.
     """
     return [
-        DirectOffload(storage, min_chars=8000, preview=Preview(head=1200, tail=400)),
+        DirectOffload(
+            storage, min_chars=8000, preview=Preview(head=1200, tail=400), per_tool=REPORTS
+        ),
         TrimReadBacks(storage),
         MediaOffload(storage),
         BatchOffload(

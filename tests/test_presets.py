@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from histories import assistant, conversation, step, tool_use, user
+from histories import assistant, conversation, step, tool_result, tool_use, user
 
 from ctxpipe import (
     BatchOffload,
@@ -48,6 +48,27 @@ def work(calls: int, result: str = WORDS) -> list[Message]:
     return conversation(user("Go."), *(step(f"t{i}", result=f"{i} {result}") for i in range(calls)))
 
 
+@pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
+async def test_the_report_of_a_sub_agent_stays_whole_while_it_is_new(preset: Preset, tmp_path):
+    def history(length: int, tool: str) -> list[Message]:
+        call = tool_use("t", tool, {"prompt": "look"})
+        return conversation(
+            user("Go."), assistant(call), user(tool_result("t", (WORDS * 9)[:length]))
+        )
+
+    async def chars(length: int, tool: str) -> int:
+        pipeline = ContextPipeline(preset(LocalStorage(tmp_path)))
+        [result] = tool_results(
+            (await pipeline.run(history(length, tool), session_id="s")).messages
+        )
+        return len(str(result.content))
+
+    for tool in ("Task", "Agent", "task"):
+        assert await chars(19_999, tool) == 19_999
+        assert await chars(20_000, tool) < 3_000
+    assert await chars(19_999, "bash") < 3_000
+
+
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_a_preset_is_a_plain_list_of_six_stages(preset: Preset, tmp_path):
     stages = preset(LocalStorage(tmp_path))
@@ -72,7 +93,8 @@ def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
     first = coding_agent(LocalStorage(tmp_path))[0]
     assert isinstance(direct, DirectOffload)
     assert isinstance(collapse, Collapse)
-    assert replace(direct, per_tool={}) == first
+    assert isinstance(first, DirectOffload)
+    assert replace(direct, per_tool=first.per_tool) == first
     assert direct.per_tool["Read"] == 30_000
     assert direct.per_tool["Task"] == 20_000
     assert [type(stage) for stage in rest] == [Compact, SmartTruncate]
