@@ -151,15 +151,10 @@ def _read(settings: str) -> JsonDict:
         value = json.loads(text)
     except ValueError as error:
         raise SettingsError(f"{settings} is no JSON ({error}); it was not changed") from error
-    if not _is_settings(value):
+    hooks = value.get("hooks", {}) if isinstance(value, dict) else None
+    if not (isinstance(hooks, dict) and isinstance(hooks.get(EVENT, []), list)):
         raise SettingsError(f"{settings} has not the form of Claude Code; it was not changed")
     return dict(value)
-
-
-def _is_settings(value: object) -> bool:
-    """Whether *value* has the form of Claude Code's settings."""
-    hooks = value.get("hooks", {}) if isinstance(value, dict) else None
-    return isinstance(hooks, dict) and isinstance(hooks.get(EVENT, []), list)
 
 
 def _without_ours(settings: JsonObject) -> JsonDict:

@@ -146,7 +146,14 @@ class _Run(AbstractCapability[Any]):
         """Learn from the usage."""
         del ctx, request_context
         if self._exchange is not None:
-            self._exchange.learn(_usage(response))
+            billed = response.usage
+            own = usage(
+                billed.input_tokens,
+                read=billed.cache_read_tokens,
+                written=billed.cache_write_tokens,
+                output=billed.output_tokens,
+            )
+            self._exchange.learn(own)
         return response
 
     async def _begin(
@@ -172,16 +179,6 @@ def _description(tool: Any) -> dict[str, object]:
         "description": tool.description or "",
         "parameters": tool.parameters_json_schema,
     }
-
-
-def _usage(response: ModelResponse) -> dict[str, int] | None:
-    billed = response.usage
-    return usage(
-        billed.input_tokens,
-        read=billed.cache_read_tokens,
-        written=billed.cache_write_tokens,
-        output=billed.output_tokens,
-    )
 
 
 # Messages -----------------------------------------------------------------------------------------
@@ -340,7 +337,10 @@ def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
     if not blocks:
         return None
     if isinstance(part, ToolReturnPart):
-        text = _first_text(blocks[0].get("content"))
+        content = blocks[0].get("content")
+        text = result_text(content)
+        if isinstance(content, list) and content:
+            text = block_text(content[0])
         files = list(getattr(part, "files", None) or ())
         result: Any = [text, *files] if files else text
         return dataclasses.replace(part, content=result)
@@ -360,12 +360,6 @@ def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
         content = [own for own in part.content if _content_block(own) in blocks]
         return dataclasses.replace(part, content=content)
     return None
-
-
-def _first_text(content: object) -> str:
-    if isinstance(content, list) and content:
-        return block_text(content[0])
-    return result_text(content)
 
 
 def _new_reply_part(block: JsonObject) -> Any:

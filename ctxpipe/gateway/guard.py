@@ -77,15 +77,13 @@ class Guard:
         if "origin" in headers or (not is_page and headers.get(_SITE, "none") != "none"):
             raise Refused(403, "a page in a browser may not send requests to this gateway")
         if not self.tokens:
-            if not is_loopback(_host_of(headers.get("host", ""))):
+            host = _HOST.fullmatch(headers.get("host", ""))
+            if host is None or not is_loopback(host["name"] or host["address"]):
                 raise Refused(403, "the Host of a request must be 127.0.0.1 or localhost")
             return ""
         shown = headers.get(TOKEN, "")
         if is_ours and not shown:
             shown = _authorization(headers.get("authorization", ""))
-        return self._find_token(shown)
-
-    def _find_token(self, shown: str) -> str:
         found = ""
         shown_bytes = shown.encode()
         for token in self.tokens:  # all of them, so that the time says nothing
@@ -124,14 +122,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _host_of(value: str) -> str:
-    """The host in a ``Host`` header, without its port and brackets; "" where it is none."""
-    match = _HOST.fullmatch(value)
-    if match is None:
-        return ""
-    return match["name"] or match["address"]
 
 
 def _authorization(value: str) -> str:

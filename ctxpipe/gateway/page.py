@@ -234,18 +234,15 @@ def _charts(turns: Sequence[Turn]) -> Iterator[Markup]:
     yield _chart("stack", "tokens sent, by kind", most, _stack(turns, top))
     if any(turn.sent != turn.whole for turn in turns):
         most = max([1, *(turn.whole for turn in turns)])
-        yield _chart("whole", "sent, and left out", most, _both(turns, most))
+        # What was sent, before what would have been.
+        whole = _area("left", [(0, turn.whole / most) for turn in turns])
+        sent = _area("sent", [(0, turn.sent / most) for turn in turns])
+        yield _chart("whole", "sent, and left out", most, [whole, sent])
 
 
 def _chart(css_class: str, title: str, most: int, parts: Iterable[Markup]) -> Markup:
     limit = f"at most {most:,}"
     return markup(_CHART, title, limit, css_class, title, limit, list(parts))
-
-
-def _both(turns: Sequence[Turn], most: float) -> Iterator[Markup]:
-    """What was sent, before what would have been."""
-    yield _area("left", [(0, turn.whole / most) for turn in turns])
-    yield _area("sent", [(0, turn.sent / most) for turn in turns])
 
 
 def _stack(turns: Sequence[Turn], most: float) -> Iterator[Markup]:

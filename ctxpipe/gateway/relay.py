@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .._text import one_line
-from ..messages import Message, as_blocks, field
+from ..messages import Message, texts
 from ..session.client import BETA
 from ..wire.exchange import HttpExchange, ask, log_errors
 from ..wire.formats import Format
@@ -130,10 +130,8 @@ class Relay:
 def _last_words(messages: Sequence[Message]) -> str:
     """The beginning of what the user has said last in *messages*, in one line."""
     for message in reversed(messages):
-        if message["role"] != "user":
-            continue
-        for block in as_blocks(message):
-            text = field(block, "text")
-            if isinstance(text, str) and text.strip():
-                return one_line(text, MAX_SHOWN)
+        said = texts(message) if message["role"] == "user" else ()
+        found = next(filter(str.strip, said), "")
+        if found:
+            return one_line(found, MAX_SHOWN)
     return ""

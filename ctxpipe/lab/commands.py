@@ -32,7 +32,7 @@ from .narration import narrate
 from .page import page
 from .policies import NONE, POLICIES, policies
 from .replay import LAPSES_EVERY, PipelineMaker, Settings
-from .report import DOLLARS, FIGURES, Figures, Report, figures
+from .report import DOLLARS, FIGURES, Figures, figures
 from .terminal import (
     SHOWN,
     print_error,
@@ -163,7 +163,7 @@ def replay(
         print_error(file.error)
     reports = [file.report for file in good if file.report]
     if html and reports:
-        _write_page(html, reports, totals, unit, made)
+        _write_page(html, page(reports, totals, unit, made))
     if failed:
         raise typer.Exit(1)
 
@@ -198,10 +198,7 @@ def _check_writable(html: Path) -> None:
         raise SettingsError(f"--html: {html} cannot be written: permission is denied")
 
 
-def _write_page(
-    html: Path, reports: Sequence[Report], totals: Sequence[Figures], unit: str, made: str
-) -> None:
-    text = page(reports, totals, unit, made)
+def _write_page(html: Path, text: str) -> None:
     try:
         html.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:

@@ -28,6 +28,9 @@ __all__ = ["LAPSES_EVERY", "Moment", "PipelineMaker", "Replay", "Settings", "Ste
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
 
+Watch: TypeAlias = "Callable[[Moment], object]"
+"""Is shown each run of a pipeline, once the model has replied."""
+
 LAPSES_EVERY = 33
 """In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
 
@@ -118,7 +121,7 @@ async def replay(
     transcript: Transcript,
     make: PipelineMaker,
     settings: Settings | None = None,
-    watch: Callable[[Moment], object] | None = None,
+    watch: Watch | None = None,
 ) -> Replay:
     """Replay *transcript* through the pipeline that *make* makes, as `replay_all` does."""
     watches = {} if watch is None else {"": watch}
@@ -129,7 +132,7 @@ async def replay_all(
     transcript: Transcript,
     makers: Mapping[str, PipelineMaker],
     settings: Settings | None = None,
-    watches: Mapping[str, Callable[[Moment], object]] | None = None,
+    watches: Mapping[str, Watch] | None = None,
 ) -> dict[str, Replay]:
     """Replay *transcript* through the pipeline of each of *makers*, all of them call by call.
 
@@ -178,7 +181,7 @@ class _Run:
     settings: Settings
     bench: Workbench
     past: Past
-    watch: Callable[[Moment], object] | None
+    watch: Watch | None
     context: list[Message] = field(default_factory=list)
     is_controlled: bool = False  # the context holds stale thinking
     fetched: int = 0

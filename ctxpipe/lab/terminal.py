@@ -35,9 +35,9 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 def _console() -> Console:
     """Standard output: as wide as the terminal, or, in a pipe, as the text needs."""
     console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(highlight=False, width=ENDLESS)
+    if not console.is_terminal:
+        console.width = ENDLESS
+    return console
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -295,7 +295,9 @@ class CacheDiagnostics:
             expected = min(before.bill.total, bill.total)
         if expected - bill.read <= _tolerance(expected):
             return []
-        if not bill.cached and not _is_cacheable(request.sent, prompt, expected):
+        least = min_cached_tokens(prompt.model) if request.sent.are_marks_known else MOST_MINIMUM
+        # Where there are marks, that the tokens are too few is what the caller should know.
+        if not (bill.cached or prompt.marks or expected >= least):
             return []
         sized = self._deeper_entries(request, prompt, bill)
         usable = [tokens for tokens, state in sized if state is None]
@@ -395,15 +397,6 @@ def _first(one: int | None, other: int | None) -> int | None:
 
 def _tolerance(tokens: int) -> float:
     return max(LEAST_MISSED, TOLERANCE * tokens)
-
-
-def _is_cacheable(sent: Sent, prompt: Prompt, tokens: int) -> bool:
-    """Whether so many *tokens* would have been cached, had there been a mark."""
-    if prompt.marks:
-        return True  # where they are too few, that is what the caller should know
-    if not sent.are_marks_known:
-        return tokens >= MOST_MINIMUM
-    return tokens >= min_cached_tokens(prompt.model)
 
 
 def _tokens(prompt: Prompt, bill: Bill | None, place: int) -> int:

@@ -35,7 +35,11 @@ def differences(before: Prompt, sent: Sent, now: Prompt) -> list[Difference]:
     if now.seed != before.seed:  # which stands for all that precedes the messages
         found = [*_head(before, now), *found]
     if now.is_amended != before.is_amended:
-        found = [_as_amended(one) if one.cause in _AMENDED else one for one in found]
+        # What a change of the pipeline's own needs, a beta and a setting, is part of that change.
+        for index, one in enumerate(found):
+            if one.cause in _AMENDED:
+                detail = f"{one.detail}, as the pipeline's change of the context needs it"
+                found[index] = replace(one, cause=Cause.REWRITE, detail=detail)
     return sorted(found, key=lambda difference: difference.place)
 
 
@@ -65,12 +69,6 @@ def _head(before: Prompt, now: Prompt) -> Iterator[Difference]:
 
 def _name(name: str | None) -> str:
     return one_line(name or "an unnamed one", NAME_CHARS)
-
-
-def _as_amended(difference: Difference) -> Difference:
-    """*difference* as one of the pipeline, whose change needs a beta and a setting."""
-    detail = f"{difference.detail}, as the pipeline's change of the context needs it"
-    return replace(difference, cause=Cause.REWRITE, detail=detail)
 
 
 def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:

@@ -98,10 +98,8 @@ class CacheWatch(Observer):
         return prices
 
     def findings(self) -> Mapping[str, object]:
-        return {"cache_misses": tuple(self.misses), "cache_tally": self._all_tallies()}
-
-    def _all_tallies(self) -> list[Tally]:
         tallies = {cause: replace(tally) for cause, tally in self._tallies.items()}
         for miss in self._unreported:
             self._count(miss, tallies)
-        return most_tokens_first(tallies.values())
+        tally = most_tokens_first(tallies.values())
+        return {"cache_misses": tuple(self.misses), "cache_tally": tally}

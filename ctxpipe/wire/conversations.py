@@ -27,14 +27,12 @@ from .._logs import logger
 from .._threads.bulk import weight
 from .._values import JsonObject
 from ..conversation.conversation import Conversation
-from ..errors import CtxpipeError, SettingsError
+from ..errors import CtxpipeError
 from ..messages import CALLS, THINKING, Message, as_blocks, kind, with_content
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
-from ..pipeline import ContextPipeline
 from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
-from ..settings import FUNCTION, MAX_SESSION_ID, SESSION_ID, excerpt, instance_of
-from ..storage.protocol import JOURNAL_STORAGE
+from ..settings import MAX_SESSION_ID, SESSION_ID
 from .body import Body
 from .codec import Codec, Item, ItemReader
 from .translation import Translation, Verbatim, translation_of
@@ -63,7 +61,6 @@ ALTERNATING = (
     "find them by name in logs and folders, give session_id=, or call the client inside "
     "ctxpipe.wire.conversation(name)"
 )
-_PIPELINE = instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)")
 
 SessionName: TypeAlias = str | Callable[[Any], str | None]
 """The name of the conversation, or a function that finds it in a request; None: it has none."""
@@ -92,17 +89,6 @@ def conversation(name: str) -> Iterator[None]:
         yield
     finally:
         _named.reset(token)
-
-
-def check_mount(pipeline: object, session_id: object, journal: object) -> None:
-    """Raise SettingsError unless these can be the settings of a mount."""
-    _PIPELINE.check("pipeline", pipeline)
-    if not (session_id is None or SESSION_ID.accepts(session_id) or FUNCTION.accepts(session_id)):
-        raise SettingsError(
-            f"session_id is {excerpt(session_id)};"
-            " give a name, a function that finds it in a request, or None"
-        )
-    JOURNAL_STORAGE.optional.check("journal", journal)
 
 
 def conversation_name(

@@ -21,15 +21,18 @@ from .._values import JsonDict, JsonObject
 from ..conversation.conversation import Conversation
 from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
-from ..errors import safe_text
+from ..errors import SettingsError, safe_text
 from ..messages import field, pending_calls
 from ..pipeline import ContextPipeline
 from ..placeholders.names import content_hash
 from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
 from ..session.client import BETA
 from ..session.session import conversation_of
+from ..session.sessions import PIPELINE
+from ..settings import FUNCTION, SESSION_ID, excerpt
 from ..stages.reports import Result
 from ..storage import JournalStorage
+from ..storage.protocol import JOURNAL_STORAGE
 from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
 from .codec import Codec, Item, ItemReader
@@ -40,7 +43,6 @@ from .conversations import (
     Dialog,
     OpenSession,
     SessionName,
-    check_mount,
     conversation_name,
     texts_at,
 )
@@ -84,7 +86,14 @@ class Mount:
         names: Iterable[str] = (),
         cache_breakpoints: int | None = None,
     ) -> None:
-        check_mount(pipeline, session_id, journal)
+        PIPELINE.check("pipeline", pipeline)
+        is_name = SESSION_ID.accepts(session_id) or FUNCTION.accepts(session_id)
+        if session_id is not None and not is_name:
+            raise SettingsError(
+                f"session_id is {excerpt(session_id)};"
+                " give a name, a function that finds it in a request, or None"
+            )
+        JOURNAL_STORAGE.optional.check("journal", journal)
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
         self.breakpoints = cache_breakpoints
         self._pipeline = pipeline

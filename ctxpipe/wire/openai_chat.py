@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._values import JsonDict, JsonObject
@@ -114,7 +114,9 @@ class ChatCodec(Codec):
         """Of its calls, by its role."""
         role = field(item, "role")
         if role == "assistant":
-            return _ids_of(item), ()
+            calls = [field(call, "id") for call in field(item, "tool_calls") or ()]
+            function = field(item, "function_call")
+            return (calls if function is None else [*calls, field(function, "name")]), ()
         return (), [_call_to_answer(item)] if role in RESULTS else ()
 
 
@@ -294,11 +296,3 @@ def _new_part(block: JsonObject) -> JsonDict:
     if file is not None:
         return {"type": "file", "file": file}
     return {"type": "text", "text": block_text(block)}
-
-
-def _ids_of(item: Item) -> Iterator[object]:
-    for call in field(item, "tool_calls") or ():
-        yield field(call, "id")
-    function = field(item, "function_call")
-    if function is not None:
-        yield field(function, "name")

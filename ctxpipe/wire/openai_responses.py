@@ -75,7 +75,10 @@ class ResponsesCodec(Codec):
         elif name in ANSWERED:
             block = _call_block(item, name)
         elif name.removesuffix(OUTPUT) in ANSWERED:
-            return Reading("result", [_result_block(item)])
+            output = field(item, "output")
+            if name == "shell_call_output":
+                output = _shell_text(output)
+            return Reading("result", [read_result(_call_id(item), output, _part_block)])
         else:
             block = opaque_block(item)
         return Reading("assistant", [block], joins=True)
@@ -211,13 +214,6 @@ def _action_key(item: Item) -> str:
     return next((name for name in ACTIONS if field(item, name) is not None), ACTIONS[0])
 
 
-def _result_block(item: Item) -> JsonDict:
-    output = field(item, "output")
-    if kind(item) == "shell_call_output":
-        output = _shell_text(output)
-    return read_result(_call_id(item), output, _part_block)
-
-
 # Writing ------------------------------------------------------------------------------------------
 
 
@@ -275,15 +271,11 @@ def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sou
     repaired: list[Sourced] = []
     before: int | None = None
     for source, item in reversed(kept):
-        is_alone = source and _has_lost_reasoning(source, before, given)
+        # It was given after its reasoning, and no longer is.
+        is_alone = source and before != source - 1 and kind(given[source - 1]) == "reasoning"
         repaired.append((source, _without_id(item) if is_alone else item))
         before = source
     return repaired
-
-
-def _has_lost_reasoning(source: int, before: int | None, given: Sequence[Item]) -> bool:
-    """Whether item *source*, now after item *before*, was *given* after its reasoning."""
-    return before != source - 1 and kind(given[source - 1]) == "reasoning"
 
 
 def _without_id(item: Item) -> Item:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
 from ..errors import SettingsError
@@ -92,7 +92,9 @@ class Translation:
     def read(self, items: Sequence[Item]) -> Units:
         """*items* as units; what was read in the last turn is not read again."""
         items = list(items)
-        known = self._count_known(items)
+        # Those of the last turn that nobody has edited.
+        known = common_prefix(self._items, items)
+        known = common_prefix(self._contents[:known], _contents(items[:known]))
         head = self._head_length(items, known)
         is_other_head = head != self._head
         if is_other_head or known < head:
@@ -106,13 +108,6 @@ class Translation:
         self._head = head
         messages = [unit.message for unit in self._units]
         return Units(items, head, list(self._units), messages, self._system)
-
-    def _count_known(self, items: list[Item]) -> int:
-        """How many of *items* are those of the last turn, and were not edited."""
-        known = common_prefix(self._items, items)
-        contents: Any = _contents(items[:known])
-        earlier: Any = self._contents[:known]
-        return known if is_equal(contents, earlier) else common_prefix(earlier, contents)
 
     def _head_length(self, items: Sequence[Item], known: int) -> int:
         """How many leading items are not shaped: what is frozen, and the system's after it."""
@@ -142,7 +137,10 @@ class Translation:
             if old.stop > known or not is_same:
                 break
             new[place] = old
-        self._add(new)
+        for index, unit in enumerate(new, keep):
+            for place, block in enumerate(as_blocks(unit.message)):
+                self._places.setdefault(_key(block), []).append((index, place))
+        self._units += new
         self._items, self._contents = items, contents
         # The pieces with items that are new, or rebuilt from such, are made anew.
         stays = [piece.stop <= known for piece in self._pieces]
@@ -171,12 +169,6 @@ class Translation:
                 if not places:
                     self._places.pop(key, None)
         del self._units[keep:]
-
-    def _add(self, units: Sequence[Unit]) -> None:
-        for index, unit in enumerate(units, len(self._units)):
-            for place, block in enumerate(as_blocks(unit.message)):
-                self._places.setdefault(_key(block), []).append((index, place))
-        self._units += units
 
     # And back -------------------------------------------------------------------------------------
 
