@@ -367,7 +367,8 @@ function overview() {
   const [first, ...others] = report.policies;
   byId("title").textContent = document.title = many ? plural(report.conversations.length, "conversation") : conversation().title;
   byId("subtitle").textContent = `replayed: ${others.join(", ") || first}, compared with ${first}`;
-  byId("made").textContent = report.made;
+  // An option's hyphens are no place to break the line.
+  byId("made").append(...report.made.split(/(--[a-z-]+)/).map((part) => part.startsWith("--") ? element("span", { className: "whole" }, part) : part));
   byId("lead").textContent = report.lead;
   if (report.advice) {
     const [verb, policy, reason] = report.advice;
