@@ -116,8 +116,8 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     journal_time = max(uses, default=None)
     for name, info in files.items():
         if name in mark.files or is_temporary(name):
-            kind = file_kind(name)
-            yield OwnFile(folder, name, kind, info.st_size, info.st_mtime_ns, journal_time)
+            times = (info.st_mtime_ns, journal_time)
+            yield OwnFile(folder, name, file_kind(name), info.st_size, *times)
 
 
 def file_kind(name: str) -> Literal["text", "record", "temporary"]:
@@ -171,11 +171,10 @@ def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
 
 
 def _delete(root: StorageRoot, file: OwnFile) -> bool:
-    path = root.path_of(file.folder, file.name)
     with (
         ignore_absent(),
         root.folder(file.folder) as descriptor,
-        translate_errors(f"cannot remove {path}"),
+        translate_errors(f"cannot remove {root.path_of(file.folder, file.name)}"),
     ):
         info = file_info(descriptor, file.name)
         if info.st_mtime_ns == file.written and stat.S_ISREG(info.st_mode):
@@ -202,9 +201,10 @@ def session_files(root: StorageRoot, folder: str) -> list[OwnFile]:
     with ignore_absent(), root.folder(folder) as descriptor:
         mark = root.read_mark(folder, descriptor)
         if mark is None:
-            where = root.path_of(folder)
-            reason = f"{where} carries no mark of ctxpipe, so nothing in it is deleted"
-            raise StorageError(errno.EPERM, reason)
+            raise StorageError(
+                errno.EPERM,
+                f"{root.path_of(folder)} carries no mark of ctxpipe, so nothing in it is deleted",
+            )
         return list(_own_files(descriptor, folder, mark))
     return []
 

@@ -84,7 +84,7 @@ class LocalFiles:
             return FileText(real, _decode(content, max_bytes))
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = getattr(error, "strerror", None) or error
             raise StorageError(number, f"{path!r}: {reason}") from error
 
     def _real_path(self, path: str) -> str:
@@ -94,8 +94,9 @@ class LocalFiles:
             raise PermissionError(errno.EACCES, f"it is outside {self.root}")
         names = (name_below(self.root, path), name_below(root, real))
         if self.deny is not None and any(map(self.deny, names)):
-            reason = "it is on the list of files that are not to be shown"
-            raise PermissionError(errno.EACCES, reason)
+            raise PermissionError(
+                errno.EACCES, "it is on the list of files that are not to be shown"
+            )
         return real
 
     def _open(self, real: str, max_bytes: int) -> int:

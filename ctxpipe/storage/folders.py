@@ -71,7 +71,7 @@ def translate_errors(failure: str) -> Iterator[None]:
     except StorageError:
         raise
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or error
         number = getattr(error, "errno", None) or errno.EIO
         raise StorageError(number, f"{failure}: {reason}") from error
 

@@ -55,8 +55,10 @@ class Journals:
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        where = self._root.path_of(folder, JOURNAL)
-        with translate_errors(f"cannot append to the journal {where}"), self._lock(folder) as file:
+        with (
+            translate_errors(f"cannot append to the journal {self._root.path_of(folder, JOURNAL)}"),
+            self._lock(folder) as file,
+        ):
             seen = self._last_position(folder)
             now, _ = _read(file, seen)
             is_next = now.number == number and (number == 0 or seen.inode in (0, now.inode))
@@ -76,10 +78,9 @@ class Journals:
         if start < seen.number:
             seen = Position()
         now, content = Position(), b""
-        where = self._root.path_of(folder, JOURNAL)
         with (
             ignore_absent(),
-            translate_errors(f"cannot read the journal {where}"),
+            translate_errors(f"cannot read the journal {self._root.path_of(folder, JOURNAL)}"),
             self._root.folder(folder) as descriptor,
         ):
             file = open_file(JOURNAL, os.O_RDONLY, folder=descriptor)
@@ -97,10 +98,9 @@ class Journals:
 
         Return the new name, which is the next free one, or "" where somebody else was faster.
         """
-        where = self._root.path_of(folder, JOURNAL)
         with (
             ignore_absent(),
-            translate_errors(f"cannot set aside the journal {where}"),
+            translate_errors(f"cannot set aside the journal {self._root.path_of(folder, JOURNAL)}"),
             self._root.folder(folder) as descriptor,
         ):
             if file_info(descriptor, JOURNAL).st_ino != self._last_position(folder).inode:
@@ -146,10 +146,9 @@ class SessionLock:
 
     def acquire(self) -> bool:
         """Take the lock; False when somebody else has it. Raises StorageError."""
-        where = self._root.path_of(self._folder, self.NAME)
         with (
             suppress(Locked),  # also when the session is being deleted
-            translate_errors(f"cannot lock {where}"),
+            translate_errors(f"cannot lock {self._root.path_of(self._folder, self.NAME)}"),
             self._root.folder(self._folder, create=True) as folder,
         ):
             file = _open_locked(self._root, self._folder, self.NAME, folder)

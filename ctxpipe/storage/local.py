@@ -134,8 +134,8 @@ class LocalStorage:
                 *parents, name = key_parts(key)
                 path = "/".join(parents)
                 if path not in folders:
-                    descriptor = stack.enter_context(self._folders.folder(path, create=True))
-                    folders[path] = _Folder(path, descriptor)
+                    folder = self._folders.folder(path, create=True)
+                    folders[path] = _Folder(path, stack.enter_context(folder))
                 where = os.path.join(self.root, path)
                 with translate_errors(f"cannot write {os.path.join(where, name)}"):
                     name = self._write_one(folders[path], name, text)
@@ -224,8 +224,9 @@ class LocalStorage:
                 raise
             except StorageError as error:
                 first_error = first_error or error
-        message = f"there is no stored text {location!r} below {self.root}"
-        raise StorageError(errno.ENOENT, message) from first_error
+        raise StorageError(
+            errno.ENOENT, f"there is no stored text {location!r} below {self.root}"
+        ) from first_error
 
     def _possible_keys(self, location: str) -> Iterator[str]:
         bases = (self.root, self._folders.real or os.path.realpath(self.root))

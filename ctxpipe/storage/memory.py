@@ -107,8 +107,8 @@ class MemoryStorage:
         return list(map(url_of, self._record_keys(session_folder(session_id))))
 
     def _record_keys(self, folder: str) -> list[str]:
-        prefix = f"{folder}/"
-        return [key for key in self.stored if key.startswith(prefix) and key.endswith(".json")]
+        keys = [key for key in self.stored if key.endswith(".json")]
+        return [key for key in keys if key.startswith(f"{folder}/")]
 
     async def contents(self, session_id: str, /) -> list[str]:
         """The names of the session's texts and records."""

@@ -115,8 +115,9 @@ class ObjectStorage:
     def __post_init__(self) -> None:
         check_extra("ObjectStorage", "obstore", "object-store")
         if not all(map(callable, [getattr(self.store, name, None) for name in _METHODS])):
-            given = excerpt(self.store)
-            raise SettingsError(f"store is {given}; give one of obstore, such as MemoryStore()")
+            raise SettingsError(
+                f"store is {excerpt(self.store)}; give one of obstore, such as MemoryStore()"
+            )
         check_settings(
             self, redact=FUNCTION.optional, clock=FUNCTION, connections=COUNT, timeout=POSITIVE
         )
@@ -222,8 +223,7 @@ class ObjectStorage:
 
     async def records(self, session_id: str, /) -> list[str]:
         """The URLs of the session's records, oldest first. Raises StorageError."""
-        keys = await self._record_keys(session_folder(session_id))
-        return [url_of(key) for key in keys]
+        return list(map(url_of, await self._record_keys(session_folder(session_id))))
 
     async def _record_keys(self, folder: str) -> list[str]:
         listed = self._list(f"{_object_folder(folder)}/records/")
@@ -273,8 +273,8 @@ class ObjectStorage:
     async def _check(self, name: str) -> None:
         generation = running_generation(name)
         if generation is not None:
-            content = await self._get(_tombstone_path(name))
-            generation.check(self, (content or b"").decode())
+            content = await self._get(_tombstone_path(name)) or b""
+            generation.check(self, content.decode())
 
     async def _undo_if_deleted(self, names: Iterable[str], paths: Sequence[str]) -> None:
         """If the session was deleted meanwhile, delete the objects at *paths*, which were made.
@@ -430,8 +430,9 @@ def _translate_errors() -> Iterator[None]:
         yield
     except (exceptions.BaseError, OSError) as error:
         name = type(error).__name__
-        number = _ERRNO.get(name, errno.EIO)
-        raise StorageError(number, f"the object store failed: {name}") from error
+        raise StorageError(
+            _ERRNO.get(name, errno.EIO), f"the object store failed: {name}"
+        ) from error
 
 
 # Names of objects ---------------------------------------------------------------------------------

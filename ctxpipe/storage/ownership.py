@@ -268,8 +268,7 @@ class StorageRoot:
     def session_folders(self) -> list[str]:
         """The folders directly below the root, links left out; none when there is no root."""
         with ignore_absent(), self.folder("") as root, os.scandir(root) as entries:
-            folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
-            return sorted(folder.name for folder in folders)
+            return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
         return []
 
     def read_mark(self, name: str, folder: int) -> Mark | None:
@@ -286,9 +285,11 @@ class StorageRoot:
         if type(form) is not int or form < FORM:
             return None
         if form > FORM:
-            forms = f"form {form}, this one knows {FORM}"
-            reason = f"{self.path_of(name)} was made by a newer ctxpipe ({forms}); update ctxpipe"
-            raise RootError(errno.ENOTSUP, reason)
+            raise RootError(
+                errno.ENOTSUP,
+                f"{self.path_of(name)} was made by a newer ctxpipe (form {form}, this one knows "
+                f"{FORM}); update ctxpipe",
+            )
         return _parse_mark(lines)
 
     def drop(self, name: str) -> bool:

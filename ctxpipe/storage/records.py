@@ -56,8 +56,7 @@ def encode_record(record: Record, redact: Redact | None = None, folder: str = ""
 def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:
     separator = "["
     for item in items:
-        encoded = _encode_value(item, margin + "  ", redact)
-        yield f"{separator}\n{margin}  {encoded}"
+        yield f"{separator}\n{margin}  {_encode_value(item, margin + '  ', redact)}"
         separator = ","
     if separator == "[":
         yield "[]"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from .._threads.pieces import pieces
 from .._values import JsonDict, JsonObject
 from .turns import SERVER_USES
 
@@ -238,7 +240,5 @@ def _block_events(index: int, block: JsonObject) -> Iterator[JsonDict]:
     yield {"type": "content_block_stop", "index": index}
 
 
-def chunks(words: str) -> Iterator[str]:
-    """*words* as they are streamed."""
-    for start in range(0, len(words), CHUNK):
-        yield words[start : start + CHUNK]
+chunks = partial(pieces, chars=CHUNK)
+"""A text as it is streamed."""

@@ -86,8 +86,10 @@ def parse_body(raw: bytes) -> RequestBody:
             reason = "invalid high surrogate in string"
             if lone[0] < "\udc00":
                 reason = "no low surrogate in string"
-            place = f"line 1 column {lone.end() + 1} (char {lone.end()})"
-            raise BadBody(f"The request body is not valid JSON: {reason}: {place}")
+            raise BadBody(
+                f"The request body is not valid JSON: {reason}: "
+                f"line 1 column {lone.end() + 1} (char {lone.end()})"
+            )
     if not isinstance(body, dict):
         raise BadBody("Input should be a valid dictionary")
     return body  # type: ignore[return-value]  # the rules check what is in it
@@ -184,8 +186,7 @@ def _block_shape(where: str, block: Any) -> Problems:
     # Observed: `caller: null`, as a dump of the reply's blocks has it, is refused.
     if kind in turns.CALLS and not isinstance(block.get("caller", {}), dict):
         yield f"{where}.{kind}.caller: Input should be an object"
-    not_permitted = NOT_PERMITTED.get(kind, frozenset())
-    for name in sorted(block.keys() & not_permitted):
+    for name in sorted(block.keys() & NOT_PERMITTED.get(kind, frozenset())):
         yield f"{where}.{kind}.{name}: Extra inputs are not permitted"
     if kind == "tool_result":
         yield from _result_shape(where, block)

@@ -89,8 +89,8 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
         return Verdict()
     binding: JsonObject = (body.get("thinking") or {}).get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
-        beta = f"`anthropic-beta: {BINDING_BETA}`"
-        return Verdict((f"thinking.block_binding: requires the beta header {beta}",))
+        header = f"`anthropic-beta: {BINDING_BETA}`"
+        return Verdict((f"thinking.block_binding: requires the beta header {header}",))
     refused: list[str] = []
     dropped: list[str] = []
     walk = _Walk()
