@@ -114,17 +114,10 @@ def cache_report(
     )
 
 
-def total_report(reports: Iterable[CacheReport]) -> CacheReport:
-    """*reports* together: their sums, without the single misses."""
+def total_report(reports: Iterable[CacheReport], prices: Prices | None = None) -> CacheReport:
+    """*reports*, at these *prices*, together: their sums, without the single misses."""
     total = sum(reports, CacheReport())
-    tallies: dict[Cause, Tally] = {}
-    for one in total.tallies:
-        known = tallies.setdefault(one.cause, Tally(one.cause, detail=one.detail))
-        known.misses += one.misses
-        known.tokens += one.tokens
-        if one.cost is not None:
-            known.cost = (known.cost or 0.0) + one.cost
-    return replace(total, misses=(), tallies=tuple(most_tokens_first(tallies.values())))
+    return replace(total, misses=(), tallies=tuple(_tally(total.misses, prices)))
 
 
 def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:

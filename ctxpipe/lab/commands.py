@@ -277,7 +277,7 @@ def inspect(
         inspect_each(partial(_plan, make=make), _print_plan, _total_plan)
     elif cache:
         look = partial(cache_report, counter=TokenCounter(), prices=prices)
-        inspect_each(look, _print_cache, total_report)
+        inspect_each(look, _print_cache, partial(total_report, prices=prices))
     else:
         fill = partial(contents, counter=TokenCounter(), most=most)
         inspect_each(fill, _print_contents, partial(total_contents, most=most))

@@ -43,8 +43,7 @@ class _Entry(Entry):
 class _Request:
     """A request that was sent, as number *event* of all that happened.
 
-    *before* is the one sent before it, from which it differs by *found*; blocks up to *known* were
-    in that one.
+    *before* is the one sent before it.
     """
 
     sent: Sent
@@ -53,8 +52,6 @@ class _Request:
     count: int  # of its messages; the caller may have appended to the list since
     prompt: Prompt = field(init=False)
     before: _Request | None = None
-    found: Sequence[Difference] = ()
-    known: int = 0
     bill: Bill | None = None
     is_on_its_way: bool = False  # else it is sent only if a bill comes
     is_read: bool = False  # has its prompt
@@ -151,7 +148,7 @@ class CacheDiagnostics:
             misses = self._judge(request, bill)
             if any(miss.cause is Cause.UNEXPLAINED for miss in misses):
                 # Something may have been edited in place, in messages that were not read again.
-                self._compare(request, thoroughly=True)
+                self._read_prompt(request, thoroughly=True)
                 misses = self._judge(request, bill)
         self._answer(request)
         # Only what the next request is compared with is kept.
@@ -188,24 +185,20 @@ class CacheDiagnostics:
         )
         self._rewritten_from = self._edited_from = None
         request.before = self._last
-        self._compare(request)
+        self._read_prompt(request)
         self._last = request
 
-    def _compare(self, request: _Request, *, thoroughly: bool = False) -> None:
-        """Read *request*, and find out what differs from the one before."""
+    def _read_prompt(self, request: _Request, *, thoroughly: bool = False) -> None:
+        """Read *request*; *thoroughly*: with nothing that is taken from the one before."""
         last = None if request.before is None else request.before.prompt
         sent = replace(request.sent, messages=request.sent.messages[: request.count])
         prompt = as_prompt(sent, self.counter, None if thoroughly else last)
-        if thoroughly:  # with a mark that was located
-            prompt = replace(prompt, marks=request.prompt.marks)
-        request.prompt, request.is_read = prompt, True
-        if last is not None:
-            request.found = differences(last, sent, prompt)
-            request.known = index_blocks(last, prompt)
         if thoroughly:
+            prompt = replace(prompt, marks=request.prompt.marks)  # one of them was located
             for chain, entry in list(self._entries.items()):
                 if entry.writer == request.event:  # as it was read the first time
                     del self._entries[chain]
+        request.prompt, request.is_read = prompt, True
         for mark in prompt.marks:
             self._write(request, mark)
 
@@ -290,8 +283,9 @@ class CacheDiagnostics:
         before, prompt = request.before, request.prompt
         if before is None:
             return []
-        expected = _tokens(prompt, bill, request.known - 1)
-        if not request.found and before.bill is not None and before.bill.total:
+        found = differences(before.prompt, request.sent, prompt)
+        expected = _tokens(prompt, bill, index_blocks(before.prompt, prompt) - 1)
+        if not found and before.bill is not None and before.bill.total:
             expected = min(before.bill.total, bill.total)
         if expected - bill.read <= _tolerance(expected):
             return []
@@ -310,7 +304,7 @@ class CacheDiagnostics:
         if expected - predicted > _tolerance(expected):
             # What is beyond the entries that can be used.
             beyond = [state for tokens, state in sized if state and tokens > predicted]
-            why = self._reason(request, before, prompt, beyond)
+            why = self._reason(request, before, found, beyond)
             misses.append(self._miss(why, bill, predicted, expected, prompt))
         return misses
 
@@ -343,7 +337,11 @@ class CacheDiagnostics:
         return Difference(entry.place, cause, details[cause], cause is Cause.NO_MARK)
 
     def _reason(
-        self, request: _Request, before: _Request, prompt: Prompt, obstacles: Sequence[Difference]
+        self,
+        request: _Request,
+        before: _Request,
+        found: Sequence[Difference],
+        obstacles: Sequence[Difference],
     ) -> Difference:
         """Why the prefix beyond what can be used is not in the cache, or cannot be read."""
         # What would have been missed without any change is not the change's fault.
@@ -354,7 +352,8 @@ class CacheDiagnostics:
         lifetime = max((mark.seconds for mark in before.prompt.marks), default=inf)
         if idle >= lifetime:
             return Difference(0, Cause.LIFETIME, _lifetime(idle, lifetime))
-        return next(iter([*request.found, *obstacles]), None) or self._missing_write(before, prompt)
+        causes = [*found, *obstacles]
+        return causes[0] if causes else self._missing_write(before, request.prompt)
 
     @staticmethod
     def _missing_write(before: _Request, prompt: Prompt) -> Difference:

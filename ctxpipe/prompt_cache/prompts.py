@@ -94,6 +94,7 @@ class Prompt:
     sums: array[int] = field(repr=False)
     chain: array[int] = field(repr=False)
     marks: tuple[Mark, ...]
+    own_marks: int = 0  # so many of them are on a block, and not on the whole request
     starts: array[int] = field(default_factory=lambda: array("q"), repr=False)
     messages: list[Message] = field(default_factory=list, repr=False)
     images: tuple[int, ...] = ()  # messages that hold one
@@ -136,7 +137,7 @@ def as_prompt(
         sums.extend([tokens + more for tokens in last.sums[first + 1 : stop + 1]])
         starts.extend([start + shift for start in last.starts[:known]])
         images += [index for index in last.images if index < known]
-        own = [mark for mark in last.marks if first <= mark.place < stop and _is_own(last, mark)]
+        own = [mark for mark in last.marks[: last.own_marks] if first <= mark.place < stop]
         marks += [replace(mark, place=mark.place + shift) for mark in own]
     for index in range(known, len(messages)):
         message = messages[index]
@@ -156,6 +157,7 @@ def as_prompt(
     for key in keys[len(chain) :]:
         value = hash((value, key))
         chain.append(value)
+    own_marks = len(marks)
     automatic = sent.option(MARK)
     place = len(keys) - 1
     if automatic and keys and all(mark.place != place for mark in marks):
@@ -167,6 +169,7 @@ def as_prompt(
         sums=sums,
         chain=chain,
         marks=tuple(marks),
+        own_marks=own_marks,
         starts=starts,
         messages=messages,
         images=tuple(images),
@@ -200,12 +203,6 @@ def _after_summary(
 def _common_length(before: list[Message], now: list[Message]) -> int:
     """How many leading messages are equal."""
     return len(before) if begins_with(now, before) else common_prefix(before, now)
-
-
-def _is_own(prompt: Prompt, mark: Mark) -> bool:
-    """Whether *mark* is in a message, and not one on the whole request."""
-    index = prompt.message_at(mark.place)
-    return mark in _marks(prompt.messages[index], prompt.starts[index])
 
 
 # What precedes the messages -----------------------------------------------------------------------

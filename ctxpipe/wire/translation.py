@@ -273,19 +273,15 @@ class _Search:
     def _piece(self, message: Message) -> _Piece:
         role = message["role"]
         blocks = [as_dict(block) for block in as_blocks(message)]
-        for index in self._candidates(blocks[0]) if blocks else ():
+        # Units with its first block: those before the last one that was found, the nearest first.
+        places = self.places.get(_key(blocks[0]), ()) if blocks else ()
+        before = bisect_left(places, (self.end, 0))
+        for index, _ in chain(reversed(places[:before]), places[before:]):
             unit = self.units.units[index]
             if unit.message["role"] == role and as_blocks(unit.message) == blocks:
                 self.end = index
                 return _Piece(unit.start, unit.stop)
         return self._rebuilt(role, blocks)
-
-    def _candidates(self, block: _Block) -> Iterator[int]:
-        """The units with *block*: those before the last one that was found, the nearest first."""
-        places = self.places.get(_key(block), ())
-        before = bisect_left(places, (self.end, 0))
-        for index, _ in chain(reversed(places[:before]), places[before:]):
-            yield index
 
     def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
         """A message that is none of the units, as items: rebuilt ones, originals, and new ones."""
