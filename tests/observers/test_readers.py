@@ -27,6 +27,7 @@ LOOK: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _a_process_that_has_not_warned(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING, "ctxpipe")
+    caplog.set_level(logging.ERROR, "asyncio")  # it warns of slow steps, on a busy machine
     readers._warn.cache_clear()
 
 
