@@ -26,8 +26,9 @@ LOOK: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _a_process_that_has_not_warned(caplog: pytest.LogCaptureFixture):
+    # asyncio warns of slow steps, on a busy machine. The last level is also the handler's.
+    caplog.set_level(logging.ERROR, "asyncio")
     caplog.set_level(logging.WARNING, "ctxpipe")
-    caplog.set_level(logging.ERROR, "asyncio")  # it warns of slow steps, on a busy machine
     readers._warn.cache_clear()
 
 
