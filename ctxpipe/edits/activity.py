@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import repeat
+from typing import TypeVar
 
 from .._threads.pieces import pieces_at_blanks
 from ..messages import (
@@ -35,6 +36,8 @@ from ..providers.agent_tools import (
     WRITING_NAME,
     view,
 )
+
+T = TypeVar("T")
 
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
@@ -111,14 +114,13 @@ def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
         for path, is_written in _paths(call):
             clean = path.removeprefix("file://").removeprefix("./")
             if clean:
-                was_written = touched.pop(clean, False)
-                touched[clean] = was_written or is_written
+                touched[clean] = touched.pop(clean, False) or is_written
     return touched
 
 
 def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
-    command = call.input.get("command")
-    writes = bool(WRITING_NAME.search(call.name)) and command != VIEW_COMMAND
+    is_view = call.input.get("command") == VIEW_COMMAND
+    writes = not is_view and WRITING_NAME.search(call.name) is not None
     for name, text in _strings(call.input):
         if PATH_KEY.search(name):
             if _is_path(text):
@@ -182,9 +184,7 @@ def written_lines(call: ToolCall) -> str:
 
 def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
-    if command_line(call):
-        return False
-    return any(PATH_KEY.search(name) for name, _ in _strings(call.input))
+    return not command_line(call) and any(map(PATH_KEY.search, dict(_strings(call.input))))
 
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
@@ -214,8 +214,7 @@ def _without_middle(text: str, most: int) -> str:
 
 def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
     """The files that a shell command names, and whether it redirects into them."""
-    line = _HEREDOC.sub(" ", _without_middle(command, _MAX_COMMAND_CHARS))
-    line = _URL.sub(" ", line)
+    line = _URL.sub(" ", _HEREDOC.sub(" ", _without_middle(command, _MAX_COMMAND_CHARS)))
     for arrow, word in _WORD.findall(line):
         path = word.rstrip(".,:;")
         if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
@@ -389,8 +388,7 @@ def identifiers(
             for text in _searchable_texts(message, redact):
                 unseen -= _mentions(text, unseen)
         for name in sorted(names - unseen):
-            used.pop(name, None)
-            used[name] = None
+            put_last(used, name, None)
         unseen -= names
     return list(used)
 
@@ -420,6 +418,12 @@ def _searchable_texts(message: Message, redact: Callable[[str], str]) -> Iterato
         found += map(result_text, tool_results([message]))
     for text in found:
         yield from pieces_at_blanks(redact(text))
+
+
+def put_last(values: dict[str, T], key: str, value: T) -> None:
+    """Set *key* and make it the last one."""
+    values.pop(key, None)
+    values[key] = value
 
 
 # Lines --------------------------------------------------------------------------------------------

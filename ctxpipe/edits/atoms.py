@@ -15,7 +15,7 @@ from functools import cache
 from itertools import islice
 from typing import TypeAlias
 
-from ..messages import Block, Message, blocks, field, kind
+from ..messages import Block, Message, as_blocks, field, kind
 from ..providers.agent_tools import WIDE_GUTTER
 
 Atom: TypeAlias = str
@@ -60,7 +60,8 @@ def atoms(text: str) -> frozenset[Atom]:
         found.update("F" + name for name in _FILE.findall(text))
     found.update("I" + word for word in _IDENTIFIER.findall(text) if _is_code(word))
     if _DIGIT.search(text):
-        found.update("N" + number for number in _NUMBER.findall(text) if _is_telling(number))
+        numbers = _NUMBER.findall(text)
+        found.update("N" + number for number in numbers if not _ROUND_OR_YEAR.fullmatch(number))
         found.update("H" + digits for digits in _HEX.findall(text))
     found.update("L" + line for line in map(_line, text.splitlines()) if line)
     return frozenset(map(sys.intern, found))
@@ -70,16 +71,10 @@ def path_atom(path: str) -> Atom | None:
     """*path* reduced to its last two segments; None when it is too short to mean one file."""
     parts = path.rstrip(".,:;)").split("/")
     segments = [part for part in parts if part not in ("", ".", "..", "~")]
-    if not segments:
-        return None
     if len(segments) == 1 and "." not in segments[0]:
         return None
     short = "/".join(segments[-2:])
     return "P" + short if len(short) >= MIN_PATH else None
-
-
-def _is_telling(number: str) -> bool:
-    return _ROUND_OR_YEAR.fullmatch(number) is None
 
 
 def _is_code(word: str) -> bool:
@@ -136,10 +131,7 @@ def _leaves(value: object) -> Iterator[str]:
 
 def message_texts(message: Message) -> list[str]:
     """What each block of *message* says; bare text is one block."""
-    content = message["content"]
-    if isinstance(content, str):
-        return [content]
-    return [block_text(block) for block in blocks(message)]
+    return list(map(block_text, as_blocks(message)))
 
 
 class AtomIndex:

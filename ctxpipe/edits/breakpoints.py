@@ -36,7 +36,7 @@ def with_breakpoints(
     what was rewritten. *body* is not modified.
     """
     marks = _Marks.of(body)
-    free = max(0, min(limit, marks.free))
+    free = min(limit, marks.free)
     ends = _places(body, marks, rewritten)[:free]
     changed = _mark_messages(body, ends)
     if marks.shared and not marks.in_shared and free > len(ends):
@@ -59,7 +59,7 @@ def with_free_breakpoints(
     marks = _Marks.of(body)
     if not marks.is_settled:
         return dict(body)
-    return _mark_messages(body, _places(body, marks, rewritten)[: max(0, marks.free)])
+    return _mark_messages(body, _places(body, marks, rewritten)[: marks.free])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Marks:
     @property
     def free(self) -> int:
         """How many more the API would accept."""
-        return MAX_CACHE_MARKS - len(self.messages) - self.in_shared - self.automatic
+        return max(0, MAX_CACHE_MARKS - len(self.messages) - self.in_shared - self.automatic)
 
     @property
     def is_settled(self) -> bool:
@@ -100,7 +100,7 @@ def _places(body: Mapping[str, Any], marks: _Marks, rewritten: tuple[int, int] |
     """The messages to mark whose ends may be marked, the most valuable first.
 
     They are the last of this request and of the previous one, or those around what was *rewritten*;
-    where the request has decided, the latter alone, as far as a mark comes after them.
+    where the request has marks of its own, the latter alone, as far as a mark comes after them.
     """
     messages = body.get("messages", ())
     places = _last_requests(messages)
@@ -156,9 +156,7 @@ def _markable(message: Any) -> bool:
     content = message["content"]
     if isinstance(content, str):
         return not is_blank(content)
-    if not content:
-        return False
-    return kind(content[-1]) in _MARKABLE
+    return bool(content) and kind(content[-1]) in _MARKABLE
 
 
 def _as_blocks(content: str | Sequence[Any]) -> Sequence[Any]:

@@ -76,23 +76,20 @@ class Step:
 class Layout:
     """What *messages* from *start* up to *stop* become: messages that stay, and runs for a note.
 
-    *leaving* are the indices of those that do not stay as they are.
+    *leaving* are the places of those that do not stay as they are.
     """
 
     messages: Sequence[Message] = field(repr=False)
     start: int
     stop: int
     parts: list[Message | list[Step]] = field(repr=False)
-    leaving: list[int]
+    leaving: list[range]
 
     @property
     def steps(self) -> list[Step]:
         """All steps, in order."""
-        steps: list[Step] = []
-        for part in self.parts:
-            if isinstance(part, list):
-                steps += part
-        return steps
+        runs = (part for part in self.parts if isinstance(part, list))
+        return list(chain.from_iterable(runs))
 
 
 def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: int) -> Layout:
@@ -101,7 +98,7 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
     What a person wrote, media and earlier notes stay as they are.
     """
     parts: list[Message | list[Step]] = []
-    leaving: list[int] = []
+    leaving: list[range] = []
     run: list[Step] = []
     number = first_number
     index = start
@@ -112,7 +109,10 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
             run = []
             index += 1
             continue
-        leaving += range(index, index + length)
+        if leaving and leaving[-1].stop == index:
+            leaving[-1] = range(leaving[-1].start, index + length)
+        else:
+            leaving.append(range(index, index + length))
         if not run:
             parts.append(run)
         steps = list(_steps_at(messages, index, number))
@@ -148,11 +148,6 @@ def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[
         yield Step(own_number, index, verb="reported", said=report)
 
 
-def first_free_number(notes: Iterable[Note]) -> int:
-    """The number after those of all *notes*, in which the next step goes on."""
-    return 1 + max((note.last for note in notes), default=0)
-
-
 # What was offloaded before ------------------------------------------------------------------------
 
 
@@ -167,6 +162,11 @@ def find_offloaded_files(layout: Layout) -> dict[str, str]:
             if name is not None:
                 files[text] = name
     return files
+
+
+def leaving_messages(layout: Layout) -> list[Message]:
+    """The messages that do not stay as they are."""
+    return [layout.messages[index] for index in chain.from_iterable(layout.leaving)]
 
 
 def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
@@ -262,24 +262,24 @@ def collapse(
     before = layout.messages[: layout.start]
     after = layout.messages[layout.stop :]
     bare = [*before, *_with_notes(layout, {}, whole, folder, suffix), *after]
-    leaving_tokens = sum(map(counter.message, [layout.messages[index] for index in layout.leaving]))
-    passages = list(_passages(layout, whole, path_atoms(bare[-2 * keep_recent :])))
+    leaving_tokens = sum(map(counter.message, leaving_messages(layout)))
+    paths = touched_paths(bare[-2 * keep_recent :])
+    passages = list(_passages(layout, whole, set(filter(None, map(path_atom, paths)))))
     chosen = choose_lines(
         passages,
-        _visible(bare),
+        set[Atom]().union(*map(atoms, chain.from_iterable(map(message_texts, bare)))),
         counter.text,
         min_value=min_value,
         max_tokens=MAX_SHARE * leaving_tokens,
     )
     parts = _with_notes(layout, chosen, whole, folder, suffix)
     # Counted here, in a worker thread: what is asked of it later is a look-up.
-    known = set(map(id, layout.messages))
-    new = [message for message in parts if id(message) not in known]
+    tokens_before = sum(map(counter.message, layout.messages[layout.start : layout.stop]))
     return Rewritten(
         messages=[*before, *parts, *after],
         notes=sum(isinstance(part, list) for part in layout.parts),
         lines=sum(map(len, chosen.values())),
-        freed_tokens=leaving_tokens - sum(map(counter.message, new)),
+        freed_tokens=tokens_before - sum(map(counter.message, parts)),
     )
 
 
@@ -316,8 +316,7 @@ def _line_of_step(step: Step, whole: Mapping[str, str]) -> str:
     subject = one_line(_subject(step.call)[: LINE_CHARS + MOST_READ_CHARS])
     if len(subject) > LINE_CHARS:
         subject = f"{subject[:LINE_CHARS]}…"
-    failed = is_failure(step.result)
-    return step_line(step.number, f"{name} {subject}", chars, failed=failed)
+    return step_line(step.number, f"{name} {subject}", chars, failed=is_failure(step.result))
 
 
 def _subject(call: ToolCall) -> str:
@@ -352,16 +351,5 @@ def _passages(
         path = viewed_path(step.call, COMMON_READING_TOOLS, True)
         kind: PassageKind = "view" if path else "result"
         is_touched = path is not None and path_atom(path) in touched
-        text = _result_text(step, whole)
-        late.append(Passage(text, kind, step.number, message + 1, is_touched))
+        late.append(Passage(_result_text(step, whole), kind, step.number, message + 1, is_touched))
     yield from late
-
-
-def path_atoms(recent: Sequence[Message]) -> set[Atom]:
-    """The paths that *recent* messages work on."""
-    return {atom for atom in map(path_atom, touched_paths(recent)) if atom is not None}
-
-
-def _visible(messages: Iterable[Message]) -> set[Atom]:
-    texts_of_all = chain.from_iterable(map(message_texts, messages))
-    return set[Atom]().union(*map(atoms, texts_of_all))

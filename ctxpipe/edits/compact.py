@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from .._logs import logger
 from .._text import last_within
@@ -53,11 +53,9 @@ from ..placeholders.summaries import (
     safe_summary,
     text_of,
 )
-from .activity import commands, identifiers, is_one_line, one_line, touched_paths
+from .activity import commands, identifiers, is_one_line, one_line, put_last, touched_paths
 from .groups import after_compaction
 from .offload import newest
-
-T = TypeVar("T")
 
 # Parts --------------------------------------------------------------------------------------------
 
@@ -227,12 +225,6 @@ def facts_to_keep(facts: Facts) -> Facts:
     )
 
 
-def put_last(values: dict[str, T], key: str, value: T) -> None:
-    """Set *key* and make it the last one."""
-    values.pop(key, None)
-    values[key] = value
-
-
 _MAX_LINE_READ = 10_000  # characters: the rest of a command of megabytes says nothing more
 _MAX_LINE = 200
 
@@ -309,12 +301,9 @@ def _request_lines(evidence: Facts, max_tokens: int, line_tokens: Count) -> list
     if not evidence.requests:
         return []
     where = evidence.archives[-1] if evidence.archives else ""
-    requests: list[str] = []
-    for request in evidence.requests:
-        text = _cut(request, _MAX_REQUEST_CHARS, where, evidence.redact)
-        # The length, not the end tag, says where a text ends: the user may have written anything.
-        requests.append(f'<request chars="{len(text)}">{text}</request>')
-    first, *later = requests
+    shown = [_cut(one, _MAX_REQUEST_CHARS, where, evidence.redact) for one in evidence.requests]
+    # The length, not the end tag, says where a text ends: the user may have written anything.
+    first, *later = [f'<request chars="{len(text)}">{text}</request>' for text in shown]
     recent = last_within(max_tokens, later, line_tokens)
     if evidence.last_stands and not recent:
         recent = later[-1:]

@@ -24,11 +24,8 @@ def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = 
     number, roles and numbers of blocks agree; otherwise they are one edit. Without *paired* they
     always are, which a summary needs that has as many messages as it replaces.
     """
-    start = common_prefix(before, after)
-    if start == len(before) == len(after):
-        return []
     edits: list[Edit] = []
-    for old, new in _between_anchors(before, after, start):
+    for old, new in _between_anchors(before, after, common_prefix(before, after)):
         edits += _edits(before, after, old, new, paired=paired)
     return edits[::-1]
 
@@ -59,8 +56,7 @@ def _edits(
         return []
     removed = before[old.start : old.stop]
     added = after[new.start : new.stop]
-    can_pair = paired and len(old) == len(new)
-    if not can_pair or not all(map(_has_same_shape, removed, added)):
+    if not paired or len(old) != len(new) or not all(map(_has_same_shape, removed, added)):
         return [Edit(old.start, old.stop, list(added))]
     return [
         Edit(index, index + 1, [other])

@@ -153,8 +153,10 @@ def _candidates(
             known.add(text)
             found = read(raw_line)
             worth = _worth(found, chances, visible)
-            if worth / _least_tokens(text) * 1000 < min_value or not _is_plain(text):
-                continue  # without the price of counting them
+            # No control character but tabs, no half of a character, and not the price of counting.
+            is_plain = text.replace("\t", " ").isprintable()
+            if worth / _least_tokens(text) * 1000 < min_value or not is_plain:
+                continue
             tokens = 1 + count(text)
             density = worth / tokens * 1000
             if density >= min_value:
@@ -181,8 +183,3 @@ def _least_tokens(line: str) -> int:
     """
     words = _WORD.findall(line) if line.isascii() else line.split()
     return 1 + max(1, len(words))
-
-
-def _is_plain(line: str) -> bool:
-    """Whether *line* has no control character but tabs, and no half of a character."""
-    return line.replace("\t", " ").isprintable()

@@ -56,7 +56,7 @@ def exchange_length(messages: Sequence[Message], index: int) -> int:
         return 0
     if message["role"] == "user":
         return int(bool(reports_in(message)) and not has_results(message))
-    if message["role"] != "assistant" or not _is_plain_reply(message):
+    if message["role"] != "assistant" or not all(map(_is_plain, blocks(message))):
         return 0
     if has_calls(message):
         return 2 if _is_answered(messages, index) else 0
@@ -73,14 +73,12 @@ def _is_answered(messages: Sequence[Message], index: int) -> bool:
     return all(map(_is_plain_result, results))
 
 
-def _is_plain_reply(message: Message) -> bool:
-    for block in blocks(message):
-        name = kind(block)
-        if name == "tool_use" and program(block) is None:
-            continue
-        if name != "text" and name not in THINKING:
-            return False
-    return True
+def _is_plain(block: Block) -> bool:
+    """Whether *block* is a text, thinking, or a call that is no program's."""
+    name = kind(block)
+    if name == "tool_use":
+        return program(block) is None
+    return name == "text" or name in THINKING
 
 
 def _is_plain_result(result: ToolResult) -> bool:
@@ -124,20 +122,21 @@ class ExchangeIndex:
     Each is looked at once, when it gets old.
     """
 
-    __slots__ = ("_freed", "_places", "known")
+    __slots__ = ("_freed", "known", "places")
 
     def __init__(self) -> None:
         self.known: int = 0
         """How many messages were looked at."""
-        self._places = array("q")  # the first message of each exchange
+        self.places = array("q")
+        """The first message of each exchange."""
         self._freed = array("q")  # tokens
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
         # The call before the first message that changed may have another result now.
         self.known = min(self.known, max(0, known - 1))
-        count = bisect_left(self._places, self.known)
-        del self._places[count:]
+        count = bisect_left(self.places, self.known)
+        del self.places[count:]
         del self._freed[count:]
 
     def extend(
@@ -150,10 +149,9 @@ class ExchangeIndex:
             length = exchange_length(messages, index)
             if length:
                 stop = index + length
-                stays = _tokens_that_stay(messages, index, counter)
-                freed = sums[stop] - sums[index] - stays
+                freed = sums[stop] - sums[index] - _tokens_that_stay(messages, index, counter)
                 if freed > 0:
-                    self._places.append(index)
+                    self.places.append(index)
                     self._freed.append(freed)
             index += max(1, length)
         self.known = end
@@ -163,13 +161,9 @@ class ExchangeIndex:
 
         The first *keep_recent* calls after each are free.
         """
-        reads = columns.reads([place + 1 for place in self._places], keep_recent)
-        starts = [sums[place] for place in self._places]
+        reads = columns.reads([place + 1 for place in self.places], keep_recent)
+        starts = [sums[place] for place in self.places]
         return CandidateTable(self._freed, reads, starts, sums[columns.messages_sent])
-
-    def place(self, number: int) -> int:
-        """The first message of exchange *number*."""
-        return self._places[number]
 
 
 def _tokens_that_stay(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
@@ -182,5 +176,5 @@ def _tokens_that_stay(messages: Sequence[Message], index: int, counter: TokenCou
         message = messages[index + 1]
     elif message["role"] == "assistant":
         return said
-    kept = sum(map(counter.block, blocks_to_keep(message)))
-    return tokens + said * len(reports_in(message)) + kept
+    tokens += said * len(reports_in(message))
+    return tokens + sum(map(counter.block, blocks_to_keep(message)))

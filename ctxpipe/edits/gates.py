@@ -82,38 +82,32 @@ def best_eviction(
     return best
 
 
-class CandidateTokens:
-    """The tokens of the candidates of one conversation, kept from turn to turn."""
-
-    __slots__ = ("_tokens",)
-
-    def __init__(self) -> None:
-        self._tokens: dict[tuple[int, int], int] = {}  # by place
+class CandidateTokens(dict[tuple[int, int], int]):
+    """The tokens of the candidates of one conversation by their places, kept from turn to turn."""
 
     def rewind(self, known: int) -> None:
         """Forget all but the candidates in the first *known* messages."""
-        self._tokens = {place: n for place, n in self._tokens.items() if place[0] < known}
-
-    def extend(self, candidates: Sequence[Candidate], count: Callable[[Candidate], int]) -> None:
-        """*count* the candidates that are new."""
-        for candidate in candidates:
-            place = candidate.item.place
-            if place not in self._tokens:
-                self._tokens[place] = count(candidate)
+        for place in [place for place in self if place[0] >= known]:
+            del self[place]
 
     def table(
         self,
         candidates: Sequence[Candidate],
+        count: Callable[[Candidate], int],
         columns: Columns,
         sums: Sequence[int],
         free_calls: int,
     ) -> CandidateTable:
         """The table of *candidates*, in a context with these *columns* and *sums* of tokens.
 
-        The first *free_calls* calls after each do not count.
+        Those that are new are counted. The first *free_calls* calls after each do not count.
         """
-        tokens = [self._tokens[candidate.item.place] for candidate in candidates]
-        freed = [max(0, number - PLACEHOLDER_TOKENS) for number in tokens]
+        freed: list[int] = []
+        for candidate in candidates:
+            place = candidate.item.place
+            if place not in self:
+                self[place] = count(candidate)
+            freed.append(max(0, self[place] - PLACEHOLDER_TOKENS))
         messages = [candidate.item.message for candidate in candidates]
         starts = [sums[message] for message in messages]
         reads = columns.reads(messages, free_calls)

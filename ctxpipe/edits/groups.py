@@ -77,4 +77,4 @@ def after_compaction(messages: Sequence[Message]) -> int:
 
 def has_compaction(message: Message) -> bool:
     """Whether *message* holds a summary of the server's, or the trace of one that failed."""
-    return any(kind(block) == "compaction" for block in blocks(message))
+    return "compaction" in map(kind, blocks(message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from operator import add, le
 from typing import Any, NamedTuple, cast
 
@@ -99,10 +100,7 @@ class MediaIndex:
 
     def total(self) -> Weight:
         """Of all messages."""
-        total = Weight()
-        for weight in self._weights.values():
-            total = total.plus(weight)
-        return total
+        return reduce(Weight.plus, self._weights.values(), Weight())
 
     def older(self, keep: Weight) -> list[int]:
         """The messages with images or documents but the newest, which together fit into *keep*."""
@@ -148,13 +146,14 @@ def placeholder_of(block: Mapping[str, Any], where: str) -> str:
     data = source["data"]
     media_type = str(source.get("media_type"))
     parts = [media_type] if _MEDIA_TYPE.fullmatch(media_type) else []
+    form = DOCUMENT
     if kind(block) == "image":
+        form = IMAGE
         size = size_of(data)
         parts += [f"{size[0]} x {size[1]} pixels"] if size else []
     elif pages := pages_of(data):
         parts.append(count_phrase(pages, "page"))
     parts.append(f"{len(data) // 4 * 3 - data[-2:].count('='):,} bytes")
-    form = IMAGE if kind(block) == "image" else DOCUMENT
     return form.format(", ".join(parts), where)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import accumulate, islice
+from itertools import accumulate, islice, starmap
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,9 +20,9 @@ from ..messages import (
     Message,
     ToolCall,
     ToolResult,
+    as_blocks,
     as_dict,
     as_json,
-    blocks,
     compact_json,
     kind,
     rewrite,
@@ -73,10 +73,7 @@ def characters(message: Message) -> int:
     Text and thinking their length, a tool call the compact JSON of its input, a tool result its
     content, media 0.
     """
-    content = message["content"]
-    if isinstance(content, str):
-        return len(content)
-    return sum(map(_block_characters, blocks(message)))
+    return sum(map(_block_characters, as_blocks(message)))
 
 
 def _block_characters(block: Block) -> int:
@@ -134,8 +131,7 @@ def stored_text(content: _Content, *, indent: int | None) -> str:
     """
     if isinstance(content, str):
         return content
-    texts = [as_dict(block) for block in _text_blocks(content)]
-    return as_json(texts, indent=indent, ensure_ascii=False)
+    return as_json(list(map(as_dict, _text_blocks(content))), indent=indent, ensure_ascii=False)
 
 
 def with_placeholder(content: _Content, text: str) -> str | list[Any]:
@@ -159,8 +155,7 @@ def text_of(content: _Content) -> str:
     """The text of a tool result; several text blocks are concatenated."""
     if isinstance(content, str):
         return content
-    texts = _text_blocks(content)
-    return "".join(read(block, "text") or "" for block in texts)
+    return "".join(read(block, "text") or "" for block in _text_blocks(content))
 
 
 def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
@@ -271,16 +266,14 @@ def _frame(lines: Iterable[str]) -> str:
 
 def movable(messages: Sequence[Message]) -> list[ToolResult]:
     """Every textual tool result that is no placeholder, oldest first."""
-    results = tool_results(messages)
-    texts = [result for result in results if is_text(result.content)]
+    texts = [result for result in tool_results(messages) if is_text(result.content)]
     return [result for result in texts if not is_placeholder(result.content)]
 
 
 def offloadable(messages: Sequence[Message], min_chars: int) -> list[ToolResult]:
     """Those of the `movable` results that have *min_chars* or more."""
-    results = movable(messages)
     least = max(min_chars, 1)
-    return [result for result in results if result_characters(result.content) >= least]
+    return [one for one in movable(messages) if result_characters(one.content) >= least]
 
 
 def total_characters(results: Iterable[ToolResult]) -> int:
@@ -323,11 +316,8 @@ class Selection:
     @property
     def least_chars(self) -> int:
         """Below it no result is a candidate, whatever its tool."""
-        least = self.min_chars
-        for limit in self.per_tool.values():
-            if limit is not None:
-                least = min(least, limit)
-        return max(1, least)
+        limits = [limit for limit in self.per_tool.values() if limit is not None]
+        return max(1, min([self.min_chars, *limits]))
 
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
@@ -335,9 +325,7 @@ class Selection:
             return None  # a program reads it, and would take the placeholder for its data
         name = call.name if call else ""
         limit = self.per_tool.get(name, self.min_chars)
-        if limit is None or name in self.exempt_tools:
-            return None
-        if is_placeholder(result.content):
+        if limit is None or name in self.exempt_tools or is_placeholder(result.content):
             return None
         candidate = candidate_of(result)
         if candidate.chars < max(limit, 1):
@@ -395,7 +383,7 @@ def results_with_calls(
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
-        if min_chars and candidate_of(result).chars < min_chars:
+        if candidate_of(result).chars < min_chars:
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
@@ -468,8 +456,6 @@ class CandidateIndex:
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        if known + 1 >= len(self._totals):
-            return
         count = bisect_left(self._candidates, known, key=_PLACE)
         del self._totals[known + 1 :]
         del self._candidates[count:]
@@ -483,9 +469,9 @@ class CandidateIndex:
         # From here on nothing can fail: a half-known message would never be completed.
         total = self._totals.pop()
         self._totals.extend(accumulate(sizes, initial=total))
-        for candidate in found:
-            self._candidates.append(candidate)
-            self._sums.append(self._sums[-1] + candidate.chars)
+        self._candidates += found
+        chars = self._sums.pop()
+        self._sums.extend(accumulate((candidate.chars for candidate in found), initial=chars))
 
     def between(self, start: int, end: int) -> tuple[Scan, Callable[[], list[Candidate]]]:
         """The gate's sums, with the candidates from message *start* up to *end*; and these."""
@@ -497,13 +483,8 @@ class CandidateIndex:
 
 def candidates(messages: Sequence[Message], start: int, selection: Selection) -> list[Candidate]:
     """The candidates from message *start* on, oldest first."""
-    found: list[Candidate] = []
-    for result, call in results_with_calls(messages, start, selection.least_chars):
-        candidate = selection.result(result, call)
-        if candidate is not None:
-            found.append(candidate)
+    results = results_with_calls(messages, start, selection.least_chars)
+    found: list[Candidate | None] = list(starmap(selection.result, results))
     if selection.input_tools:
-        inputs = map(selection.input, tool_calls(messages, start))
-        found += [candidate for candidate in inputs if candidate is not None]
-    found.sort(key=lambda candidate: candidate.item.message)
-    return found
+        found += map(selection.input, tool_calls(messages, start))
+    return sorted(filter(None, found), key=_PLACE)

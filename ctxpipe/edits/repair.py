@@ -7,13 +7,12 @@ until the next one. A valid exchange keeps its very objects; a broken one is reb
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from .._values import encoding_fault
 from ..messages import (
@@ -64,14 +63,12 @@ from ..messages.rules import (
     may_open,
     server_result,
 )
+from ..placeholders.names import content_hash
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 
 UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
 _PASSES = 3
-
-Place: TypeAlias = tuple[int, int]
-"""Message and block index."""
 
 # What an exchange breaks where it is looked at alone, or what is repaired elsewhere.
 _RULES_OF_THE_WHOLE = frozenset({"first-message", "server-tool", "compaction", "cache-marks"})
@@ -94,12 +91,11 @@ def repair(
     objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* are the
     cache marks in the rest of the request. What no client can encode stays as it is.
     """
-    problems = check(messages, encoding=encoding, beside=beside)
     for _ in range(_PASSES):
+        problems = check(messages, encoding=encoding, beside=beside)
         if all(problem.rule == "value" for problem in problems):
             break
         messages = _repair_once(messages, beside, encoding=encoding)
-        problems = check(messages, encoding=encoding, beside=beside)
     return messages
 
 
@@ -240,9 +236,9 @@ def _call_changes(block: Block) -> dict[str, object]:
 def _result_changes(block: Block) -> dict[str, object]:
     changes: dict[str, object] = {}
     content = field(block, "content")
-    is_list = isinstance(content, list | tuple)
-    if is_list and not all(map(kind, content)):
-        content = _blocks_with_types(content)
+    if isinstance(content, list | tuple) and not all(map(kind, content)):
+        typed = (block if kind(block) else _as_text(block) for block in content)
+        content = [block for block in typed if block is not None]
         changes["content"] = content
     if not field(block, "is_error"):
         return changes
@@ -254,19 +250,13 @@ def _result_changes(block: Block) -> dict[str, object]:
     return changes
 
 
-def _blocks_with_types(content: Sequence[Any]) -> list[Any]:
-    """*content*, in which blocks without a type became text blocks, or are gone."""
-    typed = (block if kind(block) else _as_text(block) for block in content)
-    return [block for block in typed if block is not None]
-
-
 def _valid_id(given: object, name: str) -> str:
     """An id that the API takes in blocks of the kind *name*.
 
     Equal ids become the same id everywhere, and different ones stay different.
     """
     text = "" if given is None else str(given)
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    digest = content_hash(text, 16)
     words = _NOT_IN_ID.sub("_", text)[:40]
     if not has_server_id(name):
         return f"{words}_{digest}"
@@ -329,8 +319,7 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
     exchange: list[Message] = []
     for message in body:
         # An assistant message of which nothing is left begins nothing.
-        begins = message["role"] == "assistant" and message["content"]
-        if begins and _replies(exchange):
+        if message["role"] == "assistant" and message["content"] and _replies(exchange):
             yield exchange
             exchange = []
         exchange.append(message)
@@ -392,26 +381,19 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
 
 def _is_valid(exchange: list[Message]) -> bool:
     """Whether *exchange* breaks no rule of its own."""
-    problems = check(exchange, encoding=False)
-    return all(problem.rule in _RULES_OF_THE_WHOLE for problem in problems)
+    return all(each.rule in _RULES_OF_THE_WHOLE for each in check(exchange, encoding=False))
 
 
 def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
     """Neighbours of one role as one message, but never where one of the two carries thinking."""
     joined: list[Message] = []
     for message in messages:
-        if joined and _can_join(joined[-1], message):
-            content = [*as_blocks(joined[-1]), *as_blocks(message)]
-            joined[-1] = with_content(joined[-1], content)
+        is_same = joined and joined[-1]["role"] == message["role"]
+        if is_same and not any(map(has_thinking, (joined[-1], message))):
+            joined[-1] = with_content(joined[-1], [*as_blocks(joined[-1]), *as_blocks(message)])
         else:
             joined.append(message)
     return joined
-
-
-def _can_join(first: Message, second: Message) -> bool:
-    if first["role"] != second["role"]:
-        return False
-    return not has_thinking(first) and not has_thinking(second)
 
 
 def _results(messages: Iterable[Message]) -> dict[str, list[Block]]:
@@ -431,8 +413,7 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
     if not results:
         return interrupted_result(name)
     failed = [place for place, result in enumerate(results) if field(result, "is_error")]
-    chosen = failed[0] if is_last and failed else 0
-    result = results.pop(chosen)
+    result = results.pop(failed[0] if is_last and failed else 0)
     if str(field(result, "tool_use_id", "")) == name:
         return result
     return {**as_dict(result), "tool_use_id": name}
@@ -522,5 +503,4 @@ def _without_mark(block: Block) -> dict[str, Any]:
 
 
 def _without_hour(block: Block) -> dict[str, Any]:
-    mark = _without(field(block, "cache_control"), "ttl")
-    return {**as_dict(block), "cache_control": mark}
+    return {**as_dict(block), "cache_control": _without(field(block, "cache_control"), "ttl")}

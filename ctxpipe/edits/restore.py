@@ -19,7 +19,7 @@ from ..messages import (
     tool_results,
 )
 from ..placeholders.placeholders import MAX_SHOWN, any_reference
-from ..placeholders.summaries import RESTORED, restored_path, restored_text, text_of
+from ..placeholders.summaries import restored_path, text_of
 from ..providers.agent_tools import (
     FOLDER_VIEW,
     NOTE,
@@ -33,11 +33,11 @@ from .activity import (
     command_line,
     is_failure,
     paths_to_deny,
+    put_last,
     says_failure,
     written_lines,
     written_paths,
 )
-from .compact import put_last
 from .offload import placeholder_file
 from .shown import Shown
 from .views import changes_folder, viewed_path
@@ -90,10 +90,9 @@ def working_set(
         if not _shows_folder(result):
             path = viewed_path(call, tools, True)
         text = result_text(result)
-        files: list[WorkingFile] = []
         if _is_failure(result, by_shell=by_shell):
-            names = paths_to_deny(call, result) if path is None else [path]
-            files = [WorkingFile(name, denied=True) for name in names]
+            for name in paths_to_deny(call, result) if path is None else [path]:
+                put_last(latest, _key(work_dir, name), WorkingFile(name, denied=True))
         elif path is None:
             paths = written_paths(call)
             for name in paths:
@@ -102,10 +101,9 @@ def working_set(
                 if len(paths) == 1:  # otherwise it is not known which line is whose
                     views.setdefault(key, []).append((number, written_lines(call)))
         elif not by_shell or (shell and (os.path.isabs(path) or not folder_changed)):
-            files = [WorkingFile(path, text)]
-            views.setdefault(_key(work_dir, path), []).append((number, text))
-        for file in files:
-            put_last(latest, _key(work_dir, file.path), file)
+            key = _key(work_dir, path)
+            views.setdefault(key, []).append((number, text))
+            put_last(latest, key, WorkingFile(path, text))
         if path is None and command_line(call) and not says_failure(text):
             last_command = number
         folder_changed = folder_changed or changes_folder(call)
@@ -166,9 +164,7 @@ def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     text = result_text(result)
     if any_reference(text, MAX_SHOWN) is not None:
         return True  # what was moved to that file may be a denial
-    if says_failure(text, whole=by_shell):
-        return True
-    return by_shell and is_failure(result)
+    return says_failure(text, whole=by_shell) or (by_shell and is_failure(result))
 
 
 def trusting_working_set(
@@ -205,8 +201,8 @@ def _files_restored_before(messages: Sequence[Message]) -> Iterator[WorkingFile]
     for message in reversed(messages):  # a compaction puts the most recent file first
         path = restored_path(message)
         if path is not None:
-            prefix = len(RESTORED) + len(path) + 2  # the path is followed by a colon and a newline
-            yield WorkingFile(path, text_of(message)[prefix:])
+            _, _, text = text_of(message).partition(":\n")
+            yield WorkingFile(path, text)
 
 
 def _shows_folder(result: object) -> bool:
@@ -218,9 +214,7 @@ def _view_text(result: object) -> str | None:
     if result is None or field(result, "is_error"):
         return None
     text = result_text(result)
-    if any_reference(text) is not None:
-        return None
-    return text
+    return text if any_reference(text) is None else None
 
 
 def was_changed(file: WorkingFile, text: str) -> bool:
@@ -231,8 +225,3 @@ def was_changed(file: WorkingFile, text: str) -> bool:
     if shown.strip() in text:
         return False
     return WRITTEN_GUTTER.sub("", shown).strip() not in text
-
-
-def restored_message(path: str, text: str) -> Message:
-    """The user message that brings a file back."""
-    return {"role": "user", "content": restored_text(path, text)}

@@ -37,8 +37,7 @@ def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
     """Note in *stale* all thinking in *messages* from *place* on, since its prefix has changed."""
     first, start = place
     for index in range(first, len(messages)):
-        later = blocks(messages[index])[start:]
-        if any(kind(block) in THINKING for block in later):
+        if any(kind(block) in THINKING for block in blocks(messages[index])[start:]):
             stale[index] = min(start, stale.get(index, start))
         start = 0  # only the first message has unchanged blocks
 
@@ -76,8 +75,8 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
         if index >= end:
             continue
         content = blocks(messages[index])
-        kept = [*content[:start]]
-        kept += [block for block in content[start:] if kind(block) not in THINKING]
+        numbered = enumerate(content)
+        kept = [one for place, one in numbered if place < start or kind(one) not in THINKING]
         # A message that holds only thinking is invalid already, and is not emptied here.
         if kept and len(kept) < len(content):
             stripped[index] = with_content(messages[index], kept)
@@ -135,17 +134,14 @@ def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
     headers = _mapping(request.get("extra_headers"))
     own = [name for name in headers if name.lower() == "anthropic-beta"]
     values = [str(headers.pop(name)) for name in own]
-    names = [name.strip() for value in values[:1] for name in value.split(",")]
-    named = dict.fromkeys([*filter(None, names), BINDING_BETA])
-    headers["anthropic-beta"] = ",".join(named)
+    names = map(str.strip, ",".join(values[:1]).split(","))
+    headers["anthropic-beta"] = ",".join(dict.fromkeys([*filter(None, names), BINDING_BETA]))
     return {"extra_headers": headers}
 
 
 def _mapping(value: object) -> dict[str, object]:
     """A copy of *value*; empty when it is no mapping."""
-    if not isinstance(value, Mapping):
-        return {}
-    return dict(value)
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def index_after_thinking(messages: Sequence[Message]) -> int:

@@ -9,14 +9,13 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, pairwise
 from typing import Literal, TypeAlias
 
 from ..messages import (
     THINKING,
-    Block,
     Message,
     as_blocks,
     blocks,
@@ -59,18 +58,17 @@ def middle(
     sums: Sequence[int],
     start: Fraction | float = MIDDLE_START,
     end: Fraction | float = MIDDLE_END,
+    protected: int = 0,
 ) -> range:
     """The middle of what follows the head, given the tokens of the first 0, 1, 2, … messages.
 
-    The first request and the last turn are never in it.
+    The first request, the last turn and the first *protected* messages are never in it.
     """
     first = head_length(messages)
     found = middle_range(sums[first:], start, end)
-    begin = max(found.start, 1) + first
+    begin = max(found.start + first, first + 1, protected)
     stop = min(found.stop + first, last_turn(messages))
-    if not found or begin >= stop:
-        return range(0)
-    return range(begin, stop)
+    return range(begin, stop) if begin < stop else range(0)
 
 
 def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | float) -> range:
@@ -85,9 +83,7 @@ def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | f
         return range(0)
     first = bisect_left(sums, base + Fraction(start) * total)
     stop = bisect_right(sums, base + Fraction(end) * total) - 1
-    if first >= stop:
-        return range(0)
-    return range(first, stop)
+    return range(first, stop) if first < stop else range(0)
 
 
 def last_turn(messages: Sequence[Message]) -> int:
@@ -117,9 +113,7 @@ class FileView:
         """Whether the text is a file's, neither a pointer to an offloaded one nor folded."""
         if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
             return False
-        if len(self.text) > _MOST_FOLDED:
-            return True
-        return not is_folded(self.text)
+        return len(self.text) > _MOST_FOLDED or not is_folded(self.text)
 
 
 def file_views(
@@ -175,19 +169,14 @@ def editable_region(
     messages: Sequence[Message],
     middle: range,
     *,
-    protected: int = 0,
     strict: bool = False,
     pinned: AbstractSet[int] = frozenset(),
 ) -> EditableRegion:
-    """What may be edited of *middle*, as far as it lies after the first *protected* messages.
+    """What may be edited: the *middle*.
 
     The first request, the last turn and the messages *pinned* stay as they are; with *strict* so
     does every message outside the middle, which then is not even merged with.
     """
-    if middle.stop > protected:
-        middle = range(max(middle.start, protected), middle.stop)
-    else:
-        middle = range(0)
     every = range(len(messages))
     if strict:
         stay = frozenset(every) - frozenset(middle)
@@ -310,24 +299,15 @@ def _removable_calls(
 
 def _without_calls(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
     """What is left of the calling message *index* and of its answer when the calls *going* go."""
-    call = Part(index, messages[index])
-    result = Part(index + 1, messages[index + 1])
-    said = _other_blocks(call.message, "tool_use", "id", going)
-    while said and kind(said[-1]) in THINKING:
-        said.pop()
-    answer = _other_blocks(result.message, "tool_result", "tool_use_id", going)
     parts: list[Part] = []
-    if said:
-        parts.append(_change_content(call, said))
-    if answer:
-        parts.append(_change_content(result, answer))
+    for place, name, key in ((index, "tool_use", "id"), (index + 1, "tool_result", "tool_use_id")):
+        given = blocks(messages[place])
+        kept = [one for one in given if kind(one) != name or str(read(one, key)) not in going]
+        while kept and kind(kept[-1]) in THINKING:
+            kept.pop()
+        if kept:
+            parts.append(Part(place, with_content(messages[place], kept)))
     return parts
-
-
-def _other_blocks(message: Message, name: str, key: str, going: Collection[str]) -> list[Block]:
-    """The blocks of *message*, except those of the kind *name* whose *key* is in *going*."""
-    content = blocks(message)
-    return [block for block in content if kind(block) != name or str(read(block, key)) not in going]
 
 
 def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
@@ -335,19 +315,14 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
 
     So their sizes are already what they will be.
     """
-    pairs = _with_neighbours(parts)
-    return [_without_thinking(part) if _meets(one, part) else part for one, part in pairs]
-
-
-def _without_thinking(part: Part) -> Part:
-    if not has_thinking(part.message):
-        return part
-    kept = [block for block in blocks(part.message) if kind(block) not in THINKING]
-    return _change_content(part, kept)
-
-
-def _change_content(part: Part, content: Sequence[Block]) -> Part:
-    return Part(part.index, with_content(part.message, content))
+    stripped: list[Part] = []
+    for one, part in _with_neighbours(parts):
+        if _meets(one, part) and has_thinking(part.message):
+            kept = [block for block in blocks(part.message) if kind(block) not in THINKING]
+            stripped.append(replace(part, message=with_content(part.message, kept)))
+        else:
+            stripped.append(part)
+    return stripped
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -370,7 +345,6 @@ def delete_centre(
     sizes: Sequence[int],
     ground: EditableRegion,
     excess: int,
-    *,
     window: Window = "average",
     marker: str = "",
 ) -> list[Part]:
@@ -465,8 +439,10 @@ def _add_marker(parts: list[Part], marker: str) -> list[Part]:
     place = max(set(users) - at_work, default=None)
     if place is None or marker in texts(parts[place].message):
         return parts
-    content = [*as_blocks(parts[place].message), {"type": "text", "text": marker}]
-    return [*parts[:place], _change_content(parts[place], content), *parts[place + 1 :]]
+    message = parts[place].message
+    content = [*as_blocks(message), {"type": "text", "text": marker}]
+    marked = replace(parts[place], message=with_content(message, content))
+    return [*parts[:place], marked, *parts[place + 1 :]]
 
 
 # Reports ------------------------------------------------------------------------------------------
@@ -516,16 +492,13 @@ def truncate_conversation(messages: list[Message], fraction: float | Fraction) -
     and its result moves back, so that fewer go. The very same list comes back when none goes.
     """
     first = head_length(messages) + 1
-    later = len(messages) - first
-    going = int(later * Fraction(str(fraction)))
+    going = int((len(messages) - first) * Fraction(str(fraction)))
     going = max(0, going // 2 * 2)
     # What the server has summarized, and what it reads of that, stays.
     summaries = (index for index in range(first, len(messages)) if has_compaction(messages[index]))
     wanted = min(first + going, next(summaries, len(messages)))
-    stop = first
-    for span in groups(messages):
-        if first < span.stop <= wanted:
-            stop = span.stop
+    stops = [span.stop for span in groups(messages) if span.stop <= wanted]
+    stop = max([first, *stops])
     if stop == first:
         return messages
     return [*messages[:first], *messages[stop:]]

@@ -34,8 +34,8 @@ def viewed_path(
     `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`.
     """
     if call.name in tools:
-        command = call.input.get("command", VIEW_COMMAND)
-        if command != VIEW_COMMAND:  # an editor's tool also creates and changes
+        # An editor's tool also creates and changes.
+        if call.input.get("command", VIEW_COMMAND) != VIEW_COMMAND:
             return None
         return path_argument(call.input, tools[call.name])
     if not shell or call.name.lower() not in SHELL_TOOLS:
@@ -90,13 +90,9 @@ def changes_folder(call: ToolCall) -> bool:
     """Whether *call* is a command line that may leave the shell in another folder."""
     if call.name.lower() not in SHELL_TOOLS:
         return False
-    for key in COMMAND_KEYS:
-        line = call.input.get(key)
-        if not isinstance(line, str):
-            continue
-        if len(line) > LONGEST_COMMAND or _CHANGE.search(line):
-            return True
-    return False
+    given = map(call.input.get, COMMAND_KEYS)
+    lines = [line for line in given if isinstance(line, str)]
+    return any(len(line) > LONGEST_COMMAND or _CHANGE.search(line) for line in lines)
 
 
 # Command lines ------------------------------------------------------------------------------------
@@ -111,6 +107,7 @@ FILTERS = VIEWERS - {"open"}
 VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl", "sed": ""}
 ADDRESS = r"(?:\d+|\$|/(?:[^/\\]|\\.)*/)"
 PRINTS = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
+_FOLLOWS = re.compile(r"-\w*[fF]|--follow.*|--retry")
 UNNAMED = re.compile(r"[*?`${}]")
 _CHANGE = re.compile(  # after it the shell is in another folder, or on another machine
     r"(?:^|[;&|\n({!]|\b(?:then|do|else)\b)[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:builtin|command|exec)\s+)?"
@@ -130,22 +127,27 @@ def _file_of_command(command: object) -> str | None:
 @lru_cache(maxsize=2048)
 def _file_of_line(line: str) -> str | None:
     pipelines = _pipelines(line)
-    if len(pipelines) == 1:
-        script = _inner_script(pipelines[0])
-        if script is not None:
+    match pipelines:
+        case [[[shell, option, script]]] if _runs_script(shell, option):
             return _file_of_command(script)
     folder = ""
     paths: set[str] = set()
     for pipeline in pipelines:
-        first = pipeline[0]
-        if len(pipeline) == 1 and len(first) == 2 and first[0] == "cd":
-            folder = posixpath.join(folder, first[1])
-            continue
+        match pipeline:
+            case [["cd", target]]:
+                folder = posixpath.join(folder, target)
+                continue
         path = _input_file(pipeline)
         if path is None:
             return None
         paths.add(posixpath.join(folder, path))
     return paths.pop() if len(paths) == 1 else None
+
+
+def _runs_script(shell: str, option: str) -> bool:
+    """Whether *shell* with *option*, as in ``bash -lc script``, runs the script that follows."""
+    is_shell = posixpath.basename(shell) in {"bash", "sh", "zsh"}
+    return is_shell and re.fullmatch(r"-\w*c", option) is not None
 
 
 def _pipelines(line: str) -> list[list[list[str]]]:
@@ -164,8 +166,7 @@ def _pipelines(line: str) -> list[list[list[str]]]:
             pipelines.append([[]])
     if end != len(line):
         return []
-    filled = [pipeline for pipeline in pipelines if pipeline != [[]]]
-    return [[_unquote(command) for command in pipeline] for pipeline in filled]
+    return [list(map(_unquote, pipeline)) for pipeline in pipelines if pipeline != [[]]]
 
 
 def _unquote(words: Sequence[str]) -> list[str]:
@@ -175,23 +176,10 @@ def _unquote(words: Sequence[str]) -> list[str]:
     return plain
 
 
-def _inner_script(pipeline: Sequence[Sequence[str]]) -> str | None:
-    """The script in ``bash -lc script``."""
-    words = pipeline[0]
-    if len(pipeline) != 1 or len(words) != 3:
-        return None
-    shell, option, script = words
-    if posixpath.basename(shell) not in {"bash", "sh", "zsh"}:
-        return None
-    if not re.fullmatch(r"-\w*c", option):
-        return None
-    return script
-
-
 def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
     """The file that *pipeline* reads, if all other commands in it only pass text on."""
     first, *others = pipeline
-    if not all(_is_filter(words) for words in others):
+    if not all(words and words[0] in FILTERS and _operands(words) == [] for words in others):
         return None
     if not first or first[0] not in VIEWERS:
         return None
@@ -206,23 +194,15 @@ def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
     return path
 
 
-def _is_filter(words: Sequence[str]) -> bool:
-    return bool(words) and words[0] in FILTERS and _operands(words) == []
-
-
 def _operands(words: Sequence[str]) -> list[str] | None:
     """What a viewer reads; None when it does more than print."""
     name, *rest = words
     options, operands = _split_options(rest, VALUES.get(name, ""))
     if name == "sed":
         return _sed_operands(options, operands)
-    if name == "tail" and any(_follows(option) for option in options):
+    if name == "tail" and any(map(_FOLLOWS.fullmatch, options)):
         return None
     return operands
-
-
-def _follows(option: str) -> bool:
-    return re.fullmatch(r"-\w*[fF]|--follow.*|--retry", option) is not None
 
 
 def _split_options(words: Sequence[str], valued: str) -> tuple[list[str], list[str]]:
@@ -245,7 +225,6 @@ def _sed_operands(options: Sequence[str], operands: Sequence[str]) -> list[str] 
     if not operands or "n" not in flags or not flags <= set("neEru"):
         return None
     script, *files = operands
-    commands = script.rstrip("; ").split(";")
-    if not all(PRINTS.fullmatch(command) for command in commands):
+    if not all(map(PRINTS.fullmatch, script.rstrip("; ").split(";"))):
         return None
     return files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import textwrap
@@ -14,6 +13,7 @@ from .._threads.threads import in_thread, run_to_completion
 from ..edits.compact import Facts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
 from ..messages import Message, ensure_messages, texts
+from ..placeholders.names import content_hash
 from ..placeholders.summaries import archive_references, text_of
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
@@ -101,8 +101,7 @@ async def load_archive(
     wrote it, InvalidHistory when it holds something else.
     """
     if storage is not None:
-        page = await storage.read(str(path))
-        return parse_archive(page.text, path)
+        return parse_archive((await storage.read(str(path))).text, path)
     try:
         text = await run_to_completion(_read(path))
     except OSError as error:
@@ -231,6 +230,4 @@ def last_part(path: str) -> str:
 
 def _digest(text: str) -> str:
     """A digest in short groups: who redacts long runs of hex leaves it alone."""
-    hexadecimal = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    groups = [hexadecimal[start : start + _GROUP] for start in range(0, 4 * _GROUP, _GROUP)]
-    return "-".join(groups)
+    return "-".join(textwrap.wrap(content_hash(text, 4 * _GROUP), _GROUP))

@@ -71,13 +71,10 @@ class Attempts:
 
     def saved(self) -> dict[str, Any]:
         """What another process has to know, as JSON values: the fields that are not as at first."""
-        now = ((own.name, getattr(self, own.name), own.default) for own in _SAVED)
-        values = {name: value for name, value, first in now if value != first}
-        if self.last_turn is not None:
-            since = self.turns - self.last_turn
-            values["last_turn"] = -since
-            if since > REFILL_TURNS:
-                del values["last_turn"]
+        changed = [own.name for own in _SAVED if getattr(self, own.name) != own.default]
+        values = {name: getattr(self, name) for name in changed}
+        if self.last_turn is not None and self.turns - self.last_turn <= REFILL_TURNS:
+            values["last_turn"] = self.last_turn - self.turns
         if self.why:
             values["why"] = self.why.partition(_LAST)[0]  # an error may quote anything
         return values
@@ -139,4 +136,4 @@ class Attempts:
         self.open_at_tokens = tokens
 
 
-_SAVED = [own for own in fields(Attempts) if own.name not in ("turns", "warned")]
+_SAVED = [own for own in fields(Attempts) if own.name not in ("turns", "last_turn", "warned")]

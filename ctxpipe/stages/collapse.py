@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -108,8 +108,7 @@ class Collapse:
         texts = await in_thread(collapse.step_texts, layout, whole)
         # The steps first: what is written again after a failure has the same name, an archive not.
         files, suffix = await self._write_steps(turn, layout, texts)
-        leaving = [turn.messages[index] for index in layout.leaving]
-        record = archive_record(leaving, _ranges(layout.leaving))
+        record = archive_record(collapse.leaving_messages(layout), layout.leaving)
         archive = await cast("Archive", self.storage).save(turn.session_id, "collapse", record)
         if suffix:
             rewritten = await self._rewrite(turn, layout, whole, suffix)
@@ -156,9 +155,9 @@ class Collapse:
         sums = await turn.prefix_sums()
         stop = columns.recent_from(self.keep_recent)
         index = turn.recall(ExchangeIndex)
-        is_long = turn.is_bulky(index.known)
-        counter = turn.counter
-        await in_thread_if(is_long, index.extend, turn.messages, stop, sums, counter)
+        await in_thread_if(
+            turn.is_bulky(index.known), index.extend, turn.messages, stop, sums, turn.counter
+        )
         table = index.table(columns, sums, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")
@@ -167,14 +166,12 @@ class Collapse:
             start = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
         if isinstance(start, str):
             return Skip(f"the old exchanges stay: {start}")
-        return await in_thread(self._lay_out, turn, index.place(start), stop)
+        return await in_thread(self._lay_out, turn, index.places[start], stop)
 
     def _lay_out(self, turn: Turn, start: int, stop: int) -> Layout:
         folder = self._visible_folder(turn.session_id)
-        number = collapse.first_free_number(
-            note for note in _own_notes(turn) if note.folder == folder
-        )
-        return collapse.lay_out(turn.messages, start, stop, number)
+        last = max((note.last for note in _own_notes(turn) if note.folder == folder), default=0)
+        return collapse.lay_out(turn.messages, start, stop, last + 1)
 
     # What -----------------------------------------------------------------------------------------
 
@@ -221,23 +218,8 @@ def _keys(turn: Turn, layout: Layout, suffix: str) -> list[str]:
 def _own_notes(turn: Turn) -> list[Note]:
     """The notes of the context, except those that the caller's own messages look like."""
     theirs = {message["content"] for message in turn.history or () if note_of(message)}
-    own: list[Note] = []
-    for message in turn.messages:
-        note = note_of(message)
-        if note is not None and message["content"] not in theirs:
-            own.append(note)
-    return own
-
-
-def _ranges(indices: Iterable[int]) -> list[range]:
-    """Rising *indices* as ranges, in order."""
-    ranges: list[range] = []
-    for index in indices:
-        if ranges and ranges[-1].stop == index:
-            ranges[-1] = range(ranges[-1].start, index + 1)
-        else:
-            ranges.append(range(index, index + 1))
-    return ranges
+    notes = [(note_of(message), message["content"]) for message in turn.messages]
+    return [note for note, text in notes if note is not None and text not in theirs]
 
 
 def _change(
@@ -248,7 +230,7 @@ def _change(
         steps=len(steps),
         notes=rewritten.notes,
         lines=rewritten.lines,
-        messages=len(layout.leaving),
+        messages=sum(map(len, layout.leaving)),
         freed_tokens=rewritten.freed_tokens,
         archive=archive,
         files=tuple(files),

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import Protocol
 
 from .._logs import logger
@@ -100,12 +101,11 @@ class RentOrBuyGate:
         if not old:
             return "no old result is long enough to offload"
         columns = await turn.columns()
-        sums = await turn.prefix_sums()
-        tokens = turn.recall(CandidateTokens)
-        tokens.extend(old, lambda candidate: _tokens(candidate, turn.counter))
         if not turn.cache_expired and columns.calls < self.min_calls:
             return f"{columns.calls} of {self.min_calls} calls so far"
-        table = tokens.table(old, columns, sums, self.free_calls)
+        table = turn.recall(CandidateTokens).table(
+            old, partial(_tokens, turn.counter), columns, await turn.prefix_sums(), self.free_calls
+        )
         start = await first_to_leave(turn, table, self.prices, self.alpha, self.min_tokens)
         return start if isinstance(start, str) else old[start:]
 
@@ -180,7 +180,7 @@ def _overpayment(
     return lambda freed: overpaid if total - freed <= limit else 0.0
 
 
-def _tokens(candidate: Candidate, counter: TokenCounter) -> int:
+def _tokens(counter: TokenCounter, candidate: Candidate) -> int:
     """The tokens of what would leave.
 
     The texts have been counted before, so that this is a look-up.

@@ -57,11 +57,7 @@ async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> di
     if not files:
         return {}
     texts = await fold_files(None, [(file.path, file.text) for file in files], counter)
-    folded: dict[str, str] = {}
-    for file, text in zip(files, texts, strict=True):
-        if text:
-            folded[file.path] = text
-    return folded
+    return {file.path: text for file, text in zip(files, texts, strict=True) if text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +152,9 @@ async def _from_rich_to_lean(
 
 async def _lay_out(turn: Turn, replacement: Replacement, layout: Layout) -> Layout:
     """*layout* with its messages."""
-    facts = replacement.evidence
-    tokens = layout.evidence_tokens
-    block, left_out = await in_thread(evidence_block, facts, tokens, turn.counter.text)
+    block, left_out = await in_thread(
+        evidence_block, replacement.evidence, layout.evidence_tokens, turn.counter.text
+    )
     files = [file.message for file in layout.files]
     messages = replacement.messages(block, files, list(layout.folded.values()))
     return replace(layout, messages=messages, left_out=left_out)
@@ -182,8 +178,7 @@ async def list_paths(
         return layout, f"{number} paths are not listed: the archive stores no texts"
     key = f"{session_folder(turn.session_id)}/{PATHS_INDEX}"
     # One path a line: a name with a line break would add one of its own choosing.
-    listed = [path for path in layout.left_out if path.isprintable()]
-    text = "".join(f"{path}\n" for path in listed)
+    text = "".join(f"{path}\n" for path in layout.left_out if path.isprintable())
     try:
         with storage_errors():
             [index] = await archive.write([(key, text)])

@@ -11,11 +11,10 @@ from .._values import JsonDict
 from ..edits import media
 from ..edits.media import MediaIndex, Weight
 from ..errors import SettingsError
-from ..placeholders.placeholders import DIRECT
 from ..settings import COUNT, SIZE, check_settings
 from ..storage import TextWriter
 from ..storage.records import redactor_of
-from .moves import Act, Moving, Pointers, Written, pair_written
+from .moves import Act, Moving, Written, pair_written
 from .protocol import Change, Skip, Stored, Turn
 from .reports import Offloaded
 
@@ -57,10 +56,6 @@ class MediaOffload(Moving):
                 "give less to keep, or every turn would rewrite the context"
             )
 
-    @property
-    def _pointers(self) -> Pointers:
-        return Pointers(self.storage, DIRECT, preview=None)
-
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         columns = await turn.columns()
         if not columns.media:  # as in most turns: it costs few calls
@@ -70,7 +65,13 @@ class MediaOffload(Moving):
         total = index.total()
         if total.fits(Weight(self.max_bytes, self.max_images, self.max_pages)) and not turn.force:
             return Skip(f"{total.chars:,} bytes of images and documents are not too much")
-        older = index.older(Weight() if turn.force else self._remainder())
+        keep = Weight()
+        if not turn.force:
+            share = self.keep_bytes / self.max_bytes
+            keep = Weight(
+                self.keep_bytes, int(share * self.max_images), int(share * self.max_pages)
+            )
+        older = index.older(keep)
         end = columns.recent_from(1)
         places = [place for place in older if turn.protected <= place < end]
         leaving = await in_thread(self._find, turn, places)
@@ -78,10 +79,6 @@ class MediaOffload(Moving):
             return Skip("no image or document may leave yet")
         files = await act(self.storage, [(self._key(turn, text), text) for text in leaving])
         return await in_thread(self._point_to_files, turn, places, leaving, files)
-
-    def _remainder(self) -> Weight:
-        share = self.keep_bytes / self.max_bytes
-        return Weight(self.keep_bytes, int(share * self.max_images), int(share * self.max_pages))
 
     def _find(self, turn: Turn, places: Sequence[int]) -> dict[str, JsonDict]:
         """The images and documents at *places* that can be stored whole, by what is stored."""
@@ -122,6 +119,5 @@ class MediaOffload(Moving):
         saved = chars - sum(map(len, notes.values()))
         written = tuple(file for _, file in pairs)
         detail = Offloaded(written, chars, saved, media=count, failed=failed)
-        stored = Stored(self.storage, dict(pairs))
         # It saves bytes; where these are few tokens, the placeholder may be more.
-        return Change(messages, detail, may_grow=True, stored=stored)
+        return Change(messages, detail, may_grow=True, stored=Stored(self.storage, dict(pairs)))

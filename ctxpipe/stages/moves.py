@@ -9,15 +9,22 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from .._threads.threads import in_thread
+from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.offload import Candidate, Selection
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
 from ..placeholders.locations import SCHEME, is_url
 from ..placeholders.names import safe_name, session_folder
-from ..placeholders.placeholders import MAX_SHOWN, SEARCHABLE, Preview, placeholder, reference
-from ..settings import instance_of
+from ..placeholders.placeholders import (
+    DIRECT,
+    MAX_SHOWN,
+    SEARCHABLE,
+    Preview,
+    placeholder,
+    reference,
+)
+from ..settings import check_settings, instance_of
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
 from .protocol import Change, Skip, Stored, Turn
@@ -38,14 +45,16 @@ class Pointers:
 
     storage: TextWriter
     form: str
-    preview: Preview | None
+    preview: Preview | None = None
     prefix: str = ""
     indent: int | None = None
 
     def check(self) -> None:
-        writer = instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')")
-        writer.check("storage", self.storage)
-        instance_of(Preview, "a Preview(head, tail)").optional.check("preview", self.preview)
+        check_settings(
+            self,
+            storage=instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')"),
+            preview=instance_of(Preview, "a Preview(head, tail)").optional,
+        )
         preview = self.preview
         if preview is not None and preview.head + preview.tail > MAX_SHOWN:
             raise SettingsError(
@@ -74,8 +83,7 @@ class Pointers:
 
         Its name differs from the key's where that name was in use already.
         """
-        folder = key.rsplit("/", 1)[0]
-        return visible_path(reference_of(self.storage), folder, location)
+        return visible_path(reference_of(self.storage), key.rsplit("/", 1)[0], location)
 
     def replacement(self, turn: Turn, key: str, location: str, text: str) -> str:
         form = self.form + SEARCHABLE if turn.can_search else self.form
@@ -92,11 +100,13 @@ class Pointers:
             forms.append(rf"{SCHEME}{_NAME}(?:/{_NAME})+")
         elif root.strip("./"):
             forms.append(rf"{re.escape(root)}(?:/{_NAME})+")
-        forms.append(re.escape(self.visible_path(sample, location)).replace(_SAMPLE, _NAME))
-        # All stages recognize the plain forms of each; a session may be named like one of the
-        # user's folders.
-        forms.append(rf"{re.escape(folder)}/{_NAME}\.md")
-        forms.append(rf"tool-result-{_NAME}\.md")
+        forms += [
+            re.escape(self.visible_path(sample, location)).replace(_SAMPLE, _NAME),
+            # All stages recognize the plain forms of each; a session may be named like one of the
+            # user's folders.
+            rf"{re.escape(folder)}/{_NAME}\.md",
+            rf"tool-result-{_NAME}\.md",
+        ]
         return re.compile(rf"(?<![\w.-])(?:{'|'.join(forms)})")
 
 
@@ -134,7 +144,14 @@ async def worthwhile_moves(
     """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
     if not chosen:
         return []
-    return await in_thread(_cheaper_moves, pointers, turn, chosen, selection)
+    await turn.counter.warm()  # what is counted below is short
+    is_long = _is_long([candidate.chars for candidate in chosen])
+    return await in_thread_if(is_long, _cheaper_moves, pointers, turn, chosen, selection)
+
+
+def _is_long(sizes: Sequence[int]) -> bool:
+    """Whether replacing texts of these *sizes* would hold up the event loop."""
+    return len(sizes) > 50 or sum(sizes) > 200_000
 
 
 def _cheaper_moves(
@@ -200,7 +217,8 @@ async def move_texts(turn: Turn, moves: Sequence[Move], act: Act) -> Change:
     Raises StorageError when nothing can be written.
     """
     files = await act(moves[0].pointers.storage, [(each.key, each.text) for each in moves])
-    return await in_thread(_point_to_files, turn, moves, files)
+    is_long = _is_long([len(each.text) for each in moves])
+    return await in_thread_if(is_long, _point_to_files, turn, moves, files)
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -248,9 +266,15 @@ def pair_written(
 
 
 class Moving(ABC):
-    """A stage that moves texts into files."""
+    """A stage that moves texts into files of its *storage*."""
 
     __slots__ = ()
+
+    storage: TextWriter
+
+    @property
+    def _pointers(self) -> Pointers:
+        return Pointers(self.storage, DIRECT)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """What cannot be written stays inline.

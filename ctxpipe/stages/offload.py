@@ -106,8 +106,9 @@ async def offload_tool_result(
     movable = offload.movable([message])
     if not movable:
         return OffloadedMessage(message)
-    name = f"{session_folder(session_id)}/{{}}.md"
-    files = await _write_results(writer, movable, name, indent=None)
+    files = await _write_results(
+        writer, movable, f"{session_folder(session_id)}/{{}}.md", indent=None
+    )
     pointers = [DIRECT.format(file) for file in files]
     [rewritten] = _point_to([message], movable, pointers)
     freed = offload.total_characters(movable)
@@ -147,14 +148,12 @@ async def offload_tool_results(
 
 
 async def _write_results(
-    writer: TextWriter, results: Iterable[ToolResult], name: str, indent: int | None
+    writer: TextWriter, results: Sequence[ToolResult], name: str, indent: int | None
 ) -> tuple[str, ...]:
     """Write each of *results* to a file of this *name*, with its id in place of ``{}``."""
-    texts: list[tuple[str, str]] = []
-    for result in results:
-        key = name.format(safe_name(result.tool_use_id))
-        texts.append((key, offload.stored_text(result.content, indent=indent)))
-    return tuple(await writer.write(texts))
+    keys = [name.format(safe_name(result.tool_use_id)) for result in results]
+    texts = [offload.stored_text(result.content, indent=indent) for result in results]
+    return tuple(await writer.write(list(zip(keys, texts, strict=True))))
 
 
 def _point_to(
@@ -209,9 +208,9 @@ class DirectOffload(Moving):
         start = offload.newest(turn.messages)
         moves: list[Move] = []
         if (await turn.columns()).result_chars(start) >= selection.least_chars:
-            is_long = turn.is_bulky(max(0, start - 1))
+            is_bulky = turn.is_bulky(max(0, start - 1))
             chosen = await in_thread_if(
-                is_long, offload.candidates, turn.messages, start, selection
+                is_bulky, offload.candidates, turn.messages, start, selection
             )
             moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:
@@ -278,8 +277,7 @@ class BatchOffload(Moving):
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         selection = recall_selection(turn, self.storage, self._selection)
         running = turn.recall(offload.CandidateIndex)
-        is_long = turn.is_bulky(running.known)
-        await in_thread_if(is_long, running.extend, turn.messages, selection)
+        await in_thread_if(turn.is_bulky(running.known), running.extend, turn.messages, selection)
         end = (await turn.columns()).recent_from(self.keep_recent)
         scan, candidates = running.between(turn.protected, end)
         chosen: Sequence[Candidate] | str

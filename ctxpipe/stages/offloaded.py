@@ -81,8 +81,6 @@ def _key(where: str) -> str:
 
 async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
     """Those of *locations* at which there is no text."""
-    if not locations:
-        return []
     ask = getattr(storage, "missing", None)
     if ask is not None:
         return list(await ask(locations))
@@ -102,20 +100,17 @@ def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
     starts = timeline.starts
     ends = timeline.ends
     for place, message in enumerate(timeline.context):
-        start = starts[place]
-        end = ends[place]
-        if start == end:
-            continue  # part of the edit before
-        original = timeline.history[start]
-        is_own = timeline.sent[place] is original
-        is_note = note_of(message) is not None
-        if is_note and not is_own:
+        start, end = starts[place], ends[place]
+        if start == end or timeline.sent[place] is timeline.history[start]:
+            continue  # part of the edit before, or the caller's own
+        if note_of(message):
             after = place + 1
             while after < len(starts) and starts[after] == ends[after]:
                 after += 1
             notes = [one for one in timeline.context[place:after] if note_of(one)]
             yield from texts_of_notes(timeline.history[start:end], notes).items()
-        elif end - start == 1 and not is_own:
+        elif end - start == 1:
+            original = timeline.history[start]
             yield from _texts_behind_placeholders(original["content"], message["content"])
 
 
@@ -126,40 +121,24 @@ def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]
         raw, shown = pending.pop()
         if raw is shown:
             continue
-        where = None
-        if isinstance(shown, str):
-            where = any_reference(shown, MAX_SHOWN)
+        where = any_reference(shown, MAX_SHOWN)
         are_mappings = isinstance(raw, Mapping) and isinstance(shown, Mapping)
         are_lists = isinstance(raw, list | tuple) and isinstance(shown, list | tuple)
         note = media_reference(shown.get("text")) if are_mappings else None
         if note is not None and is_movable(raw):
             yield note, media_text(raw)
         elif where is not None and shown != raw:
-            yield where, _text_behind(raw, shown)
+            yield where, stored_text(raw, indent=2 if is_batch(shown) else None)
         elif are_mappings:
-            for key, held in shown.items():
-                if key not in raw:
-                    continue
-                pending.append((raw[key], held))
+            pending += [(raw[key], held) for key, held in shown.items() if key in raw]
         elif are_lists:
             pending += _pairs(raw, shown)
-
-
-def _text_behind(raw: Any, placeholder: str) -> str:
-    if isinstance(raw, str):
-        return raw
-    if is_batch(placeholder):
-        return stored_text(raw, indent=2)
-    return stored_text(raw, indent=None)
 
 
 def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
     if len(raw) == len(shown):
         return list(zip(raw, shown, strict=True))
-    if not shown:
+    if not shown or not isinstance(shown[0], Mapping):
         return []
     # A result of several blocks, of which the first now stands for all its texts.
-    first = shown[0]
-    if not isinstance(first, Mapping):
-        return []
-    return [(raw, first.get("text"))]
+    return [(raw, shown[0].get("text"))]

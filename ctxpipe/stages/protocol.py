@@ -91,8 +91,7 @@ class Turn:
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        tokens = await self.ledger.total(self.messages, known=self._ledger_length)
-        return tokens + self.overhead
+        return await self.ledger.total(self.messages, known=self.ledger.known) + self.overhead
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
@@ -103,11 +102,7 @@ class Turn:
 
         Read it before the next turn.
         """
-        return await self.ledger.prefix_sums(self.messages, known=self._ledger_length)
-
-    @property
-    def _ledger_length(self) -> int | None:
-        return None if self.tracked is None else self.ledger.known
+        return await self.ledger.prefix_sums(self.messages, known=self.ledger.known)
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -12,7 +12,7 @@ from .._threads.threads import in_thread, in_thread_if
 from ..edits import offload
 from ..edits.offload import ReadBack, Selection
 from ..errors import StorageError, safe_text, storage_errors
-from ..messages import rewrite, tool_results
+from ..messages import ToolResult, rewrite
 from ..placeholders.names import session_folder
 from ..placeholders.placeholders import DIRECT, Preview, placeholder
 from ..providers.agent_tools import READ_BACK_TOOLS
@@ -23,7 +23,6 @@ from .moves import (
     Move,
     Moving,
     Place,
-    Pointers,
     move_texts,
     recall_selection,
     worthwhile_moves,
@@ -58,10 +57,6 @@ class TrimReadBacks(Moving):
         check_settings(self, max_chars=COUNT)
 
     @property
-    def _pointers(self) -> Pointers:
-        return Pointers(self.storage, DIRECT, preview=None)
-
-    @property
     def _preview(self) -> Preview:
         return Preview(head=max(1, self.max_chars * 3 // 4), tail=self.max_chars // 4)
 
@@ -82,25 +77,25 @@ class TrimReadBacks(Moving):
                 change = replace(change, detail=Offloaded(failed=(safe_text(error),)))
         return _apply_cuts(change, cuts)
 
-    async def _decide(self, turn: Turn) -> tuple[list[Move], dict[Place, str]]:
+    async def _decide(self, turn: Turn) -> tuple[list[Move], list[tuple[ToolResult, str]]]:
         """What goes into files, and what replaces results that are in a file already."""
         start = offload.newest(turn.messages)
         if (await turn.columns()).result_chars(start) <= self.max_chars:
-            return [], {}
+            return [], []
         selection = recall_selection(turn, self.storage, self._selection)
         is_long = turn.is_bulky(max(0, start - 1))
         too_long = await in_thread_if(
             is_long, offload.long_read_backs, turn.messages, start, selection
         )
         moves: list[Move] = []
-        cuts: dict[Place, str] = {}
+        cuts: list[tuple[ToolResult, str]] = []
         for read_back in too_long:
             result = read_back.result
             cut = await self._shorten(turn, read_back)
             # Counted in a worker thread now: to ask later whether it saves tokens is a look-up.
             await turn.counter.texts([offload.text_of(result.content), cut or ""])
             if cut is not None:
-                cuts[result.place] = cut
+                cuts.append((result, cut))
             elif read_back.call.name not in selection.exempt_tools:
                 # Checked without a preview: this one is longer than another stage's may be.
                 pointers = replace(self._pointers, preview=self._preview)
@@ -128,20 +123,13 @@ class TrimReadBacks(Moving):
         return None
 
 
-def _apply_cuts(change: Change, cuts: Mapping[Place, str]) -> Change:
-    """*change* with the texts in *cuts* instead of the results at their places."""
-    if not cuts:
-        return change
+def _apply_cuts(change: Change, cuts: Sequence[tuple[ToolResult, str]]) -> Change:
+    """*change* with the texts in *cuts* instead of the results beside them."""
     contents: dict[Place, object] = {}
-    saved = 0
-    for result in tool_results(change.messages):
-        text = cuts.get(result.place)
-        if text is not None:
-            contents[result.place] = offload.with_placeholder(result.content, text)
-            saved += len(offload.text_of(result.content)) - len(text)
     detail = change.detail if isinstance(change.detail, Offloaded) else Offloaded()
-    return replace(
-        change,
-        messages=rewrite(change.messages, contents),
-        detail=replace(detail, saved_chars=detail.saved_chars + saved),
-    )
+    saved = detail.saved_chars
+    for result, text in cuts:
+        contents[result.place] = offload.with_placeholder(result.content, text)
+        saved += len(offload.text_of(result.content)) - len(text)
+    messages = rewrite(change.messages, contents)
+    return replace(change, messages=messages, detail=replace(detail, saved_chars=saved))

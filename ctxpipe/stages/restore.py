@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 from anyio import to_thread
 
@@ -17,7 +18,6 @@ from ..edits.activity import is_one_line
 from ..edits.restore import (
     WorkingFile,
     files_of_results,
-    restored_message,
     trusting_working_set,
     was_changed,
     working_set,
@@ -25,6 +25,7 @@ from ..edits.restore import (
 from ..edits.shown import obstacle
 from ..errors import SettingsError, StorageError, storage_errors
 from ..messages import Message, ensure_messages
+from ..placeholders.summaries import restored_text
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import (
     FLAG,
@@ -66,7 +67,7 @@ class RestoredFile:
     @property
     def message(self) -> Message:
         """The user message that brings it back."""
-        return restored_message(self.path, self.text)
+        return {"role": "user", "content": restored_text(self.path, self.text)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -273,15 +274,13 @@ class Restore:
     def _check(self, path: str, place: str) -> None:
         """Raise StorageError if the file that a call names *path* must not be read at *place*."""
         if not is_one_line(path):
-            _refuse(f"{path!r}: its name holds line breaks or other control characters")
+            reason = "its name holds line breaks or other control characters"
+            raise StorageError(errno.EACCES, f"{path!r}: {reason}")
         if isinstance(self.reader, LocalFiles):
             place = name_below(self.reader.root, place)
         if self.deny is not None and self.deny(place):
-            _refuse(f"{path!r}: it is on the list of files that are not to be shown")
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise StorageError(errno.EACCES, reason)
+            reason = "it is on the list of files that are not to be shown"
+            raise StorageError(errno.EACCES, f"{path!r}: {reason}")
 
 
 def _merge_names(root: str, files: Iterable[WorkingFile]) -> list[WorkingFile]:
@@ -292,11 +291,9 @@ def _merge_names(root: str, files: Iterable[WorkingFile]) -> list[WorkingFile]:
     merged: dict[Hashable, WorkingFile] = {}
     for file in files:
         identity: Hashable = file.path
-        try:
+        with suppress(OSError, ValueError):  # it is gone, or has no name that a file can have
             info = os.stat(os.path.join(root, file.path))
             identity = info.st_dev, info.st_ino
-        except (OSError, ValueError):  # it is gone, or has no name that a file can have
-            pass
         latest = merged.get(identity, replace(file, views=()))
         merged[identity] = replace(latest, views=(*latest.views, *file.views))
     return list(merged.values())
@@ -327,17 +324,16 @@ class _Search:
         warnings: list[str] = []
         deleted: list[str] = []
         found = await self._read(working_files, warnings, deleted)
-        texts = [now.text for _, now in found]
-        counts = await as_counter(self.counter).texts(texts)
+        counts = await as_counter(self.counter).texts([now.text for _, now in found])
         fit: list[RestoredFile] = []
         unfit: list[RestoredFile] = []
         budget = self.max_tokens_total
         for (file, now), tokens in zip(found, counts, strict=True):
             restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
             if tokens > self.max_tokens_per_file:
-                limit = self.max_tokens_per_file
                 warnings.append(
-                    f"{file.path!r} is not restored: its {tokens:,} tokens exceed {limit:,}"
+                    f"{file.path!r} is not restored: "
+                    f"its {tokens:,} tokens exceed {self.max_tokens_per_file:,}"
                 )
                 unfit.append(restored)
                 continue
@@ -393,5 +389,5 @@ class _Search:
         if not now.is_view:
             reason = await in_thread(obstacle, file.views, text, self.redact)
             if reason:
-                _refuse(f"{file.path!r}: {reason}")
+                raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
         return replace(now, text=text)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate
 
 from .._logs import logger
@@ -15,7 +14,7 @@ from .._threads.threads import in_thread
 from ..edits import truncate
 from ..edits.compact import Pin, pinned_indices
 from ..edits.groups import after_compaction, has_compaction
-from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
+from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Window
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import Message, ensure_messages, rewrite
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
@@ -215,14 +214,17 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     messages = given.messages
     ground, views, foldable = await in_thread(_survey, settings, given)
     folds = await _fold_views(foldable, given.folder, given.counter)
-    folded, left, calls = await in_thread(_drop_calls, messages, folds, ground, views)
-    tokens = await _counts(left, given.counter)
+    folded = await in_thread(rewrite, messages, folds) if folds else messages
+    places = {view.place for view in views}
+    left, calls = await in_thread(truncate.filter_calls, folded, ground, places)
+    tokens = await given.counter.counts(part.message for part in left)
     excess = given.overhead + sum(tokens) - given.limit
-    delete = partial(truncate.delete_centre, window=given.window, marker=given.marker)
-    parts = await in_thread(delete, left, tokens, ground, excess)
+    parts = await in_thread(
+        truncate.delete_centre, left, tokens, ground, excess, given.window, given.marker
+    )
     deleted = len(left) - len(parts)
-    tokens = await _counts(parts, given.counter)
-    before = given.overhead + given.sums[len(messages)]
+    tokens = await given.counter.counts(part.message for part in parts)
+    before = given.overhead + given.sums[-1]
     after = given.overhead + sum(tokens)
     detail = Truncated(before, after, calls, len(folds), deleted)
     if after > given.limit:
@@ -235,61 +237,35 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     return Truncation(folded, detail)
 
 
-async def _counts(parts: Iterable[Part], counter: TokenCounter) -> list[int]:
-    return await counter.counts(part.message for part in parts)
-
-
 def _survey(
     settings: SmartTruncate, given: _Input
 ) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
-    middle = truncate.middle(messages, given.sums, settings.middle_start, settings.middle_end)
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     if settings.pin:
         stays |= pinned_indices(messages, settings.pin)
     # The server reads nothing before its own summary.
     protected = max(given.protected, after_compaction(messages))
-    ground = truncate.editable_region(
-        messages, middle, protected=protected, strict=given.strict, pinned=stays
+    middle = truncate.middle(
+        messages, given.sums, settings.middle_start, settings.middle_end, protected
     )
+    ground = truncate.editable_region(messages, middle, strict=given.strict, pinned=stays)
     views = truncate.file_views(messages, settings.reading_tools, settings.shell)
-    end = len(messages)
-    if given.strict:
-        end = truncate.last_turn(messages)
-    foldable: list[FileView] = []
-    for view in views:
-        index = view.place[0]
-        if protected <= index < end and index not in stays:
-            foldable.append(view)
-    return ground, views, foldable
-
-
-def _drop_calls(
-    messages: list[Message],
-    folds: Mapping[tuple[int, int], str],
-    ground: truncate.EditableRegion,
-    views: Iterable[FileView],
-) -> tuple[list[Message], list[Part], int]:
-    """*messages* with the views in *folds* folded, and the same without the calls of the middle."""
-    folded = rewrite(messages, folds) if folds else messages
-    return folded, *truncate.filter_calls(folded, ground, {view.place for view in views})
+    end = truncate.last_turn(messages) if given.strict else len(messages)
+    free = set(range(protected, end)) - stays
+    return ground, views, [view for view in views if view.place[0] in free and view.foldable]
 
 
 async def _fold_views(
     views: Sequence[FileView], folder: FileFolder | None, counter: TokenCounter
 ) -> dict[tuple[int, int], str]:
     """The folded text for the place of each view that it makes smaller."""
-    views = [view for view in views if view.foldable]
     if not views:
         return {}
     folded = await fold_files(folder, [(view.path, view.text) for view in views], counter)
     before = await counter.texts([view.text for view in views])
-    after = await counter.texts(
-        [text or view.text for view, text in zip(views, folded, strict=True)]
-    )
-    folds: dict[tuple[int, int], str] = {}
-    for view, text, old, new in zip(views, folded, before, after, strict=True):
-        if text and new < old:
-            folds[view.place] = text
-    return folds
+    texts = [text or view.text for view, text in zip(views, folded, strict=True)]
+    after = await counter.texts(texts)
+    both = zip(views, texts, before, after, strict=True)
+    return {view.place: text for view, text, old, new in both if new < old}

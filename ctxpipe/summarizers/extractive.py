@@ -86,8 +86,12 @@ class ExtractiveSummarizer:
         goals = _decisions(messages)
         files = [_ELSEWHERE]
         if not self.brief:
-            goals = [*_requests(messages), *goals]
-            files = _files(messages)
+            requests = filter(None, map(own_words, messages))
+            goals = [*(_USER + _quote(words, 2 * _ITEM_CHARS) for words in requests), *goals]
+            touched = touched_paths(messages).items()
+            files = [
+                f"{'wrote' if written else 'read or named'} {path}" for path, written in touched
+            ]
         new = {
             GOALS: goals,
             FILES: files,
@@ -119,11 +123,6 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
 # What is said -------------------------------------------------------------------------------------
 
 
-def _requests(messages: Sequence[Message]) -> list[str]:
-    requests = filter(None, map(own_words, messages))
-    return [_USER + _quote(words, 2 * _ITEM_CHARS) for words in requests]
-
-
 def _decisions(messages: Sequence[Message]) -> list[str]:
     decisions: list[str] = []
     for text in _assistant_texts(messages):
@@ -141,11 +140,6 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
 
 
 # What was done ------------------------------------------------------------------------------------
-
-
-def _files(messages: Sequence[Message]) -> list[str]:
-    files = touched_paths(messages).items()
-    return [f"{'wrote' if is_written else 'read or named'} {path}" for path, is_written in files]
 
 
 def _calls(calls: Sequence[Answered]) -> list[str]:

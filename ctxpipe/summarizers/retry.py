@@ -20,9 +20,10 @@ import anyio
 from .._logs import logger
 from .._text import count_phrase
 from .._threads.threads import in_thread
+from ..edits.compact import assemble
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..messages import Message, compact_json, has_results, is_blank, without_surrogates
-from ..placeholders.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
+from ..placeholders.summaries import safe_summary
 from ..providers.refusals import as_refusal, status_of
 from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
 from .prompt import MAX_BLOCK_CHARS, transcript
@@ -96,8 +97,7 @@ class FinishedParts:
         """The summary, if it is of the first `count` *messages*, not of all, and for *asked*."""
         if self.asked != asked or self.count >= len(messages):
             return None
-        is_known = digest_of(messages[: self.count]) == self.digest
-        return self.summary if is_known else None
+        return self.summary if digest_of(messages[: self.count]) == self.digest else None
 
 
 def digest_of(messages: Sequence[Message]) -> bytes:
@@ -136,8 +136,9 @@ async def summarize_with_retry(
     parts = [list(messages[done:])]
     while parts:
         part = parts[0]
+        earlier = assemble([], safe_summary(total.text), []) if total.text else []
         try:
-            summary = await _attempt(summarize, [*_earlier(total), *part], retry, deadline)
+            summary = await _attempt(summarize, [*earlier, *part], retry, deadline)
         except SummaryRefused as error:
             refused_summaries += 1
             if error.instead is None or refused_summaries > 1:
@@ -164,13 +165,6 @@ async def summarize_with_retry(
             finished.count, finished.summary = done, total
             finished.asked, finished.writer = asked, summarize
     return replace(total, attempts=total.attempts + refused_summaries)
-
-
-def _earlier(summary: Summary) -> list[Message]:
-    if not summary.text:
-        return []
-    text = SUMMARY + safe_summary(summary.text)
-    return [{"role": "user", "content": text}, {"role": "assistant", "content": ACKNOWLEDGED}]
 
 
 def _add_cost(summary: Summary, earlier: Summary) -> Summary:
@@ -206,8 +200,7 @@ async def _attempt(
     import tenacity
 
     async def attempt() -> Summary:
-        seconds = min(retry.attempt_seconds, deadline - retry.clock())
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(min(retry.attempt_seconds, deadline - retry.clock())):
             return await _ask(summarize, messages)
 
     def wait(state: RetryCallState) -> float:
@@ -220,19 +213,18 @@ async def _attempt(
 
     backoff = tenacity.wait_exponential_jitter(max=_MAX_WAIT)
     retrying = tenacity.AsyncRetrying(
-        sleep=retry.sleep, wait=wait, stop=is_over, before_sleep=_warn
+        sleep=retry.sleep, wait=wait, stop=is_over, before_sleep=_warn, reraise=True
     )
     try:
         summary: Summary = await retrying(attempt)
-    except tenacity.RetryError as error:
-        cause = error.last_attempt.exception()
-        if isinstance(cause, PromptTooLong | SummaryRefused):
-            raise cause from None
-        description = _description(cause)
-        if as_refusal(cause) is not None:
-            raise PromptTooLong(description, refused=True) from cause
-        attempts = count_phrase(error.last_attempt.attempt_number, "attempt")
-        raise SummaryFailed(f"no summary after {attempts}: {description}") from cause
+    except (PromptTooLong, SummaryRefused):
+        raise
+    except Exception as error:
+        description = _description(error)
+        if as_refusal(error) is not None:
+            raise PromptTooLong(description, refused=True) from error
+        attempts = count_phrase(retrying.statistics["attempt_number"], "attempt")
+        raise SummaryFailed(f"no summary after {attempts}: {description}") from error
     return replace(summary, attempts=retrying.statistics["attempt_number"])
 
 

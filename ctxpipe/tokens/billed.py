@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..errors import SettingsError
-from ..messages import Message, blocks, field, kind, with_content
+from ..messages import SERVER_CALLS, Message, blocks, field, kind, with_content
 
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-_CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens")
+_CACHED = _INPUT[1:]
 _MESSAGES = ("message", "fallback_message")
 _MISSING = object()
-_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
 # The context --------------------------------------------------------------------------------------
@@ -115,11 +114,9 @@ def _first_request(iterations: Sequence[object]) -> int:
 
 
 def _ran_server_tools(reply: object, usage: object) -> bool:
-    if any(kind(block) in _SERVER_CALLS for block in _items(reply, "content")):
+    if any(kind(block) in SERVER_CALLS for block in _items(reply, "content")):
         return True
     counts = field(usage, "server_tool_use")
-    if counts is None:
-        return False
     if not isinstance(counts, Mapping):
         counts = getattr(counts, "__dict__", {})
     return any(map(_count, counts.values()))

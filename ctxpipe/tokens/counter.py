@@ -79,20 +79,13 @@ class TokenCounter:
     ) -> None:
         _ENCODING.check("encoding", encoding)
         SIZE.check("memo_bytes", memo_bytes)
-        self._encoder: Encoder
-        if callable(encoding):
-            self._encoder = Function(encoding)
-        else:
-            self._encoder = Tiktoken(encoding)
+        self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
         self._known: Memo[str | bytes, int] = Memo(memo_bytes)
+        self.encoded_chars: int = 0
+        """How many characters were encoded so far; the memo avoids encoding a text twice."""
 
     def __repr__(self) -> str:
         return f"TokenCounter({self._encoder!r})"
-
-    @property
-    def encoded_chars(self) -> int:
-        """How many characters were encoded so far; the memo avoids encoding a text twice."""
-        return self._encoder.encoded_chars
 
     @property
     def memo_bytes(self) -> int:
@@ -253,6 +246,7 @@ class TokenCounter:
 
     def _learn(self, text: str) -> int:
         tokens = self._encoder.count(text)
+        self.encoded_chars += len(text)
         key = text if len(text) <= _KEPT_CHARS else text_digest(text)
         self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
         return tokens

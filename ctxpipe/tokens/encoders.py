@@ -36,7 +36,6 @@ class Tiktoken:
             self._shipped = False
             self._name = encoding.name
             self._encoding = encoding
-        self.encoded_chars: int = 0
 
     def __repr__(self) -> str:
         return repr(self._name)
@@ -81,7 +80,6 @@ class Tiktoken:
         return sum(len(self._ids(part)) for part in pieces(text, chars))
 
     def _ids(self, text: str) -> list[int]:
-        self.encoded_chars += len(text)
         encoding = self._encoding or self.load()
         if self._shipped:
             return encoding.encode_ordinary(text)
@@ -103,7 +101,6 @@ class Function:
 
     def __init__(self, function: Callable[[str], int]) -> None:
         self._function = function
-        self.encoded_chars: int = 0
 
     def __repr__(self) -> str:
         return repr(self._function)
@@ -122,7 +119,6 @@ class Function:
         return math.inf
 
     def count(self, text: str) -> int:
-        self.encoded_chars += len(text)
         tokens = self._function(text)
         try:
             return operator.index(tokens)

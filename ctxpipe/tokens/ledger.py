@@ -222,7 +222,7 @@ class Ledger:
         return await self.counter.counts(billed), summaries
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
-        if known is not None and known == len(messages) == len(self._seen):
+        if known == len(messages) == len(self._seen):
             self.known = known
             return
         if not isinstance(messages, list):
@@ -236,7 +236,7 @@ class Ledger:
 
     def _same_at_start(self, messages: list[Message], known: int | None) -> int:
         """How many of *messages*, from the first on, are those counted already."""
-        if self._seen and not is_equal(_content(self._seen[-1]), self._tail):
+        if self._seen and not is_equal(self._seen[-1]["content"], self._tail):
             # Agents append results to the last message in place.
             self._replace_from(len(self._seen) - 1, [], [], [])
             self.rewind(len(self._seen))
@@ -254,7 +254,8 @@ class Ledger:
         self._unbilled = self._sums[self._summaries[-1]] if self._summaries else 0
         self._tail = None
         if self._seen:
-            self._tail = _content(self._seen[-1])
+            content: object = self._seen[-1]["content"]
+            self._tail = list(content) if isinstance(content, list) else content
 
     # Calibration ----------------------------------------------------------------------------------
 
@@ -286,12 +287,8 @@ class Ledger:
     def samples(self) -> list[SavedSample]:
         """The last bill of each model, the model in use last; for `load`."""
         self._compare()
-        models = sorted(self._bills, key=lambda model: model == self.model)
-        saved: list[SavedSample] = []
-        for model in models:
-            bill = self._bills[model]
-            saved.append((model, bill.raw, bill.billed, *bill.since))
-        return saved
+        bills = sorted(self._bills.items(), key=lambda item: item[0] == self.model)
+        return [(model, bill.raw, bill.billed, *bill.since) for model, bill in bills]
 
     def last_bill(self, model: str | None) -> int:
         """What the last request to *model* was billed, 0 before its first usage."""
@@ -314,9 +311,9 @@ class Ledger:
 
     def load(self, samples: Iterable[SavedSample]) -> None:
         """Take over the `samples` of another ledger of this conversation."""
-        for model, raw, billed, *since in samples:
+        for model, raw, billed, since_raw, since_billed in samples:
             if is_possible(raw, billed):
-                self._bills[model] = UsageSample(raw, billed, (since[0], since[1]))
+                self._bills[model] = UsageSample(raw, billed, (since_raw, since_billed))
             self.model = model
 
     def expect(self, model: str) -> None:
@@ -369,8 +366,7 @@ class Ledger:
         new = messages[same:]
         summaries = _summaries(new, 0)
         if summaries:
-            last = summaries[-1]
-            return self.counter.total(map(part_after_summary, new[last:]))
+            return self.counter.total(map(part_after_summary, new[summaries[-1] :]))
         unbilled = 0
         known = bisect_left(self._summaries, same)
         if known:
@@ -385,10 +381,3 @@ def _summaries(messages: Sequence[Message], start: int) -> list[int]:
     """The indexes, counted from *start*, of the messages with a summary by the server."""
     numbered = enumerate(messages, start)
     return [index for index, message in numbered if server_summary(message) is not None]
-
-
-def _content(message: Message) -> object:
-    content = message["content"]
-    if isinstance(content, list):
-        return list(content)
-    return content

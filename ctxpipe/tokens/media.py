@@ -65,7 +65,7 @@ def document_part(source: object) -> str | int:
         return DOCUMENT_TOKENS
     pages = pages_of(data)
     if not pages and str(field(source, "media_type")).startswith("text/"):
-        content = _decode(data) or b""
+        content = _decode(data)
         if b"%PDF-" not in content[:_PDF_HEADER_BYTES]:
             return content.decode("utf-8", "replace")
     return PDF_PAGE_TOKENS * pages or DOCUMENT_TOKENS
@@ -76,7 +76,7 @@ def pages_of(data: str) -> int:
     key = len(data), hash(data)
     pages = _known_pages.get(key)
     if pages is None:
-        pages = page_count(_decode(data) or b"")
+        pages = page_count(_decode(data))
         _known_pages.put(key, pages, 1)
     return pages
 
@@ -115,10 +115,10 @@ def _object_streams(pdf: bytes) -> Iterator[bytes]:
 
 def size_of(data: str) -> Size | None:
     """Width and height of a PNG, GIF, JPEG or WebP in base64, if its header has them."""
-    size = _read_size(_decode(data[:_HEADER_CHARS]) or b"")
+    size = _read_size(_decode(data[:_HEADER_CHARS]))
     if size is None and len(data) > _HEADER_CHARS and data.startswith("/9j"):
         # A JPEG may have a long preview before its size.
-        size = _read_size(_decode(data) or b"")
+        size = _read_size(_decode(data))
     return size
 
 
@@ -135,11 +135,12 @@ def _read_size(head: bytes) -> Size | None:
     return None
 
 
-def _decode(data: str) -> bytes | None:
+def _decode(data: str) -> bytes:
+    """The bytes in the base64 *data*; none where it is not valid."""
     try:
         return binascii.a2b_base64(data)
     except ValueError:
-        return None
+        return b""
 
 
 def _jpeg(head: bytes) -> Size | None:

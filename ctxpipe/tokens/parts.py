@@ -109,7 +109,7 @@ def _unknown(block: Block) -> Iterator[Part]:
 
 def is_encoded(text: str) -> bool:
     """Whether *text* is base64 or the like: long, no blank, with both cases and digits in it."""
-    if len(text) < 512 or _ENCODED.fullmatch(text) is None:
+    if _ENCODED.fullmatch(text) is None:
         return False
     return all(re.search(pattern, text) for pattern in ("[A-Z]", "[a-z]", "[0-9]"))
 

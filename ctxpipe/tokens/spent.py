@@ -99,10 +99,8 @@ class Pieces:
         tokens = self._counter.block(block)
         if name == "text":
             return _text(role, str(field_of(block, "text") or ""), tokens)
-        if name == "tool_use":
-            return self._call(block, tokens)
-        if name == "tool_result":
-            return self._result(block, tokens)
+        if name in _ID_KEYS:
+            return self._call_or_result(block, name, tokens)
         label = f"{role}: {name}"
         if name in THINKING:
             text = str(field_of(block, "thinking", ""))
@@ -111,23 +109,20 @@ class Pieces:
         text = f"[{name}]"
         return Piece((name, f"{text}{id(block)}"), cast("Kind", role), label, text, tokens)
 
-    def _call(self, block: Block, tokens: int) -> Piece:
-        call_id = str(field_of(block, "id"))
-        called, tool = self._calls.get(call_id, _UNKNOWN_CALL)
-        text = compact_json(field_of(block, "input", {}))
-        return Piece(("call", call_id), "calls", f"call of {called}", text, tokens, tool)
-
-    def _result(self, block: Block, tokens: int) -> Piece:
-        call_id = str(field_of(block, "tool_use_id"))
+    def _call_or_result(self, block: Block, name: str, tokens: int) -> Piece:
+        call_id = str(field_of(block, _ID_KEYS[name]))
+        called, tool = self._calls.get(call_id, ("a tool", "a tool"))
+        if name == "tool_use":
+            text = compact_json(field_of(block, "input", {}))
+            return Piece(("call", call_id), "calls", f"call of {called}", text, tokens, tool)
         of: Kind = "results"
         if any_reference(field_of(block, "content")) is not None:
             of = "placeholders"
-        called, tool = self._calls.get(call_id, _UNKNOWN_CALL)
         text = result_text(block)
         return Piece(("result", call_id), of, f"result of {called}", text, tokens, tool)
 
 
-_UNKNOWN_CALL = ("a tool", "a tool")
+_ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 
 
 def _text(role: str, text: str, tokens: int) -> Piece:

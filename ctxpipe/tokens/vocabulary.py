@@ -64,13 +64,10 @@ def load(name: str) -> tiktoken.Encoding:
     The build holds the interpreter for about a tenth of a second. Raises VocabularyError when the
     rank file is missing or damaged.
     """
-    encoding = _loaded.get(name)
-    if encoding is not None:
-        return encoding
     with _loading:
         if name not in _loaded:
-            _loaded[name] = _build(check_name(name))
-    return _loaded[name]
+            _loaded[name] = _build(name)
+        return _loaded[name]
 
 
 def is_slow_at_runs() -> bool:

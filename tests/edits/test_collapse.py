@@ -27,8 +27,8 @@ from ctxpipe.edits.collapse import (
     Layout,
     collapse,
     find_offloaded_files,
-    first_free_number,
     lay_out,
+    leaving_messages,
     step_texts,
     texts_of_notes,
 )
@@ -223,7 +223,7 @@ def test_an_earlier_note_stays_and_the_numbers_go_on():
     earlier = note_of(before[1])
     assert earlier is not None
 
-    after = context([*before, *step("t3")], number=first_free_number([earlier]))
+    after = context([*before, *step("t3")], number=earlier.last + 1)
 
     assert after[:2] == before
     assert note_of(after[2]) == Note("/f/", 3, 3)
@@ -491,7 +491,7 @@ def test_whatever_collapses_the_api_accepts_what_is_left(
 @given(spoken)
 def test_each_call_that_leaves_is_one_step_and_its_file_holds_its_texts(history: list[Message]):
     layout = lay_out(history, 0, len(history), 1)
-    leaving = [history[index] for index in layout.leaving]
+    leaving = leaving_messages(layout)
     calls = [b for message in leaving for b in blocks(message) if kind(b) == "tool_use"]
 
     assert [step.call.id for step in layout.steps if step.call] == [
@@ -501,7 +501,8 @@ def test_each_call_that_leaves_is_one_step_and_its_file_holds_its_texts(history:
     assert [step.number for step in layout.steps] == list(range(1, len(layout.steps) + 1))
     stays = [message for part in layout.parts if isinstance(part, dict) for message in [part]]
     kept = {id(message) for message in history if id(message) in set(map(id, stays))}
-    assert {id(history[i]) for i in range(len(history)) if i not in layout.leaving} == kept
+    staying = set(range(len(history))).difference(*layout.leaving)
+    assert {id(history[index]) for index in staying} == kept
     assert len(step_texts(layout, {})) == len(layout.steps)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 
 from ctxpipe.edits.restore import (
     WorkingFile,
-    restored_message,
     trusting_working_set,
     was_changed,
     working_set,
@@ -17,6 +16,7 @@ from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import DIRECT, Preview, placeholder
 from ctxpipe.placeholders.summaries import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
+from ctxpipe.stages.restore import RestoredFile
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:
@@ -154,9 +154,9 @@ def test_a_view_full_of_empty_lines_is_compared_without_delay():
 
 
 def test_a_restored_file_has_the_required_form():
-    assert restored_message("src/a.ts", "content\n") == user(
-        "[Restored after compact] src/a.ts:\ncontent\n"
-    )
+    file = RestoredFile("src/a.ts", "content\n", tokens=1)
+
+    assert file.message == user("[Restored after compact] src/a.ts:\ncontent\n")
 
 
 @given(histories())
