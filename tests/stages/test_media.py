@@ -62,7 +62,7 @@ async def shape(folder: Path, history: list[Message], **settings: Any):
 
 
 async def read_back(folder: Path, path: str) -> Any:
-    [read, _] = offload_tools(LocalStorage(folder), session_id="s")
+    read, *_ = offload_tools(LocalStorage(folder), session_id="s")
     result: Any = await read.result({"type": "tool_use", "id": "r", "input": {"path": path}})
     return result["content"]
 
@@ -306,7 +306,7 @@ async def test_nothing_is_lost_no_rule_broken_and_a_second_run_changes_nothing(l
     assert json.dumps(history) == before
     assert not check(result.messages)
     assert again.messages is result.messages
-    [read, _] = offload_tools(storage, session_id="s")
+    read, *_ = offload_tools(storage, session_id="s")
     for old, new in zip(parts(history), parts(result.messages), strict=True):
         path = media_reference(field(new, "text"))
         assert new == old if path is None else await read({"path": path}) == [old]
