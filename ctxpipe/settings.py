@@ -258,7 +258,7 @@ TEXT = instance_of(str, "a text")
 PATH = Wanted(_is_path, "a path such as '.'")
 FUNCTION = Wanted(_is_function, "a function that is not async")
 PIN = Wanted(
-    lambda value: FUNCTION.accepts(value) or (_is_names(value) and all(value)),
+    lambda value: FUNCTION.accepts(value) or (bool(value) and _is_names(value) and all(value)),
     "a function of a message, or a list of texts that the user says in it",
 )
 MAPPING = instance_of(Mapping, "a mapping such as {}")

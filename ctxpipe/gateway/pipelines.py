@@ -50,7 +50,7 @@ class Pipelines:
         self._window = window
         self._learned: Memo[tuple[str | None, str], int] = Memo(MAX_LEARNED)
         self._made: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
-        self._stages = _stages(preset, storage, work_dir, pin)
+        self._stages = _stages(preset, storage, work_dir, pin or None)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
         """The pipeline for requests to *model* with *betas*, the value of their header."""
@@ -71,7 +71,10 @@ class Pipelines:
 
 
 def _stages(
-    preset: str, storage: Any, work_dir: str | PathLike[str] | None, pin: Sequence[str]
+    preset: str,
+    storage: Any,
+    work_dir: str | PathLike[str] | None,
+    pin: Sequence[str] | None,
 ) -> list[Stage]:
     if storage is None:
         return [

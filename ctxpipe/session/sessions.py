@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..storage import JournalStorage
 
 PIPELINE = Wanted(
-    lambda value: callable(getattr(value, "new_session", None)),
+    lambda value: callable(getattr(value, "new_session", None)) and not isinstance(value, type),
     "a ContextPipeline such as ContextPipeline(stages)",
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -240,5 +240,5 @@ def _block_events(index: int, block: JsonObject) -> Iterator[JsonDict]:
     yield {"type": "content_block_stop", "index": index}
 
 
-chunks = partial(pieces, chars=CHUNK)
+chunks: Callable[[str], Iterator[str]] = partial(pieces, chars=CHUNK)
 """A text as it is streamed."""

@@ -312,7 +312,7 @@ class HttpExchange(Exchange):
         try:
             last = self._conversations.bodies()
             body = await in_thread_if(len(raw) > BULK, read_body, raw, self.format.key, *last)
-            self.reason = NOT_OURS
+            self.reason: str = NOT_OURS
             if body is None or not self.format.is_shapeable(body.values, body.items):
                 return
             if not all(isinstance(item, dict) for item in body.items):
@@ -347,7 +347,7 @@ class HttpExchange(Exchange):
         if self.format is MESSAGES:
             before = self.body.values
             after = self.rewrite({**before, "messages": self.given}, self._breakpoints)
-            self.items = after.pop("messages")
+            self.items: Sequence[Item] = after.pop("messages")
             values = {name: new for name, new in after.items() if new is not before.get(name)}
         if self.is_changed or values:
             self._content = self.body.write(self.items, values)

@@ -215,7 +215,7 @@ async def test_sixty_turns_of_the_other_apis(wire, tmp_path):
             await ask(client, wire, items)
         check_bodies(server.requests, "input" if wire == "responses" else "messages")
         left = paths(server.requests[-1])
-        [read, _] = offload_tools(storage, session_id="s")
+        read, *_ = offload_tools(storage, session_id="s")
         for number, path in enumerate(left):
             assert await read({"path": path}) == [screen(number)]
         items += read_call(wire, left[0], await read({"path": left[0]}))

@@ -173,7 +173,7 @@ async def test_the_tools_of_a_name_read_what_left_each_of_its_conversations(name
         await client.ask([user(task), *step(task, f"{task}\n{LONG}")], name)
     await client.ask([user("three"), *step("three", LONG)], f"{name}x")
     places = {path.stem: str(path) for path in tmp_path.glob("*/*.md")}
-    [read, _] = offload_tools(storage, session_id=name)
+    read, *_ = offload_tools(storage, session_id=name)
 
     assert str(await read({"path": places["one"]})).startswith("one\n")
     assert str(await read({"path": places["two"]})).startswith("two\n")
