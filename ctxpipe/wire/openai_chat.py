@@ -192,8 +192,10 @@ def _rebuild_reply(plain: JsonDict, blocks: Sequence[JsonObject]) -> None:
     content = plain.get("content")
     if spoken:
         plain["content"] = rebuild_content(content or None, spoken)
-    elif content:
-        plain["content"] = None
+        return
+    says_more = any(map(plain.get, ("tool_calls", "function_call", "refusal")))
+    if content or not says_more:  # APIs take none only beside one of these
+        plain["content"] = None if says_more else ""
 
 
 def rebuild_content(

@@ -140,6 +140,16 @@ def test_thoughts_that_left_are_gone():
     assert CHAT.rebuild(reply, [text("So.")]) == {"role": "assistant", "content": "So."}
 
 
+@pytest.mark.parametrize("content", ["I look.", None])
+def test_a_reply_of_which_only_its_thoughts_are_left_has_an_empty_content(content):
+    # Without calls an API takes no other that says nothing.
+    reply = {**REPLY, "content": content, "reasoning_content": "hm"}
+
+    rebuilt = CHAT.rebuild(reply, [{"type": "thinking", "thinking": "hm"}])
+
+    assert rebuilt == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
 def test_a_picture_stays_the_part_that_it_was():
     picture = {
         "type": "image_url",
