@@ -22,6 +22,7 @@ from ._text import count_phrase
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import is_owner, open_journal
+from .gateway.trial import trial
 from .lab import commands as lab_commands
 from .lab.demo import demo
 from .lab.terminal import discard_output, escape_unencodable_output, print_error, print_line
@@ -93,7 +94,7 @@ def _exit_on_error() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-for _command in (demo, lab_commands.replay, lab_commands.inspect, gateway_commands.gateway):
+for _command in (demo, lab_commands.replay, lab_commands.inspect, gateway_commands.gateway, trial):
     app.command()(_exit_on_error()(_command))
 app.command(context_settings={"ignore_unknown_options": True})(
     _exit_on_error()(gateway_commands.wrap)

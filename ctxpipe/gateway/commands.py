@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,9 +127,13 @@ def gateway(
         dry_run=dry_run,
         journal=journal,
     )
-    serving = _serving(settings)
+    serving = open_serving(settings)
     stopped = threading.Event()
-    with _logging(logging.StreamHandler()), _in_thread(serving), _signals(lambda _: stopped.set()):
+    with (
+        log_to(logging.StreamHandler()),
+        serve(serving, serving.run_alone),
+        on_signals(lambda _: stopped.set()),
+    ):
         print(json.dumps({"listening": serving.url}), flush=True)
         stopped.wait()
     print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
@@ -157,13 +161,8 @@ def wrap(
     """
     name = Path(command[0]).stem
     client = find_client(name, os.environ)
-    anthropic_url = os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
     settings = Settings(
-        {
-            ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # as some clients have it
-            OPENAI: client.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
-            GEMINI: os.environ.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL,
-        },
+        client.upstreams(os.environ),
         None if no_files else root.resolve(),
         preset=preset,
         window=window,
@@ -171,18 +170,16 @@ def wrap(
         pin=pin,
         dry_run=dry_run,
     )
-    serving = _serving(settings)
+    serving = open_serving(settings)
     handler: logging.Handler = logging.NullHandler()
     if settings.root is not None and not dry_run:
         handler = _log_file(settings.root)
-    past = f"{name} goes past the gateway: {client.advice or ADVICE}"
+    past = client.past_gateway(name)
     if client.advice:
         print(f"ctxpipe: {past}", file=sys.stderr)
-    with _logging(handler), _in_thread(serving):
-        options = client.options(serving.url)
-        options += _reader_options(name, serving.reader_url)
+    with log_to(handler), serve(serving, serving.run_alone):
         environment = {**os.environ, **client.environment(serving.url)}
-        status = _run([command[0], *options, *command[1:]], environment)
+        status = _run(client.command(command, serving.url, serving.reader_url), environment)
     record = serving.gateway.record
     end = "" if record.number or record.passed else f"; {past}"
     print(f"ctxpipe: {record}{end}", file=sys.stderr)
@@ -199,7 +196,8 @@ def _address(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _serving(settings: Settings) -> Serving:
+def open_serving(settings: Settings) -> Serving:
+    """A gateway with *settings*. Raises SettingsError where there can be none."""
     try:
         from .serving import Serving
     except ImportError as missing:
@@ -217,7 +215,7 @@ def _serving(settings: Settings) -> Serving:
 
 
 @contextmanager
-def _logging(handler: logging.Handler) -> Iterator[None]:
+def log_to(handler: logging.Handler) -> Iterator[None]:
     """Meanwhile the gateway's lines, and all warnings of this process, go to *handler*."""
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     before = logger.level
@@ -241,9 +239,9 @@ def _log_file(root: Path) -> logging.Handler:
 
 
 @contextmanager
-def _in_thread(serving: Serving) -> Iterator[None]:
-    """Meanwhile *serving* runs beside the main thread, which has the signals."""
-    thread = threading.Thread(target=anyio.run, args=(serving.run_alone,), daemon=True)
+def serve(serving: Serving, run: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Meanwhile *serving* runs, by its *run* or *run_alone*, beside the caller's thread."""
+    thread = threading.Thread(target=anyio.run, args=(run,), daemon=True)
     thread.start()
     try:
         if not serving.wait(START_SECONDS):
@@ -254,15 +252,12 @@ def _in_thread(serving: Serving) -> Iterator[None]:
         thread.join()
 
 
-def _reader_options(name: str, url: str | None) -> Sequence[str]:
-    """What tells the agent *name* where the tools that read back are, if it takes that."""
-    if url is None or name != "claude":
-        return ()
-    # It waits for what is always loaded: tools that come after the first request would change the
-    # beginning of the prompt, and what is cached of it would be lost.
-    server = {"type": "http", "url": url, "alwaysLoad": True}
-    # One word: as two it would take the words after it, too.
-    return (f"--mcp-config={json.dumps({'mcpServers': {'ctxpipe': server}})}",)
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start *command*, with *options* of Popen. Raises SettingsError where it cannot be run."""
+    try:
+        return subprocess.Popen(command, **options)  # noqa: S603  what the user has typed
+    except OSError as error:
+        raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -280,11 +275,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             child.send_signal(number)
 
     # First the handlers: a signal must find them as soon as the agent is there.
-    with _signals(pass_on):
-        try:
-            child = subprocess.Popen(command, env=environment)  # noqa: S603  what the user has typed
-        except OSError as error:
-            raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
+    with on_signals(pass_on):
+        child = start(command, env=environment)
         for number in early:
             child.send_signal(number)
         status = child.wait()
@@ -294,7 +286,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 @contextmanager
-def _signals(act: Callable[[int], object]) -> Iterator[None]:
+def on_signals(act: Callable[[int], object]) -> Iterator[None]:
     """Meanwhile *act* on the signals that ask a program to end, instead of ending."""
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -305,6 +297,8 @@ def _signals(act: Callable[[int], object]) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
+
+# What each agent is told --------------------------------------------------------------------------
 
 ANTHROPIC = "/anthropic"
 OPENAI = "/openai"
@@ -322,25 +316,53 @@ class Client:
 
     *variables* are of its environment, *arguments* come before the user's; {url} in them is the
     gateway's address. *upstream* is where its own settings send requests, "" where they do not say.
-    *advice* is for an agent that only its own settings can tell.
+    *advice* is for an agent that only its own settings can tell. *reader_option* takes the servers
+    of the Model Context Protocol.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     upstream: str = ""
     advice: str = ""
+    reader_option: str = ""
 
     def environment(self, url: str) -> dict[str, str]:
         """The variables of the agent's environment, for a gateway at *url*."""
         variables = {**_FOR_ALL, **self.variables}
         return {name: value.replace("{url}", url) for name, value in variables.items()}
 
-    def options(self, url: str) -> list[str]:
-        """The arguments that come before the user's, for a gateway at *url*."""
-        return [word.replace("{url}", url) for word in self.arguments]
+    def command(self, command: Sequence[str], url: str, reader_url: str | None) -> list[str]:
+        """The user's *command*, and what tells it of a gateway at *url*.
+
+        *reader_url* is where the tools that read back are; None where there are none.
+        """
+        options = [word.replace("{url}", url) for word in self.arguments]
+        if reader_url is not None and self.reader_option:
+            # It waits for what is always loaded: tools that come after the first request would
+            # change the beginning of the prompt, and what is cached of it would be lost.
+            server = {"type": "http", "url": reader_url, "alwaysLoad": True}
+            # One word: as two it would take the words after it, too.
+            options.append(
+                f"{self.reader_option}={json.dumps({'mcpServers': {'ctxpipe': server}})}"
+            )
+        return [command[0], *options, *command[1:]]
+
+    def upstreams(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Where the agent's requests go without a gateway, by the paths under which it serves."""
+        anthropic_url = environment.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
+        return {
+            ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # as some clients have it
+            OPENAI: self.upstream or environment.get("OPENAI_BASE_URL") or OPENAI_URL,
+            GEMINI: environment.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL,
+        }
+
+    def past_gateway(self, name: str) -> str:
+        """That the agent *name* goes past the gateway, and what helps."""
+        return f"{name} goes past the gateway: {self.advice or ADVICE}"
 
 
 CLIENTS: Mapping[str, Client] = {
+    "claude": Client(reader_option="--mcp-config"),
     "opencode": Client({"ANTHROPIC_BASE_URL": f"{{url}}{ANTHROPIC}/v1"}),
     "pi": Client(arguments=("--extension", str(Path(__file__).with_name("pi.js")))),
     "gemini": Client({"GOOGLE_GEMINI_BASE_URL": f"{{url}}{GEMINI}"}),

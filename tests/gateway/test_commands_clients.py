@@ -44,7 +44,7 @@ def test_codex_is_told_by_the_setting_that_it_uses(tmp_path, config, login, sett
     client = find_client("codex", {"CODEX_HOME": str(tmp_path)})
 
     assert client.upstream == said
-    assert client.options(URL)[0] == f'--config={setting}="{URL}/openai"'
+    assert client.command(["codex"], URL, None)[1] == f'--config={setting}="{URL}/openai"'
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
 
 
@@ -61,6 +61,6 @@ def test_codex_downloads_no_plugins_unless_its_user_has_some(tmp_path, config, i
     if config is not None:
         (tmp_path / "config.toml").write_text(config)
 
-    options = find_client("codex", {"CODEX_HOME": str(tmp_path)}).options(URL)
+    options = find_client("codex", {"CODEX_HOME": str(tmp_path)}).command(["codex"], URL, None)
 
     assert ("--config=features.plugins=false" in options) == is_off
