@@ -97,6 +97,42 @@ async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_req
     assert [bill and bill.total for bill in stored] == [bill and bill.total for bill in sent]
 
 
+@pytest.mark.parametrize("client", ["claude", "codex"], indirect=True)
+async def test_a_trial_has_it_do_each_task_in_both_arms_and_knows_what_that_cost(client, tmp_path):
+    (tmp_path / "work" / "project").mkdir(parents=True)
+    tasks = '[make]\nfolder = "project"\nprompt = "Make it."\ncheck = "test -e made"'
+    (tmp_path / "work" / "tasks.toml").write_text(tasks)
+
+    def reply(body):
+        if not body.get("tools"):
+            return "A title"
+        if result_count(body) == 0:
+            return answer(CLIENTS[client].call("touch made; seq -f 'line %g of it' 900"))
+        assert "Make it." in json.dumps(body)
+        return "Done."
+
+    run = await run_client(
+        client,
+        tmp_path,
+        trial=["tasks.toml", "--runs", "2", "--jobs", "2"],
+        arguments=[word.replace(TASK, "{prompt}") for word in CLIENTS[client].arguments],
+        script=reply,
+    )
+    assert run.status == 0, run.error
+    assert run.refused == []
+    lines = (tmp_path / "work" / "trial.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["success"] for row in rows] == [True] * 4, run.error
+    assert sorted(row["arm"] for row in rows) == ["bare", "bare", "shaped", "shaped"]
+    assert all(row["dollars"] > 0 and row["turns"] >= 2 and not row["refused"] for row in rows)
+    assert sum(row["turns"] for row in rows) == len(run.api.requests)
+    print(run.output)
+    if client == "claude":  # which says in its output what it reckons a run has cost
+        said = (tmp_path / "work" / "trial.jsonl.log").read_text()
+        costs = map(float, re.findall(r'"total_cost_usd":([0-9.]+)', said))
+        assert sorted(costs) == pytest.approx(sorted(row["dollars"] for row in rows))
+
+
 READ_BACK = "mcp__ctxpipe__read_offloaded"
 
 

@@ -234,6 +234,7 @@ async def run_client(
     home: Path,
     *,
     is_wrapped: bool = False,
+    trial: Sequence[str] | None = None,
     journal: str | None = None,
     window: int = 200_000,
     arguments: Sequence[str] | None = None,
@@ -263,9 +264,10 @@ async def run_client(
             **client.configure(home, url),
         }
         command = [str(client.binary), *(client.arguments if arguments is None else arguments)]
-        if is_wrapped:
+        if is_wrapped or trial is not None:
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-            command = [sys.executable, "-m", "ctxpipe", "wrap", "--", *command]
+            way = ["wrap"] if trial is None else ["trial", *trial]
+            command = [sys.executable, "-m", "ctxpipe", *way, "--", *command]
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=work,
