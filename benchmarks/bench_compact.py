@@ -1,6 +1,6 @@
 """What compaction costs beside the model call.
 
-The gate, the files, the whole, the memory; and one slow answer.
+The gate, the files, the whole, the memory; one slow answer, and whether turns wait for it.
 
     python benchmarks/bench_compact.py
 
@@ -52,6 +52,7 @@ def main() -> None:
     )
     table(f"the memory of a compaction of {SESSION_TOKENS:,} tokens", memory())
     table("one attempt with an answer that takes 5 s", asyncio.run(slow_answer()))
+    table("the longest turn of a loop whose summaries take ten turns", asyncio.run(longest_turn()))
 
 
 def table(title: str, rows: Sequence[Row]) -> None:
@@ -330,6 +331,44 @@ async def slow_answer() -> list[Row]:
     return [
         ("compaction, archive to context", mine, "s", 30.0, f"{mine / 5:.2f} x the answer (5 s)")
     ]
+
+
+# In the background --------------------------------------------------------------------------------
+
+MODEL_SECONDS = 0.2
+"""What the agent's own model takes for a turn; a summary takes ten times as long."""
+
+
+async def longest_turn() -> list[Row]:
+    waits, summaries = await play_loop(background=False)
+    longest, more = await play_loop(background=True)
+    against = f"{longest / waits:.2f} x without ({waits:.2f} s); summaries: {more}, not {summaries}"
+    return [("a turn with background=True", longest, "s", 1.0, against)]
+
+
+async def play_loop(*, background: bool) -> tuple[float, int]:
+    """The longest turn, in seconds, and the number of summaries."""
+    asked = 0
+
+    async def slow(messages: Sequence[Message], /) -> Summary:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(10 * MODEL_SECONDS)
+        return await instant(messages)
+
+    counter = TokenCounter()
+    messages = history(counter, tokens=110_000)
+    longest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Compact(slow, archive=LocalStorage(folder), background=background)
+        pipeline = ContextPipeline([stage], budget=Budget(window=100_000), counter=counter)
+        async with pipeline.session("s") as session:
+            for end in range(1, len(messages) + 1, 2):
+                begun = perf_counter()
+                await session.run(messages[:end])
+                longest = max(longest, perf_counter() - begun)
+                await asyncio.sleep(MODEL_SECONDS)
+    return longest, asked
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from ..messages.identity import says_the_same
 from ..observers import Diagnostics, Observer, Shaped, observers_of
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
+from ..stages.background import PendingSummary
 from ..stages.compact import Compact
 from ..stages.media import MediaOffload
 from ..stages.reports import Outcome, Result
@@ -120,6 +121,7 @@ class Conversation:
 
     def _begin_anew(self) -> None:
         """Drop what is known of a conversation that was deleted."""
+        self.cancel_summaries()
         self._begin()
         self._memory.notify(DELETED)
         self._note_change()
@@ -210,7 +212,8 @@ class Conversation:
         self._bodies += 1
 
     async def leave(self) -> None:
-        """End an ``async with``: write what was appended; after the last, it is closed.
+        """End an ``async with``: write what was appended; after the last, it is closed, and nothing
+        runs in the background.
 
         Every turn is in the journal already.
         """
@@ -220,6 +223,17 @@ class Conversation:
         finally:
             self._bodies -= 1
             self._gate.is_closed = self._bodies == 0
+            if self._gate.is_closed:
+                for pending in self.cancel_summaries():
+                    await pending.wait()
+
+    def cancel_summaries(self) -> list[PendingSummary]:
+        """Cancel the summaries in the background, from any thread, and return them."""
+        memories = self._state.memories.values()
+        found = [memory.pop(PendingSummary) for memory in memories if PendingSummary in memory]
+        for pending in found:
+            pending.cancel()
+        return found
 
     @property
     def is_running(self) -> bool:

@@ -393,7 +393,7 @@ class Memory:
         saved: dict[str, Any] = {}
         for place, memory in self._state.memories.items():
             attempts = memory.get(Attempts)
-            if isinstance(attempts, Attempts) and (values := attempts.saved()):
+            if attempts and (values := attempts.saved()):
                 saved[str(place)] = values
         return saved
 
@@ -407,7 +407,7 @@ class Memory:
             memory = memories.setdefault(place, {})
             known = memory.get(Attempts)
             memory[Attempts] = attempts = Attempts.load(saved.get(str(place), {}))
-            attempts.warned = isinstance(known, Attempts) and known.warned
+            attempts.warned = bool(known and known.warned)
         self._saved_attempts = self._attempts()
 
     def _has_learned(self) -> bool:

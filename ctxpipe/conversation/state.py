@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..edits.thinking import Stale
 from ..errors import SettingsError
@@ -78,7 +78,7 @@ class State:
     settings: PipelineSettings
     ledger: Ledger
     agreed: int = 0
-    memories: dict[int, dict[object, object]] = field(default_factory=dict, repr=False)
+    memories: dict[int, dict[object, Any]] = field(default_factory=dict, repr=False)
     given: list[Message] = field(default_factory=list, repr=False)
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Agreement:
     messages from *fresh* on follow the context that is kept. *moved* lists messages of the history
     that differ in form only, *marked* those of the context whose cache marks changed. The next
     check for edits in place begins at *cursor*. *digests* are those of the history and the context
-    after the turn.
+    after the turn. *timeline* is what the history was compared with.
 
     *is_cut* says that the history has become shorter, *has_diverged* that it also differs, and
     *is_bulk* whether looking at what is new would hold up the event loop, None while nobody knows.
@@ -60,6 +60,7 @@ class Agreement:
     is_cut: bool = False
     has_diverged: bool = False
     is_bulk: bool | None = None
+    timeline: Timeline | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -110,6 +111,19 @@ class Step:
         has_news = self.messages or self.edits
         has_moved = self.agreement.is_cut or self.adopted
         return not (has_news or has_moved)
+
+    def place_of(self, index: int) -> int:
+        """Where the context, after the edits so far, has message *index* of the history.
+
+        Where another message replaces it, the place of that one.
+        """
+        place = index - self.agreement.fresh + self.kept
+        timeline = self.agreement.timeline
+        if place < self.kept and timeline is not None:
+            place = bisect_right(timeline.starts, index) - 1
+        for start, stop, messages in self.edits:
+            place = min(place, start) if place < stop else place + len(messages) - stop + start
+        return place
 
     def forget_changes(self) -> tuple[int, int] | None:
         """The first place changed so far, after which changes are counted anew."""
@@ -211,7 +225,9 @@ class Timeline:
                 adopted = True
         known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(history, known)
-        agreement = Agreement(now, moved=moved[: bisect_left(moved, known)], cursor=cursor)
+        agreement = Agreement(
+            now, moved=moved[: bisect_left(moved, known)], cursor=cursor, timeline=self
+        )
         step = Step(known, adopted, now[known:], agreement=agreement)
         self._prepare(step)
         ours = self.sent if adopted else self.history

@@ -78,7 +78,7 @@ async def _shape(
     messages, problems = await in_thread_if(is_bulk, repair_context, step, state, request)
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
     await _count_overhead(state, request.system, request.tools)
-    tracked = Tracked(start, is_bulk, state.columns, state.overhead.can_search)
+    tracked = Tracked(start, is_bulk, state.columns, state.overhead.can_search, step.place_of)
     turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)
     count = partial(_count_tokens, state, session_id)
     if not stages:

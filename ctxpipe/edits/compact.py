@@ -478,15 +478,17 @@ def replacements(
     archive: str = "",
     pin: Pin | None = None,
     whole: bool = True,
+    covered: int | None = None,
 ) -> list[Replacement]:
     """The new contexts for *head* and *rest* to choose from, the best first.
 
     The first one keeps the messages that the model has not answered as they are. The second, where
     that makes a difference, cuts long words to `MAX_WORDS_CHARS`, and leaves pictures and results
     out. Not *whole*: only the second. The evidence is *facts*, those of *source*; what is left out
-    is in *archive*. A request is there once: at the end, or in the evidence.
+    is in *archive*. A request is there once: at the end, or in the evidence. With *covered* the
+    summary is of so many messages, and all after them are kept as they are.
     """
-    tail = open_tail(rest)
+    tail = open_tail(rest) if covered is None else covered
     unanswered = rest[tail:]
     systems, left_out = _in_force(rest[:tail])
     cuts: list[str] = []
@@ -507,7 +509,7 @@ def replacements(
         return [shorter]
     replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
     first = _with_tail(replacement, unanswered, source)
-    if len(shorter.cuts) > len(first.cuts):
+    if covered is None and len(shorter.cuts) > len(first.cuts):
         return [first, shorter]
     return [first]
 

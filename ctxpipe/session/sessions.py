@@ -96,7 +96,9 @@ class Sessions:
     def forget(self, session_id: str) -> None:
         """Let go of the session, with what it has not written; the next `get` reads its journal."""
         self._held.remove(session_id)
-        self._alive.pop(session_id, None)
+        conversation = self._alive.pop(session_id, None)
+        if conversation is not None:
+            conversation.cancel_summaries()
 
     async def delete(self, session_id: str) -> None:
         """Delete the session: its journal, the texts and archives of the stages, and what is here.

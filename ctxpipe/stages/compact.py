@@ -67,10 +67,12 @@ from .archive import (
     read_verified,
     records_by_name,
 )
+from .background import BEGINS_AT, PendingSummary
 from .breaker import Attempts, Breaker
 from .layout import (
     FileFolder,
     Layout,
+    can_keep,
     choose_layout,
     fold_texts,
     list_paths,
@@ -394,6 +396,13 @@ class Compact:
 
     *breaker* says how often a summary is tried, and when no attempt is made for a while.
 
+    With *background* a session that is handed its history begins the summary at `BEGINS_AT` of the
+    trigger, while the agent goes on. The turn that reaches the trigger waits only for what is still
+    missing; the messages that came since stay behind the summary, word for word. As each summary
+    then covers less, there are more of them. Where one fails, or the history was edited, the turn
+    asks for its own, as with a focus. The end of the session's ``async with`` cancels what
+    is not written yet.
+
     Nothing is believed because of what a text says: in a session the evidence comes from the
     caller's history, and elsewhere from archives of the same session whose digest is right. Texts
     that only look like ours contribute nothing.
@@ -407,6 +416,7 @@ class Compact:
     evidence: Evidence = Evidence()
     breaker: Breaker = field(default_factory=Breaker)
     require_archive: bool = True
+    background: bool = False
 
     __repr__ = short_repr
 
@@ -424,12 +434,18 @@ class Compact:
             evidence=instance_of(Evidence, "an Evidence such as Evidence(tokens=2000)"),
             breaker=instance_of(Breaker, "a Breaker such as Breaker(cooldown_seconds=300)"),
             require_archive=FLAG,
+            background=FLAG,
         )
         check_reference(reference_of(self.archive))
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         turn.recall(Attempts).turns += 1
-        return await self._reason_to_skip(turn) or await self._attempt(turn)
+        skip = await self._reason_to_skip(turn)
+        if skip is None:
+            return await self._attempt(turn)
+        if self.background and await self._may_begin(turn):
+            await PendingSummary.begin(turn, self._writer(turn), self.breaker.retry)
+        return skip
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """What would be done; a summary cannot be known without writing it."""
@@ -449,7 +465,7 @@ class Compact:
         writer = self.summarize or AnthropicSummarizer()
         if not isinstance(writer, AnthropicSummarizer | PromptSummarizer):
             return self
-        return replace(self, summarize=replace(writer, focus=focus))
+        return replace(self, summarize=replace(writer, focus=focus), background=False)
 
     async def _attempt(self, turn: Turn) -> Change | Skip:
         attempts = turn.recall(Attempts)
@@ -490,6 +506,22 @@ class Compact:
         raw -= turn.overhead
         return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason))
 
+    async def _may_begin(self, turn: Turn) -> bool:
+        """Whether the next summary is to be begun in the background.
+
+        Not where kept thinking may forbid to keep what comes after it; and what costs nothing is
+        not waited for.
+        """
+        is_early = await turn.tokens() < BEGINS_AT * turn.budget.trigger
+        if is_early or turn.protected or isinstance(self._writer(turn), ExtractiveSummarizer):
+            return False
+        pending = turn.memory.get(PendingSummary)
+        if pending:
+            if pending.place(turn):
+                return False
+            pending.cancel()
+        return not await self._reason_to_skip(replace(turn, force=True))
+
     def _writer(self, turn: Turn) -> Summarizer:
         writer = self.summarize or AnthropicSummarizer()
         if isinstance(writer, AnthropicSummarizer):
@@ -525,10 +557,7 @@ class Compact:
         path = await self._archive(turn, rest, facts) if is_first else None
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
-        # What costs nothing is written anew: then it says the same in every process.
-        is_free = isinstance(writer, ExtractiveSummarizer)
-        parts = None if is_free else turn.recall(FinishedParts)
-        summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
+        summary, covered = await self._summarize(turn, writer, rest)
         if not is_first:
             path = await self._archive(turn, rest, facts)
         restored = RestoredFiles(warnings=(_NOT_RESTORED,))
@@ -538,7 +567,7 @@ class Compact:
             )
         notes = [SEARCHABLE] if turn.can_search else []
         facts = replace(facts, notes=notes + _notes(restored))
-        found = await self._replacements(turn, summary, source, facts, path, shown)
+        found = await self._replacements(turn, summary, covered, source, facts, path, shown)
         replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens)
         layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)
         warnings = [*replacement.cuts, *restored.warnings]
@@ -546,7 +575,7 @@ class Compact:
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
             await turn.counter.count(layout.messages),
-            len(rest),
+            covered or len(rest),
             summarizer=summary.writer or summarizer_name(writer),
             archive=path,
             restored=tuple(file.path for file in layout.files),
@@ -559,6 +588,28 @@ class Compact:
             output_tokens=summary.output_tokens,
         )
         return await self._judge(turn, replacement, layout, detail)
+
+    async def _summarize(
+        self, turn: Turn, writer: Summarizer, rest: Sequence[Message]
+    ) -> tuple[Summary, int | None]:
+        """The summary of *rest*, or the one from the background and how many messages it covers.
+
+        What came since may be too much to be kept: then it is summarized, with that summary before
+        it.
+        """
+        # What costs nothing is written anew: then it says the same in every process.
+        is_free = isinstance(writer, ExtractiveSummarizer)
+        parts = None if is_free else turn.recall(FinishedParts)
+        pending = turn.memory.get(PendingSummary)
+        if self.background and pending and (covered := pending.place(turn)):
+            summary = await pending.summary(turn)
+            if summary and await can_keep(turn, rest[covered:]):
+                return summary, covered
+            if summary:
+                known = await in_thread(digest_of, rest[:covered])
+                parts = FinishedParts(writer, writer, covered, known, summary)
+                turn.memory[FinishedParts] = parts
+        return await summarize_with_retry(writer, rest, self.breaker.retry, parts), None
 
     async def _archive(
         self, turn: Turn, rest: Sequence[Message], facts: compact.Facts
@@ -580,6 +631,7 @@ class Compact:
         self,
         turn: Turn,
         summary: Summary,
+        covered: int | None,
         source: compact.Source,
         facts: compact.Facts,
         archive: str | None,
@@ -600,6 +652,7 @@ class Compact:
             archive=path,
             pin=self.evidence.pin,
             whole=not _has_protected_thinking(turn, rest),
+            covered=covered,
         )
         return await in_thread(make_replacements, head, rest, summary.text, source, facts)
 

@@ -11,7 +11,7 @@ from .._threads.threads import in_thread
 from ..edits.compact import Replacement, evidence_block
 from ..edits.offload import newest
 from ..errors import StorageError, safe_text, storage_errors
-from ..messages import Message
+from ..messages import Message, split_system
 from ..messages.rules import closes_turn
 from ..placeholders.names import session_folder
 from ..providers.refusals import FAR_BELOW
@@ -132,6 +132,13 @@ def window_holds(turn: Turn, raw: int) -> bool:
     """Whether the window holds *raw* tokens beside a reply, as far as it was measured."""
     reserve = turn.budget.reserve_output or 0
     return turn.ledger.measured_estimate(raw) <= turn.budget.window - reserve
+
+
+async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
+    """Whether *messages* may follow a summary as they are, with the target in sight."""
+    head, _ = split_system(turn.messages)
+    raw = turn.overhead + await turn.counter.count([*head, *messages])
+    return not turn.protected and turn.ledger.estimate(raw, messages) <= turn.budget.target
 
 
 async def _from_rich_to_lean(

@@ -23,13 +23,15 @@ class Tracked(NamedTuple):
 
     Those before *start* are unchanged since the last turn. Looking at the others would hold up the
     event loop if they are *bulky*. *columns* have sums over the facts of those that were read. With
-    *can_search* the model's tools include `search_history`.
+    *can_search* the model's tools include `search_history`. *place_of* tells where the messages
+    have one of the history, by its index, or the one that replaces it.
     """
 
     start: int
     bulky: bool
     columns: Columns
     can_search: bool = False
+    place_of: Callable[[int], int] = int  # as it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ At each fault point (with STEP: at every so many of them; a fault point is a ste
 or a call that changes the disk) one process plays a conversation and kills itself there; another
 one goes on. At every fourth point that one is killed too, further on, and a third one goes on. What
 the last one finds goes to standard output, one JSON object a line; the last line tells what a
-process finds that was not killed. OLD is what becomes of old results: "batch" or "collapse".
+process finds that was not killed. OLD is what becomes of old results: "batch" or "collapse"; with
+"background" it is "batch", and summaries are written in the background.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def reached(root: Path) -> int:
     return int((root / "turn").read_text() or 1) if (root / "turn").exists() else 1
 
 
+IN_BACKGROUND = sys.argv[3:] == ["background"]
+
+
 def stage_for_old_results(storage: LocalStorage) -> Stage:
     if sys.argv[3:] == ["collapse"]:
         return Collapse(
@@ -118,10 +122,16 @@ async def played(root: Path, start: int) -> dict[str, Any]:
     stages = (
         DirectOffload(storage, min_chars=2000),
         stage_for_old_results(storage),
-        Compact(summarize, storage, breaker=Breaker(clock=float, retry=Retry(max_retries=0))),
+        Compact(
+            summarize,
+            storage,
+            breaker=Breaker(clock=float, retry=Retry(max_retries=0)),
+            background=IN_BACKGROUND,
+        ),
         SmartTruncate(storage),
     )
-    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=930), on_report=note)
+    budget = Budget(window=3000, trigger=1300 if IN_BACKGROUND else 930)
+    pipeline = ContextPipeline(stages, budget=budget, on_report=note)
     session = pipeline.session("s", journal=storage)
     given, found, contexts = history(), list[str](), dict[str, str]()
     known = await pipeline.session("s", journal=storage).history()  # before anything is handed in

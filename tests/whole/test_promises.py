@@ -71,14 +71,14 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.edits.repair import repair
-from ctxpipe.messages import Message
+from ctxpipe.messages import Message, split_system
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.session import Session
 from ctxpipe.stages.compact import Breaker, Restore
 from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.media import MediaOffload
-from ctxpipe.stages.reports import Outcome, StageReport
+from ctxpipe.stages.reports import Compacted, Outcome, StageReport
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary
@@ -173,7 +173,10 @@ class Setting:
         )
         if random.randrange(2):  # instead of offloading, and as often
             self.order = ["collapse" if name == "batch" else name for name in self.order]
-        trigger = random.choice((300, 1000, 2500, 8000))
+        self.background = random.random() < 0.5
+        # A summary is begun only where a turn ends a little below the trigger.
+        trigger = random.choice((1000, 2500) if self.background else (300, 1000, 2500, 8000))
+        self.cooldown = random.choice((0.0, 300.0))
         self.budget = Budget(
             window=2 * trigger, trigger=trigger, target=trigger * random.randrange(1, 10) // 10
         )
@@ -236,7 +239,8 @@ class Setting:
                 self.writer,
                 disk,
                 restore=Restore(files=LocalFiles(self.work), shell=True),
-                breaker=Breaker(retry=retry, clock=self.clock),
+                breaker=Breaker(retry, self.cooldown, clock=self.clock),
+                background=self.background,
             ),
             "truncate": lambda: SmartTruncate(disk, self.max_tokens, shell=True),
         }
@@ -264,6 +268,10 @@ class Watch:
         if self.refusing:
             return "not this one"
         self.proposals.append((turn, change))
+        _, rest = split_system(turn.messages)
+        detail = change.detail
+        if isinstance(detail, Compacted) and detail.messages_summarized < len(rest):
+            figures["summaries from the background"] += 1
         return False
 
     def forget(self) -> None:
@@ -341,11 +349,12 @@ class Caller(RuleBasedStateMachine):
         if not self.needs_run:
             self._append(self.talk.loop(steps, self._model_view(), open_end=open_end))
 
-    @rule()
-    def work_on(self) -> None:
-        """One step of the loop, as most are: the model's calls, and a turn with their results."""
-        self.work(1, False)
-        self._turn()
+    @rule(turns=st.sampled_from((1, 1, 1, 5)))
+    def work_on(self, turns: int):
+        """Steps of the loop, as most are: the model's calls, and a turn with their results."""
+        for _ in range(turns):
+            self.work(1, False)
+            self._turn()
 
     @precondition(
         lambda self: len(self.history) < 300 and not self.needs_run and self.history != []
@@ -552,7 +561,9 @@ class Caller(RuleBasedStateMachine):
             self.originals.learn_folds(change.messages)
 
     def _checked(self, result: Result, seen: Mapping[str, Any], **more: Any):
-        compacting = self.setting.order.count("compact")
+        attempts = self.setting.order.count("compact") * (1 + MAX_RETRIES)
+        if self.setting.background and more.get("in_session"):
+            attempts *= 2  # where one in the background has failed, the turn tries again
         self._learn_folds()
         refused = self.setting.writer.mode == "refuses"
         run = Run(
@@ -564,7 +575,7 @@ class Caller(RuleBasedStateMachine):
                 "proposals": list(self.watch.proposals),
                 "told": list(self.watch.told),
                 "journal": f"{session_folder(self.id)}/{NAME}",
-                "allowed": None if refused else compacting * (1 + MAX_RETRIES),
+                "allowed": None if refused else attempts,
                 "counts": self.watch.pipeline.counter.total,
                 "encoded": self.watch.tokens.encoded,
                 "raced": self.raced,
