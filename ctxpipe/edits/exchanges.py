@@ -127,7 +127,7 @@ class ExchangeIndex:
     def __init__(self) -> None:
         self.known: int = 0
         """How many messages were looked at."""
-        self.places = array("q")
+        self.places: array[int] = array("q")
         """The first message of each exchange."""
         self._freed = array("q")  # tokens
 
