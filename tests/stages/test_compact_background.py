@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -630,16 +631,17 @@ def test_the_end_of_the_loop_leaves_nothing_running_and_the_next_loop_goes_on(
 def test_a_synchronous_session_leaves_nothing_running(tmp_path):
     storage = LocalStorage(tmp_path)
     made: list[Writer] = []
+    is_asked = threading.Event()
 
     async def summarize(messages: Sequence[Message], /) -> Summary:
         made.append(Writer(may_answer=False))
+        is_asked.set()
         return await made[-1](messages)
 
     with sync.Session(piped(stage(summarize, storage)), "s") as session:
         for end in range(1, 40, 2):
             session.run(GIVEN[:end])
-            if made:
-                break
+        assert is_asked.wait(60)
 
     assert [(one.ended, one.answered) for one in made] == [(1, 0)]
 
