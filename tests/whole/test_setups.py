@@ -317,6 +317,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "restore": [".", {}, Restore, CONVERSATION],
             "evidence": [2000, {}, None, Evidence],
             "breaker": [300.0, {}, None, Breaker],
+            "background": FLAGS,
         },
     ),
     (Evidence, {}, {"tokens": SIZES, "pin": PLAIN}),
