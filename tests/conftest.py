@@ -201,6 +201,8 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         # What measures the coverage locks its own data, wherever a file is met for the first time.
         lock = blocking.functions["threading.Lock.acquire"]
         lock.can_block_in("coverage/collector.py", "lock_data")
+        # Several event loops of one process may want a module for the first time at once.
+        lock.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")
         yield
 
 

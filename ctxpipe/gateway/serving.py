@@ -70,6 +70,7 @@ class Serving:
             date_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
+        config.load()  # it imports, which waits for other threads that do: not on the event loop
         self._server = uvicorn.Server(config)
 
     @property
