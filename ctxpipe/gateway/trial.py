@@ -114,9 +114,11 @@ def read_tasks(path: Path) -> dict[str, Task]:
         raise SettingsError(f"{path} cannot be read: {error}") from error
     tasks = {}
     for name, given in tables.items():
-        texts = isinstance(given, dict) and {*map(type, given.values())} == {str}
-        if not texts or {*given} != {*Task._fields}:
-            raise SettingsError(f"{path}: {name} is {given}; texts for {Task._fields} are a task")
+        has_texts = isinstance(given, dict) and {*map(type, given.values())} == {str}
+        if not has_texts or {*given} != {*Task._fields}:
+            raise SettingsError(
+                f"{path}: {name} is {given}; give a table with the texts {', '.join(Task._fields)}"
+            )
         folder = (path.parent / given.pop("folder")).resolve()
         if not folder.is_dir():
             raise SettingsError(f"{path}: {name} needs the folder {folder}, which is not there")
@@ -161,9 +163,9 @@ def read_rows(path: Path, asked: str) -> dict[Run, Row]:
 class Trial:
     """Runs *tasks* by the agent *command*, shaped by *preset*, until it is *stopped*.
 
-    What is *done* grows by each run, and so does the file at *path*; what agents
-    and checks print is in another beside it. *budget* is in dollars,
-    *limit* in seconds. *asked* is the digest of all that.
+    What is *done* grows by each run, and so does the file at *path*; what agents and checks print
+    is in another beside it. *budget* is in dollars, *limit* in seconds for one run of the agent or
+    of a check. *asked* is the digest of the agent, the tasks and the preset.
     """
 
     command: Sequence[str]

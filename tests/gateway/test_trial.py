@@ -339,9 +339,15 @@ async def test_rows_of_another_agent_are_no_rows_of_this_one(folder):
         (None, "cannot be read"),
         ("one = [", "cannot be read"),
         ("prompt = 'x'", "prompt is x"),
-        ("[one]\nfolder = 'work'\nprompt = 'x'", "('folder', 'prompt', 'check')"),
+        (
+            "[one]\nfolder = 'work'\nprompt = 'x'",
+            "give a table with the texts folder, prompt, check",
+        ),
         ("[one]\nfolder = 'work'\nprompt = 'x'\ncheck = 'true'\nchek = 'x'", "'chek'"),
-        ("[one]\nfolder = 'work'\nprompt = 3\ncheck = 'true'", "texts for"),
+        (
+            "[one]\nfolder = 'work'\nprompt = 3\ncheck = 'true'",
+            "give a table with the texts folder, prompt, check",
+        ),
         ("[one]\nfolder = 'gone'\nprompt = 'x'\ncheck = 'true'", "which is not there"),
     ],
 )
