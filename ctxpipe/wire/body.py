@@ -25,13 +25,16 @@ MAX_DEPTH = 200
 MAX_ITEMS = 100_000
 """So many messages a request may have; the Messages API takes no more."""
 
-FIRST_STEP = 4096  # bytes of two bodies that are compared first
-MOST_AT_ONCE = 1 << 20  # bytes that are compared at once
+COMPARED_AT_ONCE = 1 << 16  # bytes of two bodies
 
 _CLOSING = b'}]"'
 _BLANKS = b" \t\n\r"
-_TOKEN = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+"|[][{}:,]|[^][{}:," \t\n\r]++)', re.DOTALL)
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TOKEN = re.compile(rb'[ \t\n\r]*+(%b|[][{}:,]|[^][{}:," \t\n\r]++)' % _STRING, re.DOTALL)
 """Blanks, and a string, a bracket, a colon, a comma, or a number or word."""
+_FLAT = rb'(?:[^][{}"]++|%b)*+' % _STRING
+_OUTER_BRACKET = re.compile(rb'(?:[^][{}"]++|%b|[{[]%b[]}])*+[][{}]' % (_STRING, _FLAT), re.DOTALL)
+"""All up to the next bracket of a list or object that holds another one: most hold none."""
 _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _decoder = json.JSONDecoder()
 
@@ -111,13 +114,11 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
     reader = _Reader(raw, key)
     closest, most = None, 0
     for body in known:
-        if body.key != key or not body.items:
-            continue
-        same = _same_items(body, raw)
+        same = _same_items(body, raw) if body.key == key else 0
         if same > most:
             closest, most = body, same
-        if most >= len(body.items) - 1:
-            break  # the newest come first: what one continues is not looked for in the others
+            if same >= len(body.items) - 1:
+                break  # the newest come first: what one continues is not looked for in the others
     if closest is not None:
         reader.continue_from(closest, most)
     return reader.read()
@@ -186,19 +187,21 @@ class _Reader(Body):
 
     def find_value(self) -> Span:
         """The bytes of the value that comes next, if it is one."""
-        start = -1
-        depth = 0
-        while start < 0 or depth > 0:
-            token = _TOKEN.match(self.raw, self.at)
-            if token is None:
-                raise self.error("a value has no end")
-            self.at = token.end()
-            first = token.start(1)
-            start = first if start < 0 else start
-            depth += _BRACKETS.get(self.raw[first], 0)
-            if depth > MAX_DEPTH:
+        start = self.skip(_TOKEN).start(1)
+        depth = _BRACKETS.get(self.raw[start], 0)
+        while depth > 0:
+            self.skip(_OUTER_BRACKET)
+            depth += _BRACKETS[self.raw[self.at - 1]]
+            if depth == MAX_DEPTH:  # what it holds is one level deeper
                 raise TooDeep(f"the body nests deeper than {MAX_DEPTH} levels")
         return Span(start, self.at)
+
+    def skip(self, pattern: re.Pattern[bytes]) -> re.Match[bytes]:
+        match = pattern.match(self.raw, self.at)
+        if match is None:
+            raise self.error("a value has no end")
+        self.at = match.end()
+        return match
 
     def decode(self, span: Span) -> Any:
         return _decoder.decode(self.raw[span.start : span.stop].decode())
@@ -235,17 +238,11 @@ def _common_bytes(one: bytes, other: bytes) -> int:
     """How many bytes two bodies have in common from their beginning on."""
     length = min(len(one), len(other))
     start = 0
-    step = FIRST_STEP
-    stop = min(length, step)
-    # Each step is twice as long: bodies that differ early cost little, equal ones few steps.
-    while start < length and one[start:stop] == other[start:stop]:
-        start = stop
-        step = min(2 * step, MOST_AT_ONCE)
-        stop = min(length, start + step)
-    while start < stop:
-        middle = (start + stop + 1) // 2
-        if one[start:middle] == other[start:middle]:
-            start = middle
+    step = COMPARED_AT_ONCE
+    while step:
+        stop = start + step
+        if start < length and one[start:stop] == other[start:stop]:
+            start = stop
         else:
-            stop = middle - 1
-    return start
+            step //= 2
+    return min(start, length)

@@ -164,6 +164,12 @@ def test_what_nests_too_deep_is_refused(depth):
         read_body(raw, "messages")
 
 
+def test_what_nests_as_deep_as_it_may_is_read():
+    item = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    body = parsed(b'{"messages": [' + item + b', {"a": ' + item[1:-1] + b"}]}")
+    assert [span.stop - span.start for span in body.spans] == [len(item), len(item) + 5]
+
+
 def test_a_body_that_names_a_key_twice_cannot_be_read():
     with pytest.raises(ValueError, match="twice"):
         read_body(b'{"messages": [], "messages": [1]}', "messages")
