@@ -136,7 +136,7 @@ mutants: $(STAMP)  ## the power of the tests: sixty faults, each of which a test
 
 # TRANSCRIPTS is a folder of recorded conversations; without it those that need one are left out. Load and several
 # workers take half an hour each, and the workers a PostgreSQL: `make test-services INSTALL=1`.
-RECORDED := cache_doctor costs gateway_replay
+RECORDED := cache_doctor costs gateway_replay survival
 BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
 
 size: $(STAMP)  ## tokens of code by room, beside their budgets
@@ -155,6 +155,7 @@ ifdef TRANSCRIPTS
 	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --ablate --quick --write
 	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) --write
 	$(BIN)/python benchmarks/bench_gateway_replay.py $(TRANSCRIPTS)/*.jsonl --write
+	$(BIN)/python benchmarks/bench_survival.py $(TRANSCRIPTS) --write
 endif
 	$(BIN)/python benchmarks/figures.py
 
