@@ -256,7 +256,8 @@ class ContextPipeline:
         bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits up
         to that long for another process to end its own, which saves a second summary where the
         journal's storage can do that. With *verify* edits inside messages of earlier turns are
-        noticed too. *cache_seconds* is how long the provider's prompt cache keeps.
+        noticed too. *cache_seconds* is how long the provider's prompt cache keeps; from
+        an hour on, `Session.create` has it keep for an hour what is marked.
 
         Raises SettingsError for settings of the wrong type, and when the session is in use with
         another journal, or none.

@@ -65,7 +65,7 @@ async def ask(prompt: str, model: str | None) -> str:
 
 
 STORAGE = LocalStorage("/srv/app/.ctxpipe")
-FIGURES = Figures("coding", 9, 4.0, 1.0, 1.0, 0.9, 9.0, 0, 1.0, 1.0, 1.0)
+FIGURES = Figures("coding", 9, 4.0, 1.0, 1.0, 0.9, 9.0, 0, 1.0, 1.0, 1.0, 1.0)
 SHOWN: list[object] = [
     STORAGE,
     MemoryStorage(redact=str.upper),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from ..edits.breakpoints import with_breakpoints, with_free_breakpoints, with_hour_marks
 from ..errors import (
     CtxpipeError,
     SessionDeleted,
@@ -25,6 +26,7 @@ from ..errors import (
 from ..messages import Message, ensure_messages, field, with_content
 from ..messages.identity import says_the_same
 from ..observers import Diagnostics, Observer, Shaped, observers_of
+from ..providers.prices import HOUR
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
 from ..stages.background import PendingSummary
@@ -394,19 +396,26 @@ class Conversation:
         self._memory.apply(step)
         self._note_change()
 
-    def rewrite_range(self, context: Result) -> tuple[int, int] | None:
-        """The messages of *context*, from the one index up to the other, that its turn has
-        rewritten; None where it has rewritten none.
+    def mark(
+        self, context: Result, body: Mapping[str, Any], breakpoints: int | None
+    ) -> dict[str, Any]:
+        """The request *body* with *context*, and with cache breakpoints, at most so many more, or
+        with None those that cost nothing. Where the cache keeps for an hour, all are for an hour.
 
         A turn that is run a second time, since its request had to be sent again, changes nothing
-        any more: its range is that of the first run.
+        any more: what it has rewritten is what the first run did.
         """
         start = context.first_changed_index
         end = context.changed_end
         if start is not None and end is not None:
             self._rewritten = (context.covered, start, end)
         covered, start, end = self._rewritten
-        return (start, end) if covered == context.covered else None
+        rewritten = (start, end) if covered == context.covered else None
+        if breakpoints is None:
+            marked = with_free_breakpoints(body, rewritten)
+        else:
+            marked = with_breakpoints(body, breakpoints, rewritten)
+        return with_hour_marks(marked) if self._cache_seconds >= HOUR else marked
 
     # Compaction -----------------------------------------------------------------------------------
 

@@ -11,11 +11,13 @@ from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_b
 from ..messages.facts import SERVER_RESULTS
 from ..messages.rules import is_for_hour
 from ..settings import Wanted, is_size
+from .repair import change_marked
 
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
 """How many cache breakpoints may be asked for."""
 
 MARK = {"type": "ephemeral"}
+HOUR_MARK = {**MARK, "ttl": "1h"}
 # A block of another kind may be one that the API refuses to see marked.
 _CONTENT = frozenset({"text", "image", "document", "search_result", "tool_result"})
 _MARKABLE = _CONTENT | CALLS | SERVER_RESULTS
@@ -60,6 +62,25 @@ def with_free_breakpoints(
     if not marks.is_settled:
         return dict(body)
     return _mark_messages(body, _places(body, marks, rewritten)[: marks.free])
+
+
+def with_hour_marks(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The request *body* with all its cache marks for an hour: the API accepts none of these after
+    a shorter one. *body* is not modified.
+    """
+    changed = _for_hour(body)
+    for name in ("system", "tools"):
+        if body.get(name) and not isinstance(body[name], str):
+            changed[name] = [_for_hour(block) for block in body[name]]
+    numbered = enumerate(body["messages"])
+    marks = [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
+    changed["messages"] = change_marked(body["messages"], marks, _for_hour)
+    return changed
+
+
+def _for_hour(block: Any) -> dict[str, Any]:
+    is_marked = field(block, "cache_control")
+    return {**as_dict(block), "cache_control": HOUR_MARK} if is_marked else as_dict(block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +160,7 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     for message in body.get("messages", ())[index:]:
         marks += [mark for _, mark in cache_marks(message)]
     if any(map(is_for_hour, marks)):
-        return {**MARK, "ttl": "1h"}
+        return dict(HOUR_MARK)
     return dict(MARK)
 
 

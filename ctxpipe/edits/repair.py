@@ -473,12 +473,12 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
     numbered = enumerate(messages)
     marks = [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
     surplus = max(0, len(marks) - marks_left(beside))
-    messages = _change_marked(messages, marks[:surplus], _without_mark)
+    messages = change_marked(messages, marks[:surplus], _without_mark)
     late = late_hours(messages, range(len(messages)), beside)
-    return _change_marked(messages, late, _without_hour)
+    return change_marked(messages, late, _without_hour)
 
 
-def _change_marked(
+def change_marked(
     messages: Sequence[Message],
     marks: Iterable[tuple[int, MarkPlace]],
     change: Callable[[Block], dict[str, Any]],

@@ -21,6 +21,7 @@ import anyio
 import typer
 
 from ..errors import CtxpipeError, SettingsError
+from ..providers.prices import FIVE_MINUTES
 from ..settings import excerpt
 from .guard import is_loopback
 from .record import logger
@@ -59,6 +60,14 @@ Window = Annotated[
         min=1_000,
     ),
 ]
+CacheSeconds = Annotated[
+    float,
+    typer.Option(
+        help="How long the provider's prompt cache keeps; from 3600 on, cache marks are for an "
+        "hour.",
+        min=0,
+    ),
+]
 WorkDir = Annotated[
     Path | None,
     typer.Option(help="The folder of the agent's files, to be read again after a compaction."),
@@ -86,6 +95,7 @@ def gateway(
     no_files: NoFiles = False,
     preset: Preset = "coding",
     window: Window = None,
+    cache_seconds: CacheSeconds = FIVE_MINUTES,
     work_dir: WorkDir = None,
     pin: Pins = [],  # noqa: B006  typer copies it
     token_file: Annotated[
@@ -120,6 +130,7 @@ def gateway(
         address=_address(listen),
         preset=preset,
         window=window,
+        cache_seconds=cache_seconds,
         work_dir=work_dir,
         pin=pin,
         tokens=tokens,
@@ -147,6 +158,7 @@ def wrap(
     no_files: NoFiles = False,
     preset: Preset = "coding",
     window: Window = None,
+    cache_seconds: CacheSeconds = FIVE_MINUTES,
     work_dir: WorkDir = None,
     pin: Pins = [],  # noqa: B006  typer copies it
     dry_run: DryRun = False,
@@ -166,6 +178,7 @@ def wrap(
         None if no_files else root.resolve(),
         preset=preset,
         window=window,
+        cache_seconds=cache_seconds,
         work_dir=work_dir,
         pin=pin,
         dry_run=dry_run,

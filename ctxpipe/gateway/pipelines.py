@@ -9,6 +9,7 @@ from typing import Any
 from ..config import preset_stages, read_config
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
+from ..providers.prices import Prices
 from ..stages.compact import Compact, Evidence
 from ..stages.protocol import Stage
 from ..stages.truncate import SmartTruncate
@@ -33,7 +34,7 @@ class Pipelines:
     """The pipelines of one gateway, each with the window of the models that it serves.
 
     *preset* is a name of PRESETS, or a TOML file. Without *storage* no text leaves a context for a
-    file: only what compacts and truncates is left. *pin* is that of the presets.
+    file: only what compacts and truncates is left. *pin* and *prices* are those of the presets.
 
     Raises SettingsError for a preset that does not exist or cannot be read.
     """
@@ -44,13 +45,14 @@ class Pipelines:
         storage: Any,
         *,
         window: int | None = None,
+        prices: Prices | None = None,
         work_dir: str | PathLike[str] | None = None,
         pin: Sequence[str] = (),
     ) -> None:
         self._window = window
         self._learned: Memo[tuple[str | None, str], int] = Memo(MAX_LEARNED)
         self._made: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
-        self._stages = _stages(preset, storage, work_dir, pin or None)
+        self._stages = _stages(preset, storage, prices, work_dir, pin or None)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
         """The pipeline for requests to *model* with *betas*, the value of their header."""
@@ -73,6 +75,7 @@ class Pipelines:
 def _stages(
     preset: str,
     storage: Any,
+    prices: Prices | None,
     work_dir: str | PathLike[str] | None,
     pin: Sequence[str] | None,
 ) -> list[Stage]:
@@ -84,8 +87,8 @@ def _stages(
     if preset.endswith(".toml"):
         if pin:
             raise SettingsError(f"pin is a setting of stages: write it in {preset}")
-        return read_config(preset).stages(storage, work_dir=work_dir)
+        return read_config(preset).stages(storage, work_dir=work_dir, prices=prices)
     if preset not in PRESETS:
         names = ", ".join(PRESETS)
         raise SettingsError(f"there is no preset {preset!r}; there are {names}, or a FILE.toml")
-    return preset_stages(preset, storage, work_dir=work_dir, pin=pin)
+    return preset_stages(preset, storage, work_dir=work_dir, prices=prices, pin=pin)

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import SettingsError
+from ..providers.prices import FIVE_MINUTES
 from ..settings import excerpt
 from ..wire.conversations import MAX_BYTES
 from .guard import is_loopback
@@ -27,7 +28,8 @@ class Settings:
     several gateways keep their journals in common, each on the same address if they like; None: in
     *root*, by one gateway alone. *tokens* are those that clients may show; without them only this
     machine is served. With *dry_run* every request is sent as it came, and what would have been
-    saved is told.
+    saved is told. *cache_seconds* is how long the upstream's prompt cache keeps; from an hour on
+    every cache mark is for an hour.
 
     Raises SettingsError for a URL or an address that cannot be meant.
     """
@@ -39,6 +41,7 @@ class Settings:
     work_dir: Path | None = None
     pin: Sequence[str] = ()
     window: int | None = None
+    cache_seconds: float = FIVE_MINUTES
     tokens: Sequence[str] = field(default=(), repr=False)
     dry_run: bool = False
     show_texts: bool = False

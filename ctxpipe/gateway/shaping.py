@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._threads.threads import in_thread
 from ..conversation.conversation import Conversation
 from ..messages import Message, common_prefix
+from ..providers.prices import Prices
 from ..session.client import BETA
 from ..session.session import conversation_of
 from ..storage import JournalStorage, LocalStorage
@@ -47,9 +49,11 @@ class Shaper:
             settings.preset,
             texts,
             window=settings.window,
+            prices=replace(Prices.relative(), ttl_seconds=settings.cache_seconds),
             work_dir=settings.work_dir,
             pin=settings.pin,
         )
+        self._cache_seconds = settings.cache_seconds
         self.conversations: Conversations = Conversations(
             max_bytes=settings.max_bytes // max(1, len(settings.tokens))
         )
@@ -74,7 +78,10 @@ class Shaper:
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
 
             def open_session(session_id: str, _is_held: bool) -> Conversation:
-                return conversation_of(pipeline.new_session(session_id, journal=self._journal))
+                session = pipeline.new_session(
+                    session_id, journal=self._journal, cache_seconds=self._cache_seconds
+                )
+                return conversation_of(session)
 
             return conversation_name(headers, values), open_session
 

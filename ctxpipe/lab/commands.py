@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import __version__
-from .._text import as_number, as_percent, count_phrase
+from .._text import as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError, TranscriptError
 from ..providers.prices import Prices, prices_of
@@ -157,6 +157,8 @@ def replay(
         )
     else:
         _print_replays(good, by_file, totals, unit, model, all_columns=all_columns)
+        if prices.write_1h > prices.write:  # elsewhere there are no such marks
+            _print_hours(totals)
         if good:
             print_line(made)
     for file in failed:
@@ -239,6 +241,14 @@ def _print_replays(
     for name, meaning in FIGURES.items() if read else ():
         if name in SHOWN or all_columns:
             print_line(f"{name:7}  {meaning}")
+
+
+def _print_hours(totals: Sequence[Figures]) -> None:
+    """Print what cache marks for an hour would have cost, and whether to place them."""
+    for row in totals:
+        advice = "they pay" if row.hour < 1 else "those for five minutes are cheaper"
+        times = as_ratio(row.hour)
+        print_line(f"{row.policy}: with cache marks for an hour {times} times the cost; {advice}")
 
 
 def _display_name(path: str) -> str:

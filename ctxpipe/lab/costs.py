@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from ..messages import Message, blocks, common_prefix
 from ..prompt_cache.cache import Mark, PrefixCache
-from ..providers.prices import FIVE_MINUTES, Prices
+from ..providers.prices import FIVE_MINUTES, HOUR, Prices
 from .records import Sums
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Request",
     "bill",
     "with_all_marks",
+    "with_hour_marks",
 ]
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
@@ -66,7 +67,7 @@ class Request:
     """One request of a replay, before the recorded *call*.
 
     *output* are the reply's tokens, as billed. *marked* is what the prompt would use with all four
-    cache marks around every change; None where that is not known.
+    cache marks around every change, *hour* with marks for an hour; None where that is not known.
     """
 
     call: int
@@ -74,18 +75,20 @@ class Request:
     use: CacheUse
     output: float
     marked: CacheUse | None = None
+    hour: CacheUse | None = None
 
 
 class PromptCache:
     """The provider's cache for one conversation, request by request.
 
-    Every use is told twice: with the marks of `CacheRules`, and with all four around every change.
-    Tokens are counted by the caller. What is before the messages counts as one block.
+    Every use is told three times: with the marks of `CacheRules`, with all four around every
+    change, and with those of the rules, but for an hour. Tokens are counted by the caller. What is
+    before the messages counts as one block.
     """
 
     def __init__(self, rules: CacheRules | None = None) -> None:
         self.rules: CacheRules = rules or CacheRules()
-        self._caches = (PrefixCache(), PrefixCache())
+        self._caches = (PrefixCache(), PrefixCache(), PrefixCache())
         self._context: Sequence[Message] = ()
         self._settings: object = None
         self._chain: list[int] = []
@@ -96,28 +99,21 @@ class PromptCache:
         self,
         context: Sequence[Message],
         sums: Sequence[float],
-        seconds: float | None = None,
+        seconds: float = 0.0,
         settings: object = None,
-    ) -> tuple[CacheUse, CacheUse]:
+        *,
+        is_sent: bool = True,
+    ) -> list[CacheUse]:
         """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens.
 
         These include what is before the messages. *settings* is what of the request, besides its
-        messages, their cache depends on.
+        messages, their cache depends on. One that is not sent (*is_sent*) leaves the cache as it
+        was.
         """
-        if self.rules.by_settings and settings != self._settings:
-            del self._chain[1:]
-        self._settings = settings
-        return self._use(context, sums, seconds or 0.0, is_sent=True)
-
-    def peek(
-        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
-    ) -> tuple[CacheUse, CacheUse]:
-        """The use of the cache by *context*, without sending it."""
-        return self._use(context, sums, seconds or 0.0, is_sent=False)
-
-    def _use(
-        self, context: Sequence[Message], sums: Sequence[float], now: float, *, is_sent: bool
-    ) -> tuple[CacheUse, CacheUse]:
+        if is_sent:
+            if self.rules.by_settings and settings != self._settings:
+                del self._chain[1:]
+            self._settings = settings
         shared = common_prefix(self._context, context)
         ends = self._ends[: shared + 1]
         sizes = [max(1, len(blocks(message))) for message in context[shared:]]
@@ -131,22 +127,23 @@ class PromptCache:
             lengths.add(shared)
             more.add(_change_end(self._context, context, shared))
         uses = []
-        for cache, marked in zip(self._caches, (lengths, lengths | more), strict=True):
+        usual = self.rules.ttl_seconds
+        kinds = ((lengths, usual), (lengths | more, usual), (lengths, HOUR))
+        for cache, (marked, lifetime) in zip(self._caches, kinds, strict=True):
             marks = [
-                Mark(ends[length], self.rules.ttl_seconds)
+                Mark(ends[length], lifetime)
                 for length in sorted(marked)
                 if sums[length] >= self.rules.min_tokens
             ]
-            read = cache.find(chain, marks, now)
+            read = cache.find(chain, marks, seconds)
             read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]
             rest = sums[-1] - read_tokens
             uses.append(CacheUse(read_tokens, rest) if marks else CacheUse(0.0, 0.0, rest))
             if is_sent:
-                cache.keep(chain, marks, read, now)
+                cache.keep(chain, marks, read, seconds)
         if is_sent:
             self._chain, self._context, self._ends = chain, context, ends
-        use, marked_use = uses
-        return use, marked_use
+        return uses
 
 
 def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
@@ -192,6 +189,11 @@ class Bill(Sums):
 def with_all_marks(requests: Iterable[Request]) -> list[Request]:
     """*requests* as they would be billed with all four cache marks, where that is known."""
     return [replace(request, use=request.marked or request.use) for request in requests]
+
+
+def with_hour_marks(requests: Iterable[Request]) -> list[Request]:
+    """*requests* as they would be billed with cache marks for an hour, where that is known."""
+    return [replace(request, use=request.hour or request.use) for request in requests]
 
 
 def bill(requests: Iterable[Request], prices: Prices) -> Bill:

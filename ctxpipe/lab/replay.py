@@ -253,12 +253,13 @@ class _Run:
             return Request(moment.call, "summary", use, compacted.output_tokens)
         sums = await self._sums(moment.before)
         uses = []
-        for prefix in self.cache.peek(moment.before, sums, self.bench.clock.now):
+        now = self.bench.clock.now
+        for prefix in self.cache.request(moment.before, sums, now, is_sent=False):
             # Nothing is written to the cache: no request reads it twice.
             fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
             uses.append(CacheUse(prefix.read, 0, fresh))
-        use, marked = uses
-        return Request(moment.call, "summary", use, SUMMARY_TOKENS, marked)
+        use, *others = uses
+        return Request(moment.call, "summary", use, SUMMARY_TOKENS, *others)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
         if self.overhead is None:
@@ -275,10 +276,10 @@ class _Run:
         if self.settings.cache.by_settings:
             content = chain.from_iterable(map(blocks, self.context))
             settings = self.is_controlled, any(map(has_image, content))
-        use, marked = self.cache.request(self.context, sums, self.bench.clock.now, settings)
+        use, *others = self.cache.request(self.context, sums, self.bench.clock.now, settings)
         [raw] = await self.ledger.counter.counts([output])
         tokens = self.settings.tokens_per_raw * raw
-        moment.requests.append(Request(moment.call, purpose, use, tokens, marked))
+        moment.requests.append(Request(moment.call, purpose, use, tokens, *others))
         moment.reply = [output]
         if self.watch is not None:
             self.watch(moment)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, short_repr
 from ..prompt_cache import Tally
-from ..providers.prices import Prices
+from ..providers.prices import HOUR, Prices
 from ..tokens.spent import Kind
-from .costs import Bill, bill, with_all_marks
+from .costs import Bill, bill, with_all_marks, with_hour_marks
 from .references import Use
 from .replay import Replay
 
@@ -110,6 +110,7 @@ class Figures:
     seen: float
     strict: float
     found: float
+    hour: float
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -145,6 +146,7 @@ class Report:
 FIGURES: Mapping[str, str] = {
     "ratio": "the cost divided by that of the first policy",
     "marked": "the ratio with cache marks before and after each change",
+    "hour": "the cost with cache marks for an hour, divided by the cost",
     "hits": "the share of the prompts that came from the cache",
     "peak": "the largest prompt, in tokens as billed",
     "fetched": "requests made to read something back",
@@ -161,7 +163,7 @@ HEADINGS: Sequence[str] = ("policy", "calls", "cost", *FIGURES)
 
 _FORMATS: Mapping[str, Callable[[float], str]] = {
     **dict.fromkeys(FIGURES, as_percent),
-    **dict.fromkeys(("ratio", "marked"), as_ratio),
+    **dict.fromkeys(("ratio", "marked", "hour"), as_ratio),
     **dict.fromkeys(("peak", "fetched"), as_number),
 }
 
@@ -190,6 +192,7 @@ def figures(conversations: Iterable[Mapping[str, Replay]], prices: Prices) -> li
     for name, group in groups.items():
         requests = [request for replay in group for request in replay.requests]
         own, marked = bill(requests, prices), bill(with_all_marks(requests), prices)
+        hourly = bill(with_hour_marks(requests), replace(prices, ttl_seconds=HOUR))
         if not rows:
             first, first_marked = own, marked
         use = sum((replay.use for replay in group), Use())
@@ -206,6 +209,7 @@ def figures(conversations: Iterable[Mapping[str, Replay]], prices: Prices) -> li
             seen=use.recall,
             strict=use.strict_recall,
             found=use.with_reread,
+            hour=_ratio(hourly, own),
         )
         rows.append(row)
     return rows

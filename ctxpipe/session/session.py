@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack,
 from .._text import count_phrase
 from ..conversation.conversation import Conversation
 from ..conversation.open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
-from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
+from ..edits.breakpoints import MARKS
 from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, field
 from ..providers.refusals import Refusal, as_refusal
@@ -260,7 +260,8 @@ class Session:
         are placed where they pay off; with four, a turn that rewrites old messages still reads all
         before them from the cache, and the next rewriting all before its own. By default a turn
         that rewrites gets those that cost nothing: before and after what changed, where the request
-        has one behind them, or asks for automatic caching.
+        has one behind them, or asks for automatic caching. In a session whose *cache_seconds* are
+        an hour or more, every mark of the request is for an hour.
 
         Raises what the client raises; SettingsError, before anything is sent, for a client that is
         not async or an invalid number of breakpoints; InvalidHistory, naming the calls, for a
@@ -327,11 +328,7 @@ class Session:
     ) -> dict[str, Any]:
         """The *request* with *context*, and with the cache breakpoints that are ours to place."""
         body = {**request, **context.request_options, "messages": context.messages}
-        rewritten = self._conversation.rewrite_range(context)
-        if cache_breakpoints is None:
-            body = with_free_breakpoints(body, rewritten)
-        else:
-            body = with_breakpoints(body, cache_breakpoints, rewritten)
+        body = self._conversation.mark(context, body, cache_breakpoints)
         self._conversation.announce(context, body)
         return body
 

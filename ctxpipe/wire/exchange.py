@@ -20,7 +20,7 @@ from .._threads.threads import in_thread_if
 from .._values import JsonDict, JsonObject
 from ..conversation.conversation import Conversation
 from ..conversation.gate import is_asked_by_a_stage
-from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
+from ..edits.breakpoints import MARKS
 from ..errors import SettingsError, safe_text
 from ..messages import field, pending_calls
 from ..pipeline import ContextPipeline
@@ -255,10 +255,7 @@ class Exchange:
         changed = {**body, **self.result.request_options.get("extra_body", {})}
         if self.is_changed:
             changed["messages"] = self.items
-        rewritten = self.session.rewrite_range(self.result)
-        if breakpoints is None:
-            return with_free_breakpoints(changed, rewritten)
-        return with_breakpoints(changed, breakpoints, rewritten) if breakpoints else changed
+        return self.session.mark(self.result, changed, breakpoints)
 
     def learn(self, reply: object) -> None:
         """Learn what *reply*, or the usage of one, says was billed for what was sent."""

@@ -20,7 +20,7 @@ from histories import (
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxpipe.edits.breakpoints import with_breakpoints, with_free_breakpoints
+from ctxpipe.edits.breakpoints import with_breakpoints, with_free_breakpoints, with_hour_marks
 from ctxpipe.messages import Message, cache_marks
 from ctxpipe.testing import Model, problems
 
@@ -241,6 +241,18 @@ def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
     )
 
 
+def test_with_marks_for_an_hour_those_of_the_request_are_for_an_hour_as_well():
+    tools = [{"name": "a", "input_schema": {}, **MARK}, {"name": "b", "input_schema": {}}]
+    inner = user(tool_result("t1", [{**text("x"), **MARK}]))
+    body = request(user("go"), assistant(tool_use("t1")), inner, tools=tools, system="s", **MARK)
+    before = copy.deepcopy(body)
+
+    changed = with_hour_marks(with_breakpoints(body, 4))
+
+    lasting = str(before).replace(str(MARK["cache_control"]), str(HOUR))
+    assert (str(changed), body) == (lasting, before)
+
+
 @pytest.mark.parametrize(
     "last", [{"type": "hologram", "of": [1]}, {"type": "fallback", "to": {}, "from": {}}]
 )
@@ -302,6 +314,7 @@ def test_marks_among_those_of_the_caller_are_accepted_and_change_nothing_else(
     for changed in (
         with_breakpoints(body, limit, (start, stop)),
         with_free_breakpoints(body, (start, stop)),
+        with_hour_marks(with_breakpoints(body, limit, (start, stop))),
     ):
         assert problems(changed, MODEL) == []
         assert without_marks(changed) == without_marks(body)

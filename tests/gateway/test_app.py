@@ -127,6 +127,17 @@ async def test_before_what_a_turn_rewrites_is_a_cache_mark(tmp_path):
     assert rewritten
 
 
+async def test_where_the_cache_keeps_an_hour_the_marks_of_the_client_are_for_an_hour(tmp_path):
+    marked: Any = {"type": "text", "text": "Go.", "cache_control": {"type": "ephemeral"}}
+    body: Any = {"messages": [{"role": "user", "content": [marked]}], "system": [marked]}
+    async with MessagesServer(["ok"]) as api, serving(api.url, tmp_path, cache_seconds=3600) as it:
+        await post(it, body)
+
+    [sent] = api.requests
+    lasting = {**marked, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    assert sent.body["system"] == sent.body["messages"][0]["content"] == [lasting]
+
+
 async def test_after_too_long_a_shorter_request_is_sent_once(tmp_path):
     history = conversation(12, size=6_000)
     async with (

@@ -9,7 +9,7 @@ import pytest
 from ctxpipe.lab.page import advise, lead
 from ctxpipe.lab.report import Figures
 
-NONE = Figures("none", 9, 4.0, 1.0, 1.0, 0.9, 120_000.0, 0, 1.0, 1.0, 1.0)
+NONE = Figures("none", 9, 4.0, 1.0, 1.0, 0.9, 120_000.0, 0, 1.0, 1.0, 1.0, 1.0)
 CODING = replace(NONE, policy="coding", cost=3.0, ratio=0.75, seen=0.95, strict=0.95)
 LEAN = replace(NONE, policy="lean", cost=2.0, ratio=0.5, seen=0.8, strict=0.8, fetched=7)
 

@@ -25,9 +25,9 @@ def work(calls: int, name: str = "t") -> list[Message]:
 
 
 def sent(
-    cache: PromptCache, messages: list[Message], seconds: float | None = None, overhead: float = 0
+    cache: PromptCache, messages: list[Message], seconds: float = 0, overhead: float = 0
 ) -> CacheUse:
-    use, _ = cache.request(messages, sums(messages, overhead), seconds)
+    use, *_ = cache.request(messages, sums(messages, overhead), seconds)
     return use
 
 
@@ -103,7 +103,7 @@ def test_with_all_marks_the_next_change_finds_what_was_written_behind_the_last_o
     assert sent(cache, once).read == 3000
     # Message 6 ends what was changed; the entries of requests that ended between it and message 8
     # are gone.
-    use, marked = cache.request(twice, sums(twice))
+    use, marked, _ = cache.request(twice, sums(twice))
     assert (use.read, marked.read) == (4000, 6000)
 
 
@@ -124,6 +124,15 @@ def test_an_entry_lives_five_minutes_after_its_last_use():
     assert sent(cache, work(4), 898) == CacheUse(read=0, written=9000)
 
 
+def test_with_marks_for_an_hour_an_entry_outlives_a_pause():
+    cache = PromptCache()
+    sent(cache, work(1), 0)
+
+    use, _, hour = cache.request(work(2), sums(work(2)), 301)
+
+    assert (use.read, hour.read) == (0, 3000)
+
+
 def test_a_prompt_below_the_minimum_is_neither_read_nor_written():
     cache = PromptCache(CacheRules(min_tokens=4000))
 
@@ -136,20 +145,18 @@ def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only
     cache = PromptCache(CacheRules(by_settings=counts))
     cache.request(work(1), sums(work(1), 1500), settings="without images")
 
-    use, _ = cache.request(work(2), sums(work(2), 1500), settings="with images")
+    use, *_ = cache.request(work(2), sums(work(2), 1500), settings="with images")
 
     assert use == CacheUse(read, 6500 - read)
 
 
-def test_to_peek_sends_nothing():
+def test_what_is_not_sent_leaves_the_cache_as_it_was():
     cache = PromptCache()
     sent(cache, work(1))
 
-    assert (
-        cache.peek(work(2), sums(work(2)))
-        == cache.peek(work(2), sums(work(2)))
-        == (CacheUse(3000, 2000), CacheUse(3000, 2000))
-    )
+    uses = [cache.request(work(2), sums(work(2)), is_sent=False) for _ in range(2)]
+
+    assert uses == 2 * [3 * [CacheUse(3000, 2000)]]
     assert sent(cache, work(2)) == CacheUse(3000, 2000)
 
 

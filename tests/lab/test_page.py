@@ -102,7 +102,7 @@ def replayed() -> Report:
 
 
 def row(policy: str, cost: float, ratio: float = 1.0, seen: float = 1.0) -> Figures:
-    return Figures(policy, 8, cost, ratio, 1.0, 0.5, 900.0, 0, seen, seen, 1.0)
+    return Figures(policy, 8, cost, ratio, 1.0, 0.5, 900.0, 0, seen, seen, 1.0, 1.0)
 
 
 def long_run(

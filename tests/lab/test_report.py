@@ -57,9 +57,18 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
     assert (some.ratio, some.marked) == (0.9, 0.25)
 
 
-def test_a_row_is_written_under_the_headings():
-    row = Figures("none", 1469, 1234.5678, 1.0, 0.5, 0.25, 474_572.4, 2, 1.0, 0.875, 1.0)
+def test_marks_for_an_hour_are_told_in_the_cost_of_the_same_policy():
+    lapsed, kept = CacheUse(0.0, 1000.0), CacheUse(900.0, 100.0)
+    request = Request(0, "reply", lapsed, 0.0, hour=kept)
 
-    rest = ("1.000", "0.500", "25.0%", "474,572", "2", "100.0%", "87.5%", "100.0%")
+    (row,) = figures([{"none": Replay("t", (Step(0, (request,), Use()),))}], Prices.relative())
+
+    assert row.hour == (900 * 0.1 + 100 * 2) / (1000 * 1.25)
+
+
+def test_a_row_is_written_under_the_headings():
+    row = Figures("none", 1469, 1234.5678, 1.0, 0.5, 0.25, 474_572.4, 2, 1.0, 0.875, 1.0, 1.5)
+
+    rest = ("1.000", "0.500", "1.500", "25.0%", "474,572", "2", "100.0%", "87.5%", "100.0%")
     assert cells(row, "dollars") == ("none", "1,469", "$1,234.57", *rest)
     assert cells(row, "input tokens") == ("none", "1,469", "1,235", *rest)

@@ -11,7 +11,7 @@ from ctxpipe.lab.terminal import SHOWN, print_figures
 
 
 def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
-    return Figures(policy, 469, cost, 1.0, 0.955, 0.996, 474_572.0, 0, 1.0, 0.875, 1.0)
+    return Figures(policy, 469, cost, 1.0, 0.955, 0.996, 474_572.0, 0, 1.0, 0.875, 1.0, 1.0)
 
 
 @pytest.fixture

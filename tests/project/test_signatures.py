@@ -19,10 +19,12 @@ EXEMPT_FUNCTIONS = {
 
 REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
+OPTIONS = "the options of a command, which reads them from here"
 EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
     "prompt_cache.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
+    "gateway.settings.Settings": OPTIONS,
     "stages.reports.Compacted": REPORT,
     "testing.scripted.Received": REPORT,
 }

@@ -385,6 +385,19 @@ async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_
 
 
 @every_way
+async def test_where_the_cache_keeps_an_hour_every_mark_is_for_an_hour(ask: Ask):
+    session = ContextPipeline().session("s", cache_seconds=3600)
+    system = [{"type": "text", "text": "Be brief.", **MARK}]
+    async with talk(["ok"]) as (server, client):
+        await ask(session, client, loop(2), system=system, cache_breakpoints=4)
+
+    [sent] = server.requests
+    marks = [mark for message in messages_of(sent) for _, mark in cache_marks(message)]
+    marks += [block["cache_control"] for block in cast("Any", sent.body["system"])]
+    assert marks == [{"type": "ephemeral", "ttl": "1h"}] * 3
+
+
+@every_way
 async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask):
     session, history = rewriting(at_19=6).session("s"), loop(9)
     async with talk([overloaded(), "ok"]) as (server, client):
