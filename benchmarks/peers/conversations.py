@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import random
+import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,7 +18,9 @@ __all__ = [
     "facts",
     "halves",
     "odd",
+    "pictures",
     "quiet",
+    "safes",
     "spoken",
     "thoughtful",
     "turns",
@@ -110,6 +115,49 @@ def facts(
                 _message("user", f"Now part {number}."),
             ]
     return messages, planted
+
+
+def safes(results: int, chars: int) -> tuple[list[Message], dict[str, str]]:
+    """A bulky history, in each result of which one line says which word opens which safe.
+
+    And these words by the safes' names.
+    """
+    chance = random.Random(3)
+    codes: dict[str, str] = {}
+    messages: list[Message] = [_message("user", "Go.")]
+    for number in range(results):
+        name, code = ("".join(chance.choices("bcdfghjklmnpqrstvwxz", k=12)) for _ in range(2))
+        codes[name] = code
+        lines = prose(number, chars).split("\n")
+        lines.insert(chance.randrange(len(lines)), f"The safe {name} opens with {code}.")
+        messages += exchange(number, "\n".join(lines), f"Step {number}.")
+    return messages, codes
+
+
+def pictures(count: int, side: int = 512) -> list[Message]:
+    """A loop that takes a screenshot in each step: a PNG of a megabyte, as base64."""
+    messages: list[Message] = [_message("user", "Go.")]
+    for number in range(count):
+        step = exchange(number, "", f"Step {number}.")
+        block = cast("Any", step[1]["content"])[0]
+        source = {"type": "base64", "media_type": "image/png", "data": _png(number, side)}
+        block["content"] = [{"type": "image", "source": source}]
+        messages += step
+    return messages
+
+
+def _png(seed: int, side: int) -> str:
+    """A square picture of colours by chance: it cannot be made smaller."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + check
+
+    chance = random.Random(seed)
+    rows = b"".join(b"\0" + chance.randbytes(3 * side) for _ in range(side))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    picture = head + chunk(b"IDAT", zlib.compress(rows, 0)) + chunk(b"IEND", b"")
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + picture).decode()
 
 
 def billed(messages: Sequence[Message], before: int = 0) -> list[Message]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from time import perf_counter
+from time import perf_counter, sleep
 from types import SimpleNamespace
 
 __all__ = ["MAX_CHARS", "prompts", "reset", "spent", "summary"]
@@ -29,8 +29,11 @@ prompts: list[str] = []
 """What the model was asked since the last `reset`."""
 
 
-spent = SimpleNamespace(seconds=0.0)
-"""What it took the model to answer since the last `reset`: a real one takes its time elsewhere."""
+spent = SimpleNamespace(seconds=0.0, pause=0.0, asked=0)
+"""What it took the model to answer since the last `reset`: a real one takes its time elsewhere.
+
+With a *pause* it takes so many seconds longer. It was *asked* so often in this conversation.
+"""
 
 
 def reset() -> None:
@@ -43,6 +46,8 @@ def summary(prompt: str) -> str:
     """The summary that *prompt* asks for."""
     begun = perf_counter()
     prompts.append(prompt)
+    spent.asked += 1
+    sleep(spent.pause)
     named = Counter(match[0] for match in _NAME.finditer(prompt))
     lines, room = ["What matters so far:"], MAX_CHARS
     for name, _ in named.most_common():

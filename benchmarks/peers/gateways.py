@@ -34,7 +34,7 @@ from .driving import files_in
 from .processes import OURS, PeerFailed, python_of
 from .rows import Row, listed
 
-__all__ = ["Gateway", "expanded", "gateway_rows", "play"]
+__all__ = ["Gateway", "expanded", "gateway_rows", "play", "unnamed_row"]
 
 READS = 60
 CHARS = 6_000
@@ -164,16 +164,25 @@ class Played:
 
 
 async def play(
-    gateway: Gateway | None, window: int, reads: int = READS, chars: int = CHARS
+    gateway: Gateway | None,
+    window: int,
+    reads: int = READS,
+    chars: int = CHARS,
+    agents: Sequence[str] = ("You read files.",),
 ) -> Played:
-    """One loop through *gateway*, None for the bare client, before a model of that *window*."""
+    """One loop through *gateway*, None for the bare client, before a model of that *window*.
+
+    With more *agents*, which are system prompts, so many loops at once, under no name: their
+    requests begin with the same message.
+    """
     texts, words = result_texts(reads, chars)
-    numbers = iter(range(reads))
+    numbers = {agent: iter(range(reads)) for agent in agents}
 
     def reply(body: RequestBody) -> Answer:
         if not body.get("tools"):
             return answer("Summary: the agent has read files, and goes on reading them.")
-        number = next(numbers, None)
+        system = str(body["system"])
+        number = next(next(numbers[agent] for agent in agents if agent in system), None)
         if number is None:
             return answer("Done.")
         call = tool_use("read_file", {"path": f"src/file_{number}.txt"})
@@ -186,7 +195,12 @@ async def play(
                 url = server.url
                 if gateway is not None:
                     url = await opened.enter_async_context(running(gateway, url, Path(folder)))
-                await _loop(url, texts, played)
+                loops = [Played() for _ in agents]
+                async with asyncio.TaskGroup() as group:
+                    for agent, loop in zip(agents, loops, strict=True):
+                        group.create_task(_loop(url, agent, texts, loop))
+                played.done = min(loop.done for loop in loops)
+                played.milliseconds = median(loop.milliseconds for loop in loops)
                 last = str(next(r.body for r in reversed(server.requests) if r.body.get("tools")))
                 paths = expanded(last)
                 said = [last, *(t for path, t in files_in(Path(folder)).items() if path in paths)]
@@ -204,7 +218,7 @@ async def play(
     return played
 
 
-async def _loop(url: str, texts: Sequence[str], played: Played) -> None:
+async def _loop(url: str, system: str, texts: Sequence[str], played: Played) -> None:
     """The agent: until the model is done, or a request is refused."""
     messages: list[Any] = [{"role": "user", "content": "Read every file, then say so."}]
     times = []
@@ -217,7 +231,7 @@ async def _loop(url: str, texts: Sequence[str], played: Played) -> None:
                 got = await client.messages.create(
                     model=EXAMPLE_MODEL,
                     max_tokens=1000,
-                    system="You read files.",
+                    system=system,
                     tools=TOOLS,
                     messages=_marked(messages),
                 )
@@ -267,7 +281,10 @@ async def _retrieved(url: str, last: str) -> AsyncIterator[str]:
 def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> Iterator[Row]:
     """What a loop costs through each, and how far it gets where the window is too small."""
     cost = Row(
-        "a gateway: what a loop costs", NOTE.format(READS, CHARS, READ, WRITE), remark=REMARK
+        "a gateway: what a loop costs",
+        NOTE.format(READS, CHARS, READ, WRITE),
+        "The bill of an agent whose code nobody touches",
+        remark=REMARK,
     )
     bare = asyncio.run(play(None, WIDE, reads))
     cost.note += (
@@ -277,6 +294,7 @@ def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> 
     narrow = Row(
         "a gateway: turns done before a window that is too small",
         f"share of {reads} turns before a model of {NARROW:,} tokens, at the same defaults",
+        "A run that ends before its end was paid for nothing",
         least_wins=False,
         remark="requests that the API refused",
     )
@@ -298,6 +316,32 @@ def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> 
             narrow.cells[column] = played.done / reads
             narrow.remarks[column] = str(played.refused)
     yield narrow
+    yield unnamed_row(reads, gateways)
+
+
+def unnamed_row(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> Row:
+    """What two agents at once cost through one address, neither of which says who it is."""
+    row = Row(
+        "a gateway: what two unnamed agents at once cost",
+        (
+            f"share of what the bare clients pay; two loops of {reads} files take turns through "
+            "one address, with the same first message and no name, only another system prompt"
+        ),
+        "Sub-agents share an address: mixed up, each pays for the cache that the other broke",
+        remark="cache share / refused / words in the last request or one reference away",
+    )
+    agents = ("You read files for the tests.", "You read files for the docs.")
+    bare = asyncio.run(play(None, WIDE, reads, agents=agents))
+    for gateway in gateways:
+        with listed(row, gateway.name):
+            played = asyncio.run(play(gateway, WIDE, reads, agents=agents))
+            if played.done < reads:
+                raise PeerFailed(f"it ended after {played.done} turns")
+            row.cells[gateway.name] = played.dollars / bare.dollars
+            row.remarks[gateway.name] = (
+                f"{played.cached:.3f} / {played.refused} / {played.reached:.3f}"
+            )
+    return row
 
 
 if __name__ == "__main__":

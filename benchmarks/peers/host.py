@@ -73,6 +73,8 @@ class Host:
                     "originals": self.module.ORIGINALS,
                     "chat": hasattr(self.module.Peer, "chat"),
                     "state": hasattr(self.module, "STATE"),
+                    "searches": hasattr(self.module.Peer, "search"),
+                    "forgets": hasattr(self.module.Peer, "forget"),
                 }
             case "open":
                 fake_model.reset()
@@ -80,20 +82,31 @@ class Host:
                 return {}
             case "turn":
                 return await self.turn(asked)
-            case "save" | "load":
-                keep = self.save if asked["op"] == "save" else self.load
-                keep(Path(asked["file"]), self.peer(asked))
-                return {}
+            case op:
+                return await self.ask(op, self.peer(asked), asked)
+
+    async def ask(self, op: str, peer: Any, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is told of a conversation between its turns."""
+        told: dict[str, Any] = {}
+        match op:
+            case "save":
+                self.save(Path(asked["file"]), peer)
+            case "load":
+                self.load(Path(asked["file"]), peer)
             case "refused":
                 conversation = self.open[asked["name"]]
-                again = getattr(conversation.peer, "again", None)
+                again = getattr(peer, "again", None)
                 conversation.again = again(asked["told"]) if again is not None else {}
-                return {"options": conversation.again}
+                told["options"] = conversation.again
+            case "search":
+                told["text"] = await awaited(peer.search(asked["query"]))
+            case "forget":
+                await awaited(peer.forget())
             case "kept":
-                kept = self.peer(asked).kept()
-                files, state = await kept if inspect.isawaitable(kept) else kept
-                return {"files": files, "state": state}
-        raise ValueError(asked["op"])
+                told["files"], told["state"] = await awaited(peer.kept())
+            case _:
+                raise ValueError(op)
+        return told
 
     def begin(self, asked: dict[str, Any]) -> None:
         """Begin a conversation: in a folder of its own, a shared one, or as another's sub-agent.
@@ -110,7 +123,10 @@ class Host:
             peer = sibling()
         else:
             folder = str(of.peer.folder) if of is not None else folder
-            peer = self.module.Peer(asked["way"], folder, **asked.get("settings", {}))
+            settings = asked.get("settings", {})
+            fake_model.spent.pause = settings.pop("pause", 0.0)
+            fake_model.spent.asked = 0
+            peer = self.module.Peer(asked["way"], folder, **settings)
             peer.folder = Path(folder)
         self.open[asked["name"]] = Conversation(peer)
 
@@ -145,12 +161,13 @@ class Host:
         model = fake_model.spent.seconds
         told: dict[str, Any] = {
             "seconds": arrived + seconds - model,
+            "waited": arrived + seconds,
+            "asked": fake_model.spent.asked,
             "arrived": arrived,
             "prompts": list(fake_model.prompts),
         }
         if asked.get("wire", True):
-            wire = peer.chat(shaped) if asked.get("chat") else peer.wire(shaped)
-            wire = await wire if inspect.isawaitable(wire) else wire
+            wire = await awaited(peer.chat(shaped) if asked.get("chat") else peer.wire(shaped))
             sent = conversation.sent
             kept = next(
                 (i for i, (a, b) in enumerate(zip(sent, wire, strict=False)) if a != b),
@@ -160,6 +177,11 @@ class Host:
             options = {**conversation.again, **getattr(peer, "options", {})}
             told |= {"keep": kept, "messages": wire[kept:], "options": options}
         return told
+
+
+async def awaited(value: Any) -> Any:
+    """*value*, or what it becomes: a driver's function may be a coroutine."""
+    return await value if inspect.isawaitable(value) else value
 
 
 async def main(driver: str) -> None:
@@ -174,7 +196,8 @@ async def main(driver: str) -> None:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         return
     print("{}", file=answers, flush=True)
-    for line in sys.stdin:
+    # In a thread: what a peer does in the background goes on between its turns.
+    while line := await asyncio.to_thread(sys.stdin.readline):
         try:
             told = await host.answer(json.loads(line))
         except Exception as error:  # noqa: BLE001  a peer's error is a result

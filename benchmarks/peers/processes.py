@@ -191,7 +191,8 @@ class Peer:
     ) -> dict[str, Any]:
         """Hear *new* and shape the context of the next call.
 
-        Returns its seconds, the summarizer's prompts and, with *wire*, the messages that would be
+        Returns its seconds, without the model's and with them ("waited"), the summarizer's prompts,
+        how often it was asked in this conversation and, with *wire*, the messages that would be
         sent and the options of their request; with *chat* those of chat completions.
         """
         told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire, name=name, chat=chat)
@@ -230,6 +231,15 @@ class Peer:
         """The files that it wrote, by the path shown to the model, and every text still held."""
         told = self._ask(op="kept", name=name)
         return told["files"], told["state"]
+
+    def search(self, query: str) -> str:
+        """What its own tool finds of what left the context."""
+        found: str = self._ask(op="search", query=query, name=MAIN)["text"]
+        return found
+
+    def forget(self) -> None:
+        """Delete the conversation, as its framework does."""
+        self._ask(op="forget", name=MAIN)
 
     def close(self) -> None:
         """End the process."""

@@ -19,6 +19,7 @@ from .scoring import continues, refused, seen, signed, unbound
 __all__ = [
     "SAME",
     "SUMMARISERS",
+    "VALID_WORTH",
     "Row",
     "Spread",
     "active_rows",
@@ -31,6 +32,7 @@ __all__ = [
     "shortening_way",
     "told",
     "validity_row",
+    "variants",
 ]
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ BOUND_NOTE = (
     "its first request that is not accepted. Rewritten is a request that does not begin with the "
     "one before it: a peer without any has taken nothing out"
 )
+VALID_WORTH = "A request that is refused ends the run, and each one after it is refused, too"
 ON_ARRIVAL = (
     "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that "
     "here"
@@ -88,13 +91,14 @@ def told(seconds: float) -> str:
 class Row:
     """One question, and each peer's answer: a spread of seconds, a share, or why there is none.
 
-    *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say
-    one more thing of each peer, under the heading *remark*; where that is what becomes of the
-    originals, those compete that do the same.
+    *note* says what is measured, *worth* what a user has of it. With *least_wins* the smallest
+    figure is the best. *remarks* say one more thing of each peer, under the heading *remark*; where
+    that is what becomes of the originals, those compete that do the same.
     """
 
     name: str
     note: str
+    worth: str
     least_wins: bool = True
     cells: dict[str, Spread | float | str] = field(default_factory=dict)
     remark: str = ""
@@ -159,7 +163,7 @@ def listed(row: Row, column: str) -> Iterator[None]:
         row.cells[column] = f"failed: {type(error).__name__}: {error}"
 
 
-def _variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
+def variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
     """The ways in which *peer* does it, each with the heading of its column.
 
     A way is named "doing" or "doing, variant".
@@ -181,6 +185,7 @@ def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
             f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as "
             "in life"
         ),
+        "Paid before each call of the model: below a millisecond nobody feels it",
     )
     history = conversations.quiet(messages)
     for peer in each(row, peers):
@@ -223,6 +228,7 @@ def active_rows(
     yield _timed(
         "one new result of 100,000 characters leaves",
         "ms, least / median / most; behind 200 messages, for results above 8,000 characters",
+        "Paid once for each large result, beside a call of the model that takes seconds",
         peers,
         "offload",
         {"min_chars": 8000, "window": WIDE},
@@ -232,6 +238,7 @@ def active_rows(
     yield _timed(
         f"the old ones of {results} results of {chars} characters leave",
         f"ms, least / median / most; the 5 newest stay. {ON_ARRIVAL}",
+        "Paid once in many turns",
         peers,
         "free",
         {"trigger": 100_000},
@@ -242,6 +249,7 @@ def active_rows(
     yield _timed(
         f"{results * chars:,} characters compacted, the model's own time taken out",
         f"ms, least / median / most; half of the history known before. {ON_ARRIVAL}",
+        "Paid once in a window, beside a summary that takes a model half a minute",
         peers,
         "compact",
         {"trigger": 165_000},
@@ -260,15 +268,16 @@ def _arrival(peer: Peer, number: int) -> float:
 def _timed(
     name: str,
     note: str,
+    worth: str,
     peers: Sequence[Peer],
     doing: str,
     settings: Mapping[str, Any],
     once: Callable[[Peer, int], float],
     repetitions: int,
 ) -> Row:
-    row = Row(name, note, remark="originals afterwards")
+    row = Row(name, note, worth, remark="originals afterwards")
     for peer in each(row, peers):
-        for way, column in _variants(peer, doing):
+        for way, column in variants(peer, doing):
             if way not in peer.originals:
                 continue
             row.remarks[column] = ORIGINALS[peer.originals[way]]
@@ -313,7 +322,10 @@ def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: 
     kind = "broken" if broken else "valid but odd"
     doing = "compacted" if shortened else "as they are"
     row = Row(
-        f"valid requests, {kind} histories {doing}", f"share of {count} histories", least_wins=False
+        f"valid requests, {kind} histories {doing}",
+        f"share of {count} histories",
+        VALID_WORTH,
+        least_wins=False,
     )
     histories = [conversations.odd(seed, broken=broken) for seed in range(count)]
     for peer in each(row, peers):
@@ -333,6 +345,7 @@ def bound_row(peers: Iterable[Peer], count: int, *, shortened: bool) -> Row:
     row = Row(
         f"valid requests, thinking bound to what was sent before, loops {doing}",
         BOUND_NOTE.format(count),
+        VALID_WORTH,
         least_wins=False,
         remark="requests: rewritten / refused at first, for thinking / for anything else / all",
     )
@@ -450,11 +463,12 @@ def share_row(
     row = Row(
         f"share of the history that the summarizer sees, {kind}",
         SHARE_NOTE.format(results),
+        "What the model that summarizes never sees is in no summary",
         least_wins=False,
     )
     history, planted = conversations.facts(results, chars, asking=asking)
     for peer in each(row, peers):
-        for way, column in _variants(peer, "compact"):
+        for way, column in variants(peer, "compact"):
             if way not in SUMMARISERS:
                 continue
             with listed(row, column):

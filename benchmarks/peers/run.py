@@ -3,7 +3,7 @@
     python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b]
                                    [--write [FILE]]
 
-Without transcripts the two rows that need them are left out. With --write the tables replace
+Without transcripts the rows that need them are left out. With --write the tables replace
 results.md beside this, as far as they are known. Standard error tells what is being measured. A
 peer that cannot start, fails or takes too long stands in the tables with the reason.
 """
@@ -21,7 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
-from . import shared
+from benchmarks.bench_survival import KINDS, survivals
+
+from . import needs, shared
 from .gateways import gateway_rows
 from .processes import ANSWER_SECONDS, OURS, PEERS, Peer, PeerFailed
 from .recorded import LOG_FORMAT, NONE, Recorded, recorded
@@ -31,7 +33,7 @@ from .summary import summary
 __all__ = ["main", "session_tables", "table"]
 
 RESULTS = Path(__file__).with_name("results.md")
-PARTS = ("quiet", "active", "valid", "share", "shared", "gateway", "sessions")
+PARTS = ("quiet", "active", "valid", "share", "shared", "needs", "gateway", "survival", "sessions")
 REPETITIONS = {200: 30, 2_000: 20, 20_000: 10}
 ACTIVE = 7
 HISTORIES = 60
@@ -48,16 +50,17 @@ spared what others do, it is the best of those that do the same as ctxpipe.
 RECOVERABLE = """
 {cuts} cuts of {sessions} recorded sessions, asked to leave a quarter. Of what the agent went on to
 use: what stands in the context; there or in a file whose path or reference stands there; or
-anywhere in what the peer still holds (its files, its own state); and the tokens left. The model's
+anywhere in what the peer still holds (its files, its own state); and the tokens left. What is in
+none of these, an agent cannot go on with. The model's
 summary names what its prompt names most. What a peer that holds every message lacks of 1.000 under
 "raw" is lost where its state is printed to be searched.
 """
 DOLLARS = """
-{sessions} recorded sessions turn by turn, of what they cost with no management. What a reply uses
-and the context does not show is fetched and paid for, so that every agent has seen the same; so is
-each summary. "At 100,000" is the same trigger for all, in their own tokens. A cached token costs
-0.1 or 0.05 of the input price. Last: the share of what replies used that stood in the context
-before anything was fetched.
+What an agent's bill becomes: {sessions} recorded sessions turn by turn, of what they cost with no
+management. What a reply uses and the context does not show is fetched and paid for, so that every
+agent has seen the same; so is each summary. "At 100,000" is the same trigger for all, in their own
+tokens. A cached token costs 0.1 or 0.05 of the input price. Last: the share of what replies used
+that stood in the context before anything was fetched.
 """
 
 log = logging.getLogger(__name__)
@@ -80,13 +83,15 @@ def main() -> None:
                 absent[name] = str(error)
                 log.warning("%s does not start: %s", name, error)
         about = _about(peers, absent)
-        for row in _rows(peers, asked.parts.split(","), quick=asked.quick):
+        parts = asked.parts.split(",")
+        paths = _sessions(asked.transcripts, asked.sessions)
+        for row in _rows(peers, paths, parts, quick=asked.quick):
             rows.append(row)
             print(f"{table(row)}\n", flush=True)
             _written([about, summary(rows), *map(table, rows)], asked.write)
         names = [peer.name for peer in peers]
     found = Recorded()
-    paths = _sessions(asked.transcripts, asked.sessions) if "sessions" in asked.parts else []
+    paths = paths if "sessions" in parts else []
     last: list[str] = []
     for number, one in enumerate(recorded(paths, names, asked.processes), 1):
         found.take(one)
@@ -134,7 +139,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _rows(peers: Sequence[Peer], parts: Sequence[str], *, quick: bool) -> Iterator[Row]:
+def _rows(
+    peers: Sequence[Peer], paths: Sequence[str], parts: Sequence[str], *, quick: bool
+) -> Iterator[Row]:
     for messages, repetitions in REPETITIONS.items() if "quiet" in parts else ():
         if not (quick and messages > 2_000):
             yield quiet_row(messages, peers, 3 if quick else repetitions)
@@ -151,8 +158,33 @@ def _rows(peers: Sequence[Peer], parts: Sequence[str], *, quick: bool) -> Iterat
         yield share_row(peers, asking=asking)
     if "shared" in parts:
         yield from shared.rows(peers, 10 if quick else HISTORIES)
+    if "needs" in parts:
+        yield from needs.rows(peers, quick=quick)
     if "gateway" in parts:
         yield from gateway_rows()
+    if "survival" in parts and paths:
+        others = [peer for peer in peers if peer.name != OURS]
+        yield _survival_row(others, paths)
+
+
+def _survival_row(peers: Sequence[Peer], paths: Sequence[str]) -> Row:
+    """What survives a compaction of recorded sessions, each thing that was said once."""
+    row = Row(
+        "what was said, in sight or in a named file after a compaction",
+        (
+            f"the mean of six shares, in {len(paths)} recorded sessions; bench_survival says of "
+            "what. Ours is the coding preset"
+        ),
+        "What is in no file that the context names, the agent must find out anew, or makes up",
+        least_wins=False,
+        remark=f"in sight: {' / '.join(KINDS)}; tokens left",
+    )
+    for name, survival in survivals([*map(Path, paths)], peers).items():
+        column = OURS if name == "coding" else name
+        row.cells[column] = survival.mean_share(survival.named)
+        shares = " / ".join(f"{survival.share(survival.sight, kind):.3f}" for kind in KINDS)
+        row.remarks[column] = f"{shares}; {mean(survival.left):.3f}"
+    return row
 
 
 # In words -----------------------------------------------------------------------------------------
@@ -196,7 +228,14 @@ def table(row: Row) -> str:
         *(["of ctxpipe's"] if timed else []),
         *([row.remark] if row.remark else []),
     ]
-    lines = [f"## {_sentence(row.name)}", "", f"{_sentence(row.note)}.", ""]
+    lines = [
+        f"## {_sentence(row.name)}",
+        "",
+        f"{_sentence(row.note)}.",
+        "",
+        f"What it is worth: {row.worth[0].lower()}{row.worth[1:]}.",
+        "",
+    ]
     lines += [_cells(heads), f"|{'---|' * len(heads)}"]
     for column in _ranked(row):
         cell = row.cells[column]

@@ -18,9 +18,9 @@ from ctxpipe.testing.chat_rules import chat_problems
 
 from . import conversations
 from .processes import MAIN, Peer, PeerFailed
-from .rows import Row, each, listed, open_odd, shortening_way
+from .rows import VALID_WORTH, Row, each, listed, open_odd, shortening_way
 
-__all__ = ["agents_row", "chat_row", "processes_row", "resume_row"]
+__all__ = ["SETTINGS", "agents_row", "chat_row", "processes_row", "resume_row", "rows", "way_of"]
 
 SETTINGS: Mapping[str, Any] = {
     "trigger": 20_000,
@@ -35,7 +35,7 @@ KILL_SECONDS = 0.02
 WITHOUT_STATE = "nothing to save is known of it"
 
 
-def _way(peer: Peer) -> str:
+def way_of(peer: Peer) -> str:
     """What takes out most, files included."""
     return next(way for way in ("both", "compact", "free", "default") if way in peer.ways)
 
@@ -57,6 +57,7 @@ def agents_row(peers: Iterable[Peer]) -> Row:
             "its own context or one path away; an agent and three sub-agents in one folder take "
             "turns, with the same first message and the same ids of calls"
         ),
+        "An agent that reads another's words where its own were goes on with them, unnoticed",
         least_wins=False,
         remark="one agent alone / words of another in its place",
     )
@@ -76,7 +77,7 @@ class _Reached:
 
 
 def _reached(peer: Peer, names: Sequence[str]) -> _Reached:
-    way = _way(peer)
+    way = way_of(peer)
     peer.open(way, name=MAIN, **SETTINGS)
     for name in names[1:]:
         peer.open(way, name=name, of=MAIN, **SETTINGS)
@@ -151,6 +152,7 @@ def resume_row(peers: Iterable[Peer]) -> Row:
             "begins with as much of the last one as without a kill; each peer goes on from what "
             "its framework's own store keeps, or the application where it has none"
         ),
+        "What differs is no longer in the prompt cache, and is paid for once more",
         least_wins=False,
         remark="summaries paid in these turns: without a kill / with",
     )
@@ -191,6 +193,7 @@ def processes_row(peers: Iterable[Peer]) -> Row:
             "which has to compact, at the same time. The state goes from one to the other as in "
             "the row above"
         ),
+        "Workers behind one queue share sessions without paying a summary, or the cache, twice",
         least_wins=False,
         remark="summaries paid: one process / two / the turn at once; its requests are equal",
     )
@@ -240,6 +243,7 @@ def chat_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: bool
     row = Row(
         f"valid chat completions, {kind} histories {doing}",
         f"share of {count} histories of an OpenAI-shaped loop, each by the peer's own adapter",
+        VALID_WORTH,
         least_wins=False,
     )
     histories = [conversations.odd(seed, broken=broken) for seed in range(count)]

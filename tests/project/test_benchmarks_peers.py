@@ -20,6 +20,7 @@ from recorded import NIGHTLY
 
 from benchmarks.peers import conversations
 from benchmarks.peers.gateways import GATEWAYS, Gateway, expanded, gateway_rows, play
+from benchmarks.peers.needs import background_row, deletion_row, media_row, search_row
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
 from benchmarks.peers.recorded import NONE, Recorded, recorded
 from benchmarks.peers.rows import (
@@ -173,7 +174,7 @@ def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown()
 
 
 def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer():
-    row = Row("a turn", "ms")
+    row = Row("a turn", "ms", "little")
     row.cells = {
         OURS: Spread((0.002, 0.001)),
         "slow": Spread((0.009,)),
@@ -188,19 +189,19 @@ def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer():
 
 
 def test_a_peer_that_keeps_less_stands_apart_and_does_not_win():
-    row = Row("a turn", "ms", remark="originals afterwards")
+    row = Row("a turn", "ms", "little", remark="originals afterwards")
     row.cells = {OURS: Spread((0.004,)), "same": Spread((0.002,)), "less": Spread((0.001,))}
     row.remarks = {OURS: SAME, "same": SAME, "less": "nowhere"}
 
     assert row.winners() == ["same"]
     assert row.lead() == pytest.approx(0.5)
-    shown = [line.split(" |")[0] for line in table(row).splitlines()[6:]]
+    shown = [line.split(" |")[0] for line in table(row).splitlines()[8:]]
     assert shown == ["| **same**", "| ctxpipe", "| less"]
     assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
 
 
 def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_beside():
-    row = Row("a turn", "ms", remark="originals afterwards")
+    row = Row("a turn", "ms", "little", remark="originals afterwards")
     row.cells = {
         OURS: Spread((0.004,)),
         "same": Spread((0.002,)),
@@ -208,7 +209,7 @@ def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_b
         "gone": "failed: x",
     }
     row.remarks = {OURS: SAME, "same": SAME, "less (bare)": "nowhere", "gone": SAME}
-    share = Row("a share", "share", least_wins=False)
+    share = Row("a share", "share", "much", least_wins=False)
     share.cells = {OURS: 1.0, "even": 1.0, "worse": 0.5}
 
     lines = summary([row, share]).splitlines()[-2:]
@@ -438,6 +439,38 @@ def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(driven, make: Calla
     assert isinstance(cell, str)
 
 
+# What long sessions need --------------------------------------------------------------------------
+
+
+def test_our_requests_with_pictures_stay_below_a_limit_that_the_bare_ones_exceed(ours, driven):
+    bare = driven(DRIVER.replace("time.sleep(3600)", "return self.messages"))
+    row = media_row([ours, bare], 110, 465_000, side=32)  # ours counts pictures, too: a hundred
+
+    assert row.cells[OURS] == 1
+    assert 0.8 < cast("float", row.cells["forgetful"]) < 1
+
+
+def test_what_left_is_found_by_words_and_a_peer_without_a_search_says_so(ours, driven):
+    row = search_row([ours, driven(DRIVER)], 24)
+
+    assert cast("float", row.cells[OURS]) > 0.9
+    assert row.cells["forgetful"] == "no tool that searches all that left"
+
+
+def test_a_deleted_conversation_leaves_no_word_on_the_disk(ours, driven):
+    row = deletion_row([ours, driven(DRIVER)], 24)
+
+    assert row.cells == {OURS: 1.0, "forgetful": "–"}
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="it waits for a slow summary, in the nightly profile")
+def test_our_turns_wait_for_a_summary_unless_it_is_written_in_the_background(ours):
+    row = background_row([ours])
+    spreads = [cast("Spread", row.cells[name]) for name in (f"{OURS} (background)", OURS)]
+
+    assert spreads[0].least < spreads[1].least / 2
+
+
 # Gateways -----------------------------------------------------------------------------------------
 
 
@@ -462,6 +495,6 @@ def test_a_range_of_paths_names_each_of_them():
 def test_a_proxy_that_cannot_start_is_listed():
     gone = Gateway("gone", Path("/nowhere/python"), ())
 
-    cost, _ = gateway_rows(2, [gone])
+    cost, _, unnamed = gateway_rows(2, [gone])
 
-    assert "environment" in str(cost.cells["gone"])
+    assert "environment" in str(cost.cells["gone"]) + str(unnamed.cells["gone"])

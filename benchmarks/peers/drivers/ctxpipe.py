@@ -5,6 +5,7 @@ A session is handed the full history each turn.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from copy import copy
 from pathlib import Path
@@ -22,6 +23,7 @@ from ctxpipe import (
     LocalStorage,
     SmartTruncate,
     TrimReadBacks,
+    offload_tools,
     presets,
 )
 from ctxpipe.adapters.http_client import library_of
@@ -40,6 +42,7 @@ WAYS = {
     "lean": "presets.coding_agent(old_exchanges='lines')",
     "compact": "Compact alone, given trigger",
     "compact, inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
+    "compact, background": "Compact alone, given trigger, background=True",
     "compact, extractive": "Compact alone, given trigger, ExtractiveSummarizer: no model",
     "compact, in memory": "Compact alone, given trigger, archived in MemoryStorage",
     "free": "BatchOffload alone, keep_recent=5: old results to files",
@@ -64,6 +67,10 @@ def VERSIONS() -> dict[str, str]:  # noqa: N802
 
 async def ask(prompt: str, _model: str) -> str:
     return fake_model.summary(prompt)
+
+
+async def ask_in_thread(prompt: str, _model: str) -> str:
+    return await asyncio.to_thread(fake_model.summary, prompt)
 
 
 def inline() -> AnthropicSummarizer:
@@ -110,14 +117,22 @@ class Peer:
         self.history: list[Any] = []
         self.seen = SeenFiles()
         doing, _, variant = way.partition(", ")
-        storage: Any = MemoryStorage() if variant == "in memory" else LocalStorage(folder)
+        self.storage: Any = MemoryStorage() if variant == "in memory" else LocalStorage(folder)
+        storage = self.storage
         budget = Budget(window=max(window, trigger), trigger=trigger or None)
         write: Any = PromptSummarizer(ask)
         if variant == "inline":
             write = inline()
         if variant == "extractive":
             write = ExtractiveSummarizer()
-        compact = Compact(write, archive=storage, restore=Restore(files=self.seen))
+        if variant == "background":
+            write = PromptSummarizer(ask_in_thread)
+        compact = Compact(
+            write,
+            archive=storage,
+            restore=Restore(files=self.seen),
+            background=variant == "background",
+        )
         if way in ("coding", "both", "lean"):
             stages: Any = presets.coding_agent(
                 storage,
@@ -178,6 +193,13 @@ class Peer:
 
     def chat(self, shaped: list[Any]) -> list[Any]:
         return shaped
+
+    async def search(self, query: str) -> str:
+        tools = {tool.name: tool for tool in offload_tools(self.session)}
+        return str(await tools["search_history"]({"query": query}))
+
+    async def forget(self) -> None:
+        await self.storage.delete("run")
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         return files_in(self.folder), []

@@ -50,7 +50,7 @@ class Peer:
         **_: Any,
     ) -> None:
         self.folder = Path(folder)
-        backend = FilesystemBackend(root_dir=folder, virtual_mode=True)
+        self.backend = backend = FilesystemBackend(root_dir=folder, virtual_mode=True)
         self.model = FakeChat(profile={"max_input_tokens": window})
         self.files = FilesystemMiddleware(
             backend=backend, tool_token_limit_before_evict=min_chars // 4
@@ -129,6 +129,10 @@ class Peer:
 
     def chat(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
         return chatted(shaped)
+
+    def search(self, query: str) -> str:
+        """Its grep takes a literal text: what an agent would look for is the name."""
+        return str(self.backend.grep(query.rsplit(maxsplit=1)[-1]))
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         files = {f"/{path}": text for path, text in files_in(self.folder).items()}

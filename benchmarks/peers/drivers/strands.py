@@ -164,6 +164,9 @@ class Peer:
         request = {"thinking": self.formatter.get_config()["params"]["thinking"]}
         return self.formatter._request_with_drop_block(request) or {}
 
+    async def forget(self) -> None:
+        await self.manager.stash.clear()
+
     def kept(self) -> tuple[dict[str, str], list[str]]:
         # The context shows a reference, which is the name of the file.
         files = {path.rpartition("/")[2]: text for path, text in files_in(self.folder).items()}
