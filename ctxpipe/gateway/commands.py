@@ -23,6 +23,7 @@ import typer
 from ..errors import CtxpipeError, SettingsError
 from ..providers.prices import FIVE_MINUTES
 from ..settings import excerpt
+from ..storage.ownership import StorageRoot
 from .guard import is_loopback
 from .record import logger
 from .settings import Settings, read_tokens
@@ -186,7 +187,7 @@ def wrap(
     serving = open_serving(settings)
     handler: logging.Handler = logging.NullHandler()
     if settings.root is not None and not dry_run:
-        handler = _log_file(settings.root)
+        handler = log_file(settings.root)
     past = client.past_gateway(name)
     if client.advice:
         print(f"ctxpipe: {past}", file=sys.stderr)
@@ -243,12 +244,13 @@ def log_to(handler: logging.Handler) -> Iterator[None]:
         handler.close()
 
 
-def _log_file(root: Path) -> logging.Handler:
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = root / LOG
+def log_file(root: Path) -> logging.Handler:
+    """Appends to the log in *root*, which is made where it is not there."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    os.close(os.open(path, flags, 0o600))
-    return logging.FileHandler(path)
+    # Through the storage: only a root that is still empty is marked, and kept out of git.
+    with StorageRoot(str(root)).folder("", create=True) as folder:
+        os.close(os.open(LOG, flags, 0o600, dir_fd=folder))
+    return logging.FileHandler(root / LOG)
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def pairs_to_tell(better: int, worse: int, pairs: int) -> int:
 # The table ----------------------------------------------------------------------------------------
 
 FIGURES = ("success", "dollars", "turns", "seconds", "read_backs", "refused")
-LINE = "{:<10}  {:>8}  {:>8}  {:>10}  {:>6}  {:>5}  {:<18}  {}"
+LINE = "{:<10}  {:>8}  {:>8}  {:>10}  {:>6}  {:>5}  {:<20}  {}"
 
 
 def table(rows: Mapping[Run, Row]) -> Iterator[str]:
@@ -120,7 +120,7 @@ def table(rows: Mapping[Run, Row]) -> Iterator[str]:
     of that difference at 95 %, as a share of all pairs, and what they say.
     """
     yield LINE.format(
-        "", BARE, SHAPED, "difference", "better", "worse", "surplus at 95 %", "shaped is"
+        "", BARE, SHAPED, "difference", "better", "worse", "better - worse, 95 %", "shaped is"
     )
     for name in FIGURES:
         pairs = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,19 +72,19 @@ def check_upstream(url: str) -> None:
         )
 
 
-def read_tokens(path: str | os.PathLike[str]) -> list[str]:
+def read_tokens(path: Path) -> list[str]:
     """The tokens in the file at *path*, one a line.
 
     Raises SettingsError where there is none, where one is shorter than 16 characters, or where
     others than its owner may read the file.
     """
     try:
-        mode = Path(path).stat().st_mode
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise SettingsError(f"the token file cannot be read: {error.strerror}") from error
+        raise SettingsError(f"the token file {path} cannot be read: {error.strerror}") from error
     if mode & 0o077:
-        raise SettingsError(f"the token file may be read by others: chmod 600 {os.fspath(path)}")
+        raise SettingsError(f"the token file may be read by others: chmod 600 {path}")
     tokens = [line.strip() for line in lines if line.strip()]
     if not tokens or min(map(len, tokens)) < 16:
         raise SettingsError("the token file needs a token of 16 characters or more on each line")

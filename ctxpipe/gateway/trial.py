@@ -111,7 +111,8 @@ def read_tasks(path: Path) -> dict[str, Task]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", error)
+        raise SettingsError(f"{path} cannot be read: {reason}") from error
     tasks = {}
     for name, given in tables.items():
         has_texts = isinstance(given, dict) and {*map(type, given.values())} == {str}

@@ -14,6 +14,7 @@ from models import MODEL
 from processes import prepared_python
 from readme import command_of, reader_environment
 
+from ctxpipe.gateway.commands import log_file
 from ctxpipe.testing import MessagesServer
 
 AGENT = """
@@ -82,6 +83,11 @@ async def test_wrap_passes_output_and_exit_status_through(tmp_path):
     assert len(error.splitlines()) == 1
     assert "shaped" in (tmp_path / ".ctxpipe" / "gateway.log").read_text()
     assert str(tmp_path) in json.dumps(api.requests[0].body["messages"])
+
+
+def test_the_log_of_wrap_leaves_its_root_marked_and_out_of_git(tmp_path):
+    log_file(tmp_path / "root").close()
+    assert (tmp_path / "root" / ".gitignore").read_text() == "*\n"
 
 
 async def test_the_row_of_the_readme_runs_the_agent_behind_a_gateway(tmp_path):

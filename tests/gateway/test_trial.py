@@ -336,7 +336,7 @@ async def test_rows_of_another_agent_are_no_rows_of_this_one(folder):
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (None, "cannot be read"),
+        (None, "tasks.toml cannot be read: No such file or directory"),
         ("one = [", "cannot be read"),
         ("prompt = 'x'", "prompt is x"),
         (
