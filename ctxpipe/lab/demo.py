@@ -46,9 +46,11 @@ def demo(
     files = list(islice(text_files(folder), MAX_FILES))
     if not files:
         raise SettingsError(f"there is no folder {folder}, or no text file in it")
+    if storage:
+        storage.mkdir(parents=True, exist_ok=True)  # a stage that cannot write only skips
     with tempfile.TemporaryDirectory(prefix="ctxpipe-") as temporary:
         anyio.run(show, files, LocalStorage(storage or temporary))
-    if storage is not None:
+    if storage:
         print(f"\nThe files are in {storage}.")
     print("\nWhat would it do for conversations of yours? ctxpipe replay FILE")
 

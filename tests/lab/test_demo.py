@@ -53,6 +53,13 @@ def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys
     assert "line 2, offset 30: def handler_0_1(request): ..." in said
 
 
+def test_a_storage_that_can_be_no_folder_is_said_before_a_turn_is_played(folder, capsys):
+    with pytest.raises(FileExistsError):
+        demo.demo(folder, folder / "part_00.py")
+
+    assert capsys.readouterr().out == ""
+
+
 def test_it_leaves_no_files_unless_they_are_asked_for(folder, tmp_path, capsys, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -232,7 +232,7 @@ function actionTable() {
   section("actions", `Actions: ${name("ours")}`, `${text}.`, details);
 }
 
-const SHARES = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill.";
+const SHARES = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill. Reading back has a row of its own; in return the tool that gave those texts first costs less.";
 
 // What each tool and kind has cost under the policies chosen, over the conversations given.
 function shareTable(id, conversations) {
@@ -355,8 +355,8 @@ function replacement(change) {
 
 // To copy, by the policy that is advised.
 const CODE = {
-  coding: 'ContextPipeline(presets.coding_agent(storage, work_dir="."))',
-  lean: 'ContextPipeline(presets.coding_agent(storage, work_dir=".", old_exchanges="lines"))',
+  coding: 'ContextPipeline(\n  presets.coding_agent(storage, work_dir=".")\n)',
+  lean: 'ContextPipeline(\n  presets.coding_agent(storage, work_dir=".", old_exchanges="lines")\n)',
   chat: "ContextPipeline(presets.chat(storage))",
   compact: "ContextPipeline([Compact(archive=storage)])",
 };
