@@ -32,7 +32,6 @@ from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Cleaned,
     Limits,
-    OwnFile,
     choose_files,
     delete_files,
     drop_empty_folders,
@@ -53,6 +52,7 @@ app: typer.Typer = typer.Typer(
     "A first look: ctxpipe demo. Each command has a --help.\n\n"
     "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # which joins the lines of a paragraph
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -140,7 +140,7 @@ def clean(
     """
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
-    limits = Limits(None if max_bytes is None else round(max_bytes), max_age, records)
+    limits = Limits(max_bytes, max_age, records)
     has_limit = max_mb is not None or max_days is not None
     is_whole = session is not None or prefix is not None
     if is_whole and (has_limit or records):
@@ -166,14 +166,14 @@ def clean(
     else:
         files = choose_files(find_files(folder), limits, time.time())
         delete = partial(delete_files, folder, files)
+    size = sum(file.size for file in files)
     if dry_run:
         for file in files:
             print_line(os.path.join(folder.path, file.folder, file.name))
-        size = sum(file.size for file in files)
         print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
         return
     if (files or journal) and not yes:
-        _ask_to_delete(root, files)
+        _ask_to_delete(root, f"{len(files):,} files ({size:,} bytes)")
     cleaned = delete()
     drop_empty_folders(folder, time.time() - STALE_SECONDS)
     print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
@@ -232,13 +232,10 @@ async def _delete_sessions(
     )
 
 
-def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
+def _ask_to_delete(root: Path, files: str) -> None:
     if not sys.stdin.isatty():
-        raise SettingsError(
-            f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes"
-        )
-    size = sum(file.size for file in files)
-    if not typer.confirm(f"Delete {len(files):,} files ({size:,} bytes) below {root}?", err=True):
+        raise SettingsError(f"{files} would be deleted, and nobody can be asked here: add --yes")
+    if not typer.confirm(f"Delete {files} below {root}?", err=True):
         print_error("nothing was deleted")
         raise typer.Exit(FAILED)
 

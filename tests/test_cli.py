@@ -669,7 +669,7 @@ def test_a_report_names_two_of_many_files(sound, tmp_path):
 
     made = json.loads(process("replay", *files, "--json").stdout)["made"]
 
-    assert made.endswith(f"ctxpipe replay {files[0]} {files[1]} --json, and 3 more files")
+    assert made.endswith(f"ctxpipe replay {files[0]} {files[1]} --json, and 3 more")
 
 
 # Real conversations -------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def _describe_making(files: Sequence[str], prices: str) -> str:
     others = files[NAMED_FILES:]  # a shell may have named a hundred
     command = shlex.join(["ctxpipe", *(word for word in sys.argv[1:] if word not in others)])
     if others:
-        command += f", and {len(others)} more files"
+        command += f", and {len(others)} more"
     return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
 

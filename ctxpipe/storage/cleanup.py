@@ -56,7 +56,7 @@ class OwnFile:
 class Limits:
     """What a clean-up keeps. *kept* are names of files that stay whatever their age."""
 
-    max_bytes: int | None = None
+    max_bytes: float | None = None
     max_age: float | None = None
     records: bool = False
     kept: Collection[str] = ()
