@@ -28,6 +28,11 @@ sys.path.append(str(Path(__file__).parents[1]))  # last: ctxpipe is that of the 
 from scripts.pages import Block, Deviation, Prompt, blocks_of, ensure_promised, first_hour_pages
 
 COMMAND_SECONDS = 1800  # `make test` in a clone installs everything first
+FIRST = {
+    "ctxpipe demo": "result",
+    "ctxpipe replay session.jsonl --html report.html": "report",
+}
+"""Commands of the README, and what a new user has for the first time after each."""
 
 
 @dataclass
@@ -40,6 +45,8 @@ class Hour:
     variables: dict[str, str]
     without: Sequence[str] = ()
     project: Path = Path()
+    began: float = field(default_factory=time.monotonic)
+    in_clone: float = 0.0
     background: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     async def read(self, page: Path) -> None:
@@ -87,6 +94,7 @@ class Hour:
 
     async def _run_command(self, where: str, command: str, promised: str) -> None:
         folder, variables = self._place(command)
+        started = time.monotonic()
         process = await asyncio.create_subprocess_shell(
             command,
             stdout=asyncio.subprocess.PIPE,
@@ -96,6 +104,12 @@ class Hour:
         )
         async with asyncio.timeout(COMMAND_SECONDS):
             said, errors = await process.communicate()
+        ended = time.monotonic()
+        if folder == self.clone:
+            self.in_clone += ended - started
+        if command in FIRST:
+            seconds = ended - self.began - self.in_clone
+            print(f"    the first {FIRST[command]}: after {seconds:.0f} s, without those of make")
         if process.returncode:
             texts = (said + errors).decode("utf-8", "replace")
             raise Deviation(f"{where}: {command} exits with {process.returncode}\n{texts}")

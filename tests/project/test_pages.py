@@ -9,6 +9,7 @@ import pytest
 from places import ROOT
 from processes import prepared_python
 
+from scripts.first_hour import FIRST
 from scripts.pages import (
     Deviation,
     Prompt,
@@ -110,6 +111,14 @@ def test_the_first_hour_reads_the_readme_then_every_page_of_start():
     assert names[:3] == ["README.md", "docs/index.md", "docs/middleware.md"]
     assert {f"docs/mounts/{page.name}" for page in (ROOT / "docs/mounts").glob("*.md")} <= {*names}
     assert names[-1] == "docs/gateway.md"
+
+
+def test_the_first_hour_reaches_a_result_and_a_report_once_each():
+    blocks = [block for page in first_hour_pages() for block in blocks_of(page)]
+    consoles = [block for block in blocks if block.kind == "console"]
+    commands = [command for block in consoles for command, _ in block.commands]
+
+    assert sorted(command for command in commands if command in FIRST) == sorted(FIRST)
 
 
 def test_every_block_for_the_first_hour_is_on_a_page_that_it_reads():
