@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from api_rules import faults
-from recorded import recorded, sample, turns
+from recorded import each_sample, recorded, turns
 
 from ctxpipe import (
     BatchOffload,
@@ -124,7 +124,7 @@ async def small_budget(history: list[Message]) -> Budget:
     return Budget(window=2 * trigger, trigger=trigger)
 
 
-@pytest.mark.parametrize("file", sample(12, 3), ids=lambda file: file.stem)
+@each_sample(12, 3)
 async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adopts_the_context(
     shared, tmp_path, file: Path
 ):

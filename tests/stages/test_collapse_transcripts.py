@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_rules import faults
-from recorded import recorded, sample, turns
+from recorded import each_sample, recorded, turns
 
 from ctxpipe import Budget, Collapse, ContextPipeline, DirectOffload, LocalStorage, Result, presets
 from ctxpipe.functions import load_archive
@@ -73,7 +73,7 @@ def thoughts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield json.dumps(block)
 
 
-@pytest.mark.parametrize("file", sample(15), ids=lambda file: file.stem)
+@each_sample(15)
 async def test_every_context_is_accepted_and_begins_as_the_one_before(shared, tmp_path, file: Path):
     history = recorded(file)
     storage = LocalStorage(tmp_path)
@@ -95,7 +95,7 @@ async def test_every_context_is_accepted_and_begins_as_the_one_before(shared, tm
         assert set(thoughts(messages)) <= known
 
 
-@pytest.mark.parametrize("file", sample(15, 4), ids=lambda file: file.stem)
+@each_sample(15, 4)
 async def test_nothing_that_leaves_is_lost(shared, tmp_path, file: Path):
     history = recorded(file)
     storage = LocalStorage(tmp_path)
@@ -118,7 +118,7 @@ async def test_nothing_that_leaves_is_lost(shared, tmp_path, file: Path):
             assert Path(note.path(number)).stat().st_size  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("file", sample(15, 8), ids=lambda file: file.stem)
+@each_sample(15, 8)
 async def test_another_process_sends_the_same_bytes(shared, tmp_path, file: Path):
     history = recorded(file)
     root = tmp_path / "root"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import pytest
 from hypothesis import settings
 
 from ctxpipe.edits.repair import repair
@@ -25,6 +26,13 @@ TRANSCRIPTS = sorted(
 def sample(step: int, start: int = 0) -> list[Path]:
     """Every *step*-th transcript from *start* on; in the nightly profile all of them."""
     return TRANSCRIPTS if NIGHTLY else TRANSCRIPTS[start::step]
+
+
+def each_sample(step: int, start: int = 0) -> pytest.MarkDecorator:
+    """Runs a test with each *file* of `sample`; where there is none, the test is skipped."""
+    files = sample(step, start)
+    # A list, not a function: older versions of pytest call that for the placeholder of no file.
+    return pytest.mark.parametrize("file", files, ids=[file.stem for file in files])
 
 
 def recorded(file: Path) -> list[Message]:

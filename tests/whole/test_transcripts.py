@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from api_rules import faults
-from recorded import TRANSCRIPTS, recorded, sample, turns
+from recorded import TRANSCRIPTS, each_sample, recorded, turns
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.edits.offload import stored_text
@@ -47,7 +47,7 @@ def test_there_are_46_of_them(shared):
     assert len(TRANSCRIPTS) == 46
 
 
-@pytest.mark.parametrize("file", sample(12, 7), ids=lambda file: file.stem)
+@each_sample(12, 7)
 async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared, tmp_path, file: Path):
     history = recorded(file)
     before = copy.deepcopy(history)
@@ -78,7 +78,7 @@ async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared, tm
     assert offloaded or all(len(str(result.content)) < 1000 for result in tool_results(history))
 
 
-@pytest.mark.parametrize("file", sample(9, 2), ids=lambda file: file.stem)
+@each_sample(9, 2)
 async def test_a_new_process_goes_on_where_another_stopped(shared, tmp_path, file: Path):
     context: list[Message] = []
     for number, new in enumerate(turns(recorded(file))):
