@@ -28,11 +28,12 @@ from ctxpipe.placeholders.placeholders import media_reference
 from ctxpipe.stages.media import MediaOffload
 from ctxpipe.testing import Failure, MessagesServer, OpenAIServer, Received
 
-# Of every day's pictures and limits; the stage's own tests have them whole, and so has the night.
-SHARE = 1 if NIGHTLY else 10
+# Of every day's turns, pictures and limits; the stage's own tests have them whole, and so has the
+# night.
+TURNS = 60 if NIGHTLY else 30
+SHARE = 1 if NIGHTLY else 20
 LARGEST = 20_000_000 // SHARE
 MAX_BYTES, KEEP_BYTES = 18_000_000 // SHARE, 4_000_000 // SHARE
-TURNS = 60
 WIRES = ["chat", "responses"]
 
 
@@ -153,7 +154,7 @@ def read_call(wire: str, path: str, content: Any) -> list[dict[str, Any]]:
 # The Messages API ---------------------------------------------------------------------------------
 
 
-async def test_sixty_turns_of_the_messages_api(tmp_path):
+async def test_a_loop_on_the_messages_api(tmp_path):
     history = conversation(user("Go."))
     async with MessagesServer(["ok"] * TURNS) as server:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none")
@@ -200,7 +201,7 @@ async def test_a_request_that_is_too_large_is_asked_again_without_its_old_pictur
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_sixty_turns_of_the_other_apis(wire, tmp_path):
+async def test_a_loop_on_the_other_apis(wire, tmp_path):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline(coding_agent(storage))
     items: list[Any] = [{"role": "user", "content": "Go."}]
@@ -258,7 +259,7 @@ async def test_what_is_read_again_goes_out_in_the_form_of_the_api(wire, tmp_path
 # The gateway --------------------------------------------------------------------------------------
 
 
-async def test_sixty_turns_through_the_gateway(tmp_path):
+async def test_a_loop_through_the_gateway(tmp_path):
     history = conversation(user("Go."))
     preset = tmp_path / "media.toml"
     preset.write_text(
