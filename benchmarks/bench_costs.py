@@ -2,15 +2,16 @@
 
 They stand beside those of no management in the same run.
 
-    python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
-        [--strict]
+    python benchmarks/bench_costs.py FOLDER [--rest 33] [--read 0.025] [--all] [--ablate]
+        [--recall] [--quick] [--strict]
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
-tokens: writing to the cache costs 1.25, reading 0.1 or 0.05, output 5. What a reply uses and the
-context no longer shows is read back and paid for. Each policy runs twice: with whole blocks read
-back ("block"), and with 60 lines on each side of what is missing ("page"). The transcripts that are
-compared tell no times, so the cache never lapses, or with --rest before every Nth call. With
---quick only the read price 0.1 is tried, and whole blocks alone: a quarter of the time.
+tokens: writing to the cache costs 1.25, reading 0.1 and 0.05 or what --read says, output 5. What a
+reply uses and the context no longer shows is read back and paid for. Each policy runs twice: with
+whole blocks read back ("block"), and with 60 lines on each side of what is missing ("page");
+"marks" is the cost with blocks and the fourth cache mark. The transcripts that are compared tell no
+times, so the cache never lapses, or with --rest before every Nth call. With --quick only the first
+read price is tried, and whole blocks alone: a quarter of the time.
 
 Two tables follow: the bill beside that of compaction alone, with an interval that holds nine of ten
 bootstraps over the sessions, and the bill by the length of the sessions.
@@ -324,7 +325,7 @@ def print_intervals(rows: Sequence[Row]) -> None:
 
 def print_lengths(rows: Sequence[Row], calls: Mapping[str, int]) -> None:
     """The bills at the first read price by the length of the sessions."""
-    here = {row.name: row for row in rows if row.read == READ_PRICES[0]}
+    here = {row.name: row for row in rows if row.read == rows[0].read}
     none = here["none"]
     groups = {
         name: [path for path in none.blocks if least <= calls[path] < most]
@@ -393,6 +394,7 @@ def main() -> None:
     parser.add_argument(
         "--rest", type=int, default=0, help="the cache lapses before every Nth call"
     )
+    parser.add_argument("--read", type=float, nargs="+", default=READ_PRICES, help="read prices")
     parser.add_argument("--all", action="store_true", help="the baselines as well")
     parser.add_argument(
         "--ablate", action="store_true", help="the coding preset, one number changed at a time"
@@ -416,7 +418,7 @@ def main() -> None:
         print_recall(*anyio.run(recalled, paths))
     else:
         reads, kinds = (
-            (READ_PRICES[:1], ("block",)) if given.quick else (READ_PRICES, ("block", "page"))
+            (given.read[:1], ("block",)) if given.quick else (given.read, ("block", "page"))
         )
         names = (*MAIN, *OTHERS) if given.all else MAIN
         chosen = makers(names, given.ablate, reads)

@@ -11,7 +11,7 @@ from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_b
 from ..messages.facts import SERVER_RESULTS
 from ..messages.rules import is_for_hour
 from ..settings import Wanted, is_size
-from .repair import change_marked
+from .repair import change_marked, mark_places
 
 MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
 """How many cache breakpoints may be asked for."""
@@ -69,12 +69,11 @@ def with_hour_marks(body: Mapping[str, Any]) -> dict[str, Any]:
     a shorter one. *body* is not modified.
     """
     changed = _for_hour(body)
-    for name in ("system", "tools"):
-        if body.get(name) and not isinstance(body[name], str):
-            changed[name] = [_for_hour(block) for block in body[name]]
-    numbered = enumerate(body["messages"])
-    marks = [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
-    changed["messages"] = change_marked(body["messages"], marks, _for_hour)
+    shared = _Marks.of(body)
+    if shared.in_shared:
+        changed |= {name: list(map(_for_hour, given)) for name, given in shared.shared.items()}
+    messages = body["messages"]
+    changed["messages"] = change_marked(messages, mark_places(messages), _for_hour)
     return changed
 
 
@@ -159,9 +158,7 @@ def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
     marks = [body.get("cache_control")]
     for message in body.get("messages", ())[index:]:
         marks += [mark for _, mark in cache_marks(message)]
-    if any(map(is_for_hour, marks)):
-        return dict(HOUR_MARK)
-    return dict(MARK)
+    return dict(HOUR_MARK if any(map(is_for_hour, marks)) else MARK)
 
 
 def _last_requests(messages: Sequence[Any]) -> list[int]:

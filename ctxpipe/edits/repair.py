@@ -470,12 +470,17 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
 
     No mark for an hour stays after a shorter one.
     """
-    numbered = enumerate(messages)
-    marks = [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
+    marks = mark_places(messages)
     surplus = max(0, len(marks) - marks_left(beside))
     messages = change_marked(messages, marks[:surplus], _without_mark)
     late = late_hours(messages, range(len(messages)), beside)
     return change_marked(messages, late, _without_hour)
+
+
+def mark_places(messages: Iterable[Message]) -> list[tuple[int, MarkPlace]]:
+    """The messages with cache marks, each with a place of one, in order."""
+    numbered = enumerate(messages)
+    return [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
 
 
 def change_marked(

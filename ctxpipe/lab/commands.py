@@ -247,8 +247,8 @@ def _print_hours(totals: Sequence[Figures]) -> None:
     """Print what cache marks for an hour would have cost, and whether to place them."""
     for row in totals:
         advice = "they pay" if row.hour < 1 else "those for five minutes are cheaper"
-        times = as_ratio(row.hour)
-        print_line(f"{row.policy}: with cache marks for an hour {times} times the cost; {advice}")
+        times = f"{as_ratio(row.hour)} times the cost"
+        print_line(f"{row.policy}: with cache marks for an hour {times}; {advice}")
 
 
 def _display_name(path: str) -> str:

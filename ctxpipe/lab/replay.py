@@ -252,13 +252,12 @@ class _Run:
             use = CacheUse(cached, 0, compacted.input_tokens - cached)
             return Request(moment.call, "summary", use, compacted.output_tokens)
         sums = await self._sums(moment.before)
-        uses = []
-        now = self.bench.clock.now
-        for prefix in self.cache.request(moment.before, sums, now, is_sent=False):
-            # Nothing is written to the cache: no request reads it twice.
-            fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
-            uses.append(CacheUse(prefix.read, 0, fresh))
-        use, *others = uses
+        uses = self.cache.request(moment.before, sums, self.bench.clock.now, is_sent=False)
+        # Nothing is written to the cache: no request reads it twice.
+        use, *others = [
+            CacheUse(prefix.read, 0, prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS)
+            for prefix in uses
+        ]
         return Request(moment.call, "summary", use, SUMMARY_TOKENS, *others)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:

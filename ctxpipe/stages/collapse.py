@@ -89,9 +89,6 @@ class Collapse:
             min_value=NUMBER,
         )
         check_reference(reference_of(self.storage))
-        self._check_location()
-
-    def _check_location(self) -> None:
         note = Note(self._visible_folder("sample"), 1, 2)
         if note_of({"role": "user", "content": f"{note.heading}\n1\n2"}) != note:
             raise SettingsError(

@@ -244,7 +244,8 @@ def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
 def test_with_marks_for_an_hour_those_of_the_request_are_for_an_hour_as_well():
     tools = [{"name": "a", "input_schema": {}, **MARK}, {"name": "b", "input_schema": {}}]
     inner = user(tool_result("t1", [{**text("x"), **MARK}]))
-    body = request(user("go"), assistant(tool_use("t1")), inner, tools=tools, system="s", **MARK)
+    system = [text("s")]
+    body = request(user("go"), assistant(tool_use("t1")), inner, tools=tools, system=system, **MARK)
     before = copy.deepcopy(body)
 
     changed = with_hour_marks(with_breakpoints(body, 4))
