@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from .. import sync
@@ -30,6 +30,7 @@ from ..wire.values import (
     result_blocks,
     result_text,
     sort_blocks,
+    take_part,
     text_or_opaque,
     thinking_block,
     use_block,
@@ -276,12 +277,6 @@ class LangChainCodec(Codec):
         make = SystemMessage if role == "system" else HumanMessage
         return [*items, make(content)]
 
-    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
-        """Of its calls, and of those that are invalid, too."""
-        if isinstance(item, AIMessage):
-            return [call["id"] for call in (*item.tool_calls, *item.invalid_tool_calls)], ()
-        return (), [item.tool_call_id] if isinstance(item, ToolMessage) else ()
-
 
 CODEC = LangChainCodec()
 
@@ -352,16 +347,14 @@ def _result_block(item: ToolMessage) -> JsonDict:
 
 def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
     """Content that says *blocks*, in the form of the *old* one, whose parts stay."""
-    parts = list(old) if isinstance(old, list) else []
     if not isinstance(old, list) and all(kind(block) == "text" for block in blocks):
         return join_texts(blocks)
-    old_blocks: list[JsonObject] = [_part_block(part) for part in parts]
+    parts = [(_part_block(part), part) for part in old] if isinstance(old, list) else []
     content: list[Any] = []
     for block in blocks:
-        if block in old_blocks:
-            place = old_blocks.index(block)
-            content.append(parts.pop(place))
-            old_blocks.pop(place)
+        said, part = take_part(parts, block)
+        if said is not None:
+            content.append(part)
         elif kind(block) in ("image", "document", *OURS):
             content.append(dict(block))
         else:

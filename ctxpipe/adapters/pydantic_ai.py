@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
@@ -30,6 +30,7 @@ from ..wire.values import (
     result_text,
     says,
     sort_blocks,
+    take_part,
     text_block,
     text_or_opaque,
     thinking_block,
@@ -202,11 +203,11 @@ class PydanticCodec(Codec):
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*; its other parts are the same objects."""
-        waiting = list(blocks)
+        waiting = [(block, block) for block in blocks]
         parts: list[Any] = []
         for part in item.parts:
             old = _part_blocks(part)
-            kept = [_take(waiting, block) for block in old]
+            kept = [take_part(waiting, block)[1] for block in old]
             if kept == old:
                 parts.append(part)
                 continue
@@ -215,7 +216,7 @@ class PydanticCodec(Codec):
                 parts.append(changed)
         if waiting:
             make = TextPart if isinstance(item, ModelResponse) else UserPromptPart
-            parts.append(make(join_texts(waiting)))
+            parts.append(make(join_texts(block for block, _ in waiting)))
         return dataclasses.replace(item, parts=parts)
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
@@ -236,29 +237,8 @@ class PydanticCodec(Codec):
             parts.append(UserPromptPart(said))
         return [ModelRequest(parts=parts)]
 
-    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
-        """Of the parts that name a tool."""
-        calls: list[object] = []
-        results: list[object] = []
-        for part in getattr(item, "parts", ()):
-            if isinstance(part, ToolCallPart):
-                calls.append(part.tool_call_id)
-            elif isinstance(part, ToolReturnPart | RetryPromptPart) and part.tool_name:
-                results.append(part.tool_call_id)
-        return calls, results
-
 
 CODEC = PydanticCodec()
-
-
-def _take(waiting: list[JsonObject], old: JsonObject) -> JsonObject | None:
-    """What *old* has become, taken out of *waiting*; None where it has left."""
-    key = next((key for key in ("id", "tool_use_id") if key in old), "")
-    for block in waiting:
-        if block == old or (key and block.get(key) == old[key]):
-            waiting.remove(block)
-            return block
-    return None
 
 
 # Parts --------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ Item: TypeAlias = Any
 Sourced: TypeAlias = tuple[int | None, Item]
 """An item, and which of those given it is made of; None: of none."""
 
+Halves: TypeAlias = tuple[set[object], set[object]]
+"""The ids of the calls in an item, and of those that it answers."""
+
 ANSWERED = frozenset({"user", "result"})
 EMPTY = "[This message is empty.]"
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
@@ -72,10 +75,6 @@ class Codec(ItemReader):
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Items that say *blocks*, which ctxpipe wrote itself."""
 
-    @abstractmethod
-    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
-        """The ids of the calls in *item*, and of those that it answers."""
-
     def sendable(self, items: Sequence[Item]) -> list[Item]:
         """*items* with the images and documents of ours in them in the form of this API.
 
@@ -96,19 +95,29 @@ class Codec(ItemReader):
         places = (index for index in reversed(range(start, len(items))))
         return next((index + 1 for index in places if self.is_summary(items[index])), 0)
 
-    def repair(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
+    def halves(self, item: Item) -> Halves:
+        """The ids of the calls in *item*, and of those that it answers."""
+        blocks = self.read(item).blocks
+        calls = {block["id"] for block in blocks if kind(block) in CALLS}
+        return calls, {block["tool_use_id"] for block in blocks if kind(block) == "tool_result"}
+
+    def repair(
+        self, pairs: Sequence[Sourced], given: Sequence[Item], halves: Sequence[Halves]
+    ) -> list[Sourced]:
         """*pairs*, without what is invalid now that others of *given* have left.
 
-        That is a result without its call, and a call without its result.
+        That is a result without its call, and a call without its result. *halves* are those of each
+        item that was given.
         """
-        calls, results = self._all_halves(item for _, item in pairs)
-        calls_given, results_given = self._all_halves(given)
+        known = dict(zip(map(id, given), halves, strict=True))
+        own = [known.get(id(item)) or self.halves(item) for _, item in pairs]
+        calls, results = _all_of(own)
+        calls_given, results_given = _all_of(halves)
         lost_calls, lost_results = calls_given - calls, results_given - results
         if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
             return list(pairs)
         kept: list[Sourced] = []
-        for source, item in pairs:
-            own_calls, own_results = self.halves(item)
+        for (source, item), (own_calls, own_results) in zip(pairs, own, strict=True):
             if lost_results.isdisjoint(own_calls) and lost_calls.isdisjoint(own_results):
                 kept.append((source, item))
                 continue
@@ -119,10 +128,13 @@ class Codec(ItemReader):
                 kept.append((source, self.rebuild(item, left)))
         return kept
 
-    def _all_halves(self, items: Iterable[Item]) -> tuple[set[object], set[object]]:
-        halves = list(map(self.halves, items))
-        calls = {call for calls, _ in halves for call in calls}
-        return calls, {result for _, results in halves for result in results}
+
+def _all_of(halves: Iterable[Halves]) -> Halves:
+    calls, results = set[object](), set[object]()
+    for own_calls, own_results in halves:
+        calls |= own_calls
+        results |= own_results
+    return calls, results
 
 
 @dataclass(frozen=True, slots=True)

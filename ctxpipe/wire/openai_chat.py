@@ -28,6 +28,7 @@ from .values import (
     result_text,
     says,
     sort_blocks,
+    take_part,
     text_block,
     text_or_opaque,
     thinking_block,
@@ -110,15 +111,6 @@ class ChatCodec(Codec):
             sent.append({"role": "user", "content": shown})
         return sent
 
-    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
-        """Of its calls, by its role."""
-        role = field(item, "role")
-        if role == "assistant":
-            calls = [field(call, "id") for call in field(item, "tool_calls") or ()]
-            function = field(item, "function_call")
-            return (calls if function is None else [*calls, field(function, "name")]), ()
-        return (), [_call_to_answer(item)] if role in RESULTS else ()
-
 
 # Reading ------------------------------------------------------------------------------------------
 
@@ -153,26 +145,28 @@ def _reply_blocks(item: Item) -> list[JsonDict]:
     refusal = field(item, "refusal")
     if says(refusal):
         blocks.append(text_block(refusal))
-    blocks += map(_call_block, field(item, "tool_calls") or ())
+    return [*blocks, *map(_call_block, _calls(item))]
+
+
+def _calls(item: Item) -> list[Any]:
+    """The calls in *item*; the one in an older form is as the others."""
+    calls = list(field(item, "tool_calls") or ())
     function = field(item, "function_call")
     if function is not None:
-        blocks.append(_use(field(function, "name"), function))
-    return blocks
+        calls.append({"id": field(function, "name"), "function": function})
+    return calls
 
 
 def _call_block(call: object) -> JsonDict:
-    function = field(call, "function")
+    name, function = field(call, "id"), field(call, "function")
     if function is not None:
-        return _use(field(call, "id"), function)
+        arguments = arguments_object(field(function, "arguments"))
+        return use_block(name, field(function, "name"), arguments)
     custom = field(call, "custom")
     if custom is None:
-        return opaque_block(call)
+        return use_block(name, kind(call), as_dict(call))
     text = without_surrogates(str(field(custom, "input") or ""))
-    return use_block(field(call, "id"), field(custom, "name"), {INPUT: text})
-
-
-def _use(call: object, function: object) -> JsonDict:
-    return use_block(call, field(function, "name"), arguments_object(field(function, "arguments")))
+    return use_block(name, field(custom, "name"), {INPUT: text})
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -207,18 +201,12 @@ def rebuild_content(
     """
     if not isinstance(old, list | tuple):
         return join_texts(blocks)
-    parts = list(old)
-    read_parts = [read(part) for part in parts]
+    parts = [(read(part), part) for part in old]
     content: list[Any] = []
     for block in blocks:
-        if block in read_parts:
-            place = read_parts.index(block)
-            read_parts.pop(place)
-            part = parts.pop(place)
-        else:
-            part = {"type": text_type, "text": block_text(block)}
-        content.append(part)
-    return _with_marks(content, parts)
+        said, part = take_part(parts, block)
+        content.append({"type": text_type, "text": block_text(block)} if said is None else part)
+    return _with_marks(content, [part for _, part in parts])
 
 
 def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
@@ -236,39 +224,29 @@ def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
 
 def _rebuild_calls(plain: JsonDict, uses: Sequence[JsonObject]) -> None:
     """Leave in *plain* the calls that *uses* have, with the arguments of these."""
-    waiting = list(uses)
+    waiting = [(use, use) for use in uses]
     calls: list[Any] = []
-    for call in plain.get("tool_calls") or ():
+    for call in _calls(plain):
         old = _call_block(call)
-        if kind(old) != "tool_use":
-            calls.append(call)
-            continue
-        use = next((use for use in waiting if use["id"] == old["id"]), None)
-        if use is None:
-            continue
-        waiting.remove(use)
-        is_same = use["input"] == old["input"]
-        calls.append(call if is_same else _with_input(call, use["input"]))
-    if plain.get("tool_calls") is not None:
-        plain.pop("tool_calls")
-        if calls:
-            plain["tool_calls"] = calls
-    function = plain.get("function_call")
-    if function is None:
-        return
-    if not waiting:
-        del plain["function_call"]
-        return
-    wanted = waiting[0]["input"]
-    if wanted != arguments_object(field(function, "arguments")):
-        plain["function_call"] = _with_arguments(function, wanted)
+        _, use = take_part(waiting, old)
+        if use is not None:
+            is_same = use["input"] == old["input"]
+            calls.append(call if is_same else _with_input(call, use["input"]))
+    is_older = plain.pop("function_call", None) is not None
+    plain.pop("tool_calls", None)
+    if calls and is_older:
+        plain["function_call"] = calls[0]["function"]
+    elif calls:
+        plain["tool_calls"] = calls
 
 
 def _with_input(call: object, arguments: JsonObject) -> JsonDict:
     plain = as_dict(call)
     if plain.get("function") is not None:
         return {**plain, "function": _with_arguments(plain["function"], arguments)}
-    return {**plain, "custom": {**as_dict(plain["custom"]), "input": custom_input(arguments)}}
+    if plain.get("custom") is not None:
+        plain["custom"] = {**as_dict(plain["custom"]), "input": custom_input(arguments)}
+    return plain
 
 
 def _with_arguments(function: object, arguments: JsonObject) -> JsonDict:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
-from .codec import Codec, Item, Reading, Sourced
+from .codec import Codec, Halves, Item, Reading, Sourced
 from .openai_chat import (
     INPUT,
     SYSTEM,
@@ -140,19 +140,14 @@ class ResponsesCodec(Codec):
             sent.append(item)
         return sent
 
-    def halves(self, item: Item) -> tuple[Iterable[object], Iterable[object]]:
-        """Of its call, by its type."""
-        name = kind(item)
-        if name in ANSWERED:
-            return [_call_id(item)], ()
-        return (), [_call_id(item)] if name.removesuffix(OUTPUT) in ANSWERED else ()
-
-    def repair(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
+    def repair(
+        self, pairs: Sequence[Sourced], given: Sequence[Item], halves: Sequence[Halves]
+    ) -> list[Sourced]:
         """Also without a reasoning item whose next item has left.
 
         An item whose reasoning has left loses its id.
         """
-        return _with_reasoning(super().repair(pairs, given), given)
+        return _with_reasoning(super().repair(pairs, given, halves), given)
 
 
 def _type_of(item: Item) -> str:

@@ -20,6 +20,7 @@ from ..errors import SettingsError
 from ..messages import CALLS, Message, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
 from .codec import (
     Codec,
+    Halves,
     Item,
     ItemReader,
     MessagesCodec,
@@ -76,6 +77,7 @@ class Translation:
         self._codec = codec
         self._items: list[Item] = []
         self._contents: list[object] = []  # of each item, as it was read
+        self._halves: list[Halves] = []  # of each item, too
         self._head = 0
         self._has_own_media = False
         self._system: list[_Block] = []
@@ -142,6 +144,8 @@ class Translation:
                 self._places.setdefault(_key(block), []).append((index, place))
         self._units += new
         self._items, self._contents = items, contents
+        start = stop if keep else 0
+        self._halves[start:] = map(self._codec.halves, items[start:])
         # The pieces with items that are new, or rebuilt from such, are made anew.
         stays = [piece.stop <= known for piece in self._pieces]
         kept = stays.index(False) if False in stays else len(stays)
@@ -201,7 +205,7 @@ class Translation:
                 item = units.items[source] if made is None and source is not None else made
                 pairs.append((source, item))
         self._given = units.items
-        self._sent = [item for _, item in self._codec.repair(pairs, units.items)]
+        self._sent = [item for _, item in self._codec.repair(pairs, units.items, self._halves)]
         return list(self._sent)
 
 

@@ -131,6 +131,21 @@ def result_blocks(content: object) -> list[JsonObject]:
     return list(cast("Iterable[JsonObject]", content))
 
 
+def take_part(parts: list[Any], block: JsonObject) -> tuple[Any, Any]:
+    """The one of *parts*, each behind what it says, that says *block*, taken out of them.
+
+    If none does, it is the first of its call; None: there is none of that either.
+    """
+    same: list[tuple[Any, Any]] = [part for part in parts if part[0] == block]
+    name = first_field(block, "id", "tool_use_id")
+    if name is not None:
+        same += [part for part in parts if first_field(part[0], "id", "tool_use_id") == name]
+    if not same:
+        return None, None
+    parts.remove(same[0])
+    return same[0]
+
+
 # Arguments of calls -------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ def use(name: str, tool: str, **arguments: object) -> dict[str, Any]:
 def repaired(items: list[Any], sources: list[int | None], given: list[Any]) -> list[Any]:
     """The *items* that are left, each of which was made of the one of *given* at its source."""
     pairs = list(zip(sources, items, strict=True))
-    return [item for _, item in CHAT.repair(pairs, given)]
+    return [item for _, item in CHAT.repair(pairs, given, list(map(CHAT.halves, given)))]
 
 
 def test_a_reply_is_its_text_and_its_calls():

@@ -34,7 +34,7 @@ def result(content: object) -> dict[str, Any]:
 def repaired(items: list[Any], sources: list[int | None], given: list[Any]) -> list[Any]:
     """The *items* that are left, each of which was made of the one of *given* at its source."""
     pairs = list(zip(sources, items, strict=True))
-    return [item for _, item in CODEC.repair(pairs, given)]
+    return [item for _, item in CODEC.repair(pairs, given, list(map(CODEC.halves, given)))]
 
 
 def test_a_call_is_a_tool_use():
