@@ -1,6 +1,8 @@
 """What each agent is told of the gateway. Those that are installed are run by tests/clients."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,16 @@ model_provider = "corp"
 [model_providers.corp]
 base_url = "https://corp.example/v1"
 """
+
+
+def test_the_page_names_the_versions_that_tests_clients_runs():
+    root = Path(__file__).parents[2]
+    package = json.loads((root / "tests/clients/package.json").read_text())
+    page = (root / "docs/gateway.md").read_text()
+    named = dict(re.findall(r"\| ([\w -]+) \| (\d+\.\d+\.\d+) \|", page))
+    assert named.pop("mini-swe-agent")  # from another registry
+    assert len(named) >= 4
+    assert set(named.values()) <= set(package["dependencies"].values())
 
 
 def test_every_agent_has_the_variables_of_all_and_its_own():
