@@ -18,7 +18,6 @@ from .misses import Bill, CacheMiss, Cause
 from .prompts import Prompt, Sent, as_prompt
 
 MOST_WAITING = 4
-MOST_UNREAD = 2
 """Requests that are remembered while nobody has shown a bill."""
 MOST_ENTRIES = 32
 LEAST_MISSED = 200
@@ -81,8 +80,7 @@ class CacheDiagnostics:
         """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
         self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
-        most = MOST_WAITING if self._observed else MOST_UNREAD
-        while len(self._waiting) > most:
+        while len(self._waiting) > MOST_WAITING:
             self._carry(self._waiting.popleft())
 
     def send_as(self, source: object, body: Mapping[str, object], seconds: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .._text import one_line
-from ..messages import common_prefix
+from ..messages import common_prefix, field
 from .misses import Cause
 from .prompts import Prompt, Sent
 
@@ -31,9 +31,7 @@ class Difference:
 
 def differences(before: Prompt, sent: Sent, now: Prompt) -> list[Difference]:
     """What differs between *before* and *now*, that of *sent*; the first in the prompt first."""
-    found = [*_messages(before, sent, now)]
-    if now.seed != before.seed:  # which stands for all that precedes the messages
-        found = [*_head(before, now), *found]
+    found = [*_head(before, now), *_messages(before, sent, now)]
     if now.is_amended != before.is_amended:
         # What a change of the pipeline's own needs, a beta and a setting, is part of that change.
         for index, one in enumerate(found):
@@ -53,7 +51,7 @@ def _head(before: Prompt, now: Prompt) -> Iterator[Difference]:
     old_tools, new_tools = before.keys[: len(before.tools)], now.keys[: len(now.tools)]
     if new_tools != old_tools:
         same = common_prefix(old_tools, new_tools)
-        first = f", {_name(now.tools[same])} first" if same < len(now.tools) else ""
+        first = f", {_name(_tool_name(now.tools[same]))} first" if same < len(now.tools) else ""
         yield Difference(same, Cause.TOOLS, f"the tools changed{first}")
     if new.speed != old.speed:
         yield Difference(len(now.tools), Cause.SPEED, "the speed setting changed")
@@ -65,6 +63,11 @@ def _head(before: Prompt, now: Prompt) -> Iterator[Difference]:
     for name, (cause, detail) in _SETTINGS.items():
         if getattr(new, name) != getattr(old, name):
             yield Difference(now.head, cause, detail)
+
+
+def _tool_name(tool: object) -> str:
+    name = field(tool, "name") or field(tool, "type")
+    return name if isinstance(name, str) else "a tool"
 
 
 def _name(name: str | None) -> str:

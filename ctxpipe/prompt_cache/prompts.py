@@ -6,12 +6,12 @@ those of a text are computed once.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, chain
+from operator import is_
+from typing import NamedTuple, cast
 
 from ..messages import (
     Block,
@@ -76,32 +76,42 @@ class Settings(NamedTuple):
     has_images: bool = False
 
 
+class Part(NamedTuple):
+    """Blocks of a prompt that are read together: the tools, the system prompt, or one message.
+
+    *keys* are their digests, *sizes* their raw tokens; the places of their *marks* are counted from
+    the first of them.
+    """
+
+    keys: Sequence[int]
+    sizes: Sequence[int]
+    marks: Sequence[Mark]
+    has_image: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The blocks of a prompt in the order in which they are cached: tools, system, messages.
 
     *keys* are their digests; *chain* those of all up to each, with the settings that they depend
-    on; *sums* the raw tokens of the first 0, 1, 2 … blocks. *starts* has the first block of each
-    message. *settings* are digests, too. *tools* are the tools' names, *head* counts the
-    blocks before the messages.
+    on; *sums* the raw tokens of the first 0, 1, 2 … blocks. *starts* has the first block of each of
+    the *parts*: the *tools*, the system prompt, and each message. *settings* are digests, too.
+    *head* counts the blocks before the messages.
     """
 
     model: str | None
     settings: Settings
-    tools: tuple[str, ...]
+    tools: Sequence[object] = field(repr=False)
     head: int
-    keys: array[int] = field(repr=False)
-    sums: array[int] = field(repr=False)
-    chain: array[int] = field(repr=False)
+    keys: list[int] = field(repr=False)
+    sums: list[int] = field(repr=False)
+    chain: list[int] = field(repr=False)
+    starts: list[int] = field(repr=False)
     marks: tuple[Mark, ...]
-    own_marks: int = 0  # so many of them are on a block, and not on the whole request
-    starts: array[int] = field(default_factory=lambda: array("q"), repr=False)
-    messages: list[Message] = field(default_factory=list, repr=False)
-    images: tuple[int, ...] = ()  # messages that hold one
-    is_summarized: bool = False  # by the server: it ignores what came before
-    is_amended: bool = False
-    given_tools: Sequence[object] = field(default=(), repr=False)
-    seed: int = 0  # what the chain of the messages begins with
+    messages: list[Message] = field(repr=False)
+    parts: list[Part] = field(repr=False)
+    is_summarized: bool  # by the server: it ignores what came before
+    is_amended: bool
 
     @property
     def raw_tokens(self) -> int:
@@ -110,11 +120,7 @@ class Prompt:
 
     def message_at(self, place: int) -> int:
         """The index of the message whose block is at *place*."""
-        return bisect_right(self.starts, place) - 1
-
-    def stop_of(self, messages: int) -> int:
-        """The number of blocks up to the end of so many *messages*."""
-        return self.starts[messages] if messages < len(self.starts) else len(self.keys)
+        return bisect_right(self.starts, place) - 3
 
 
 def as_prompt(
@@ -127,56 +133,64 @@ def as_prompt(
     """
     size = counter.block if exactly else counter.block_estimate
     messages, known, is_summarized = _after_summary(sent.messages, last)
-    head = _head(sent, counter, size, last)
-    keys, sums, starts = head.keys[:], head.sums[:], array("q")
-    marks, images = list(head.marks), list[int]()
-    if last is not None and known:
-        first, stop = last.head, last.stop_of(known)
-        shift, more = head.head - first, sums[-1] - last.sums[first]
-        keys.extend(last.keys[first:stop])
-        sums.extend([tokens + more for tokens in last.sums[first + 1 : stop + 1]])
-        starts.extend([start + shift for start in last.starts[:known]])
-        images += [index for index in last.images if index < known]
-        own = [mark for mark in last.marks[: last.own_marks] if first <= mark.place < stop]
-        marks += [replace(mark, place=mark.place + shift) for mark in own]
-    for index in range(known, len(messages)):
-        message = messages[index]
-        content = as_blocks(message)
-        starts.append(len(keys))
-        marks += _marks(message, len(keys))
-        keys.extend(_key(message["role"], block) for block in content)
-        sums.extend(accumulate(map(size, content), initial=sums.pop()))
-        if any(map(has_image, content)):
-            images.append(index)
-    settings = head.settings._replace(has_images=bool(images))
-    chain = head.chain[:]
-    seed = hash((chain[-1] if chain else head.seed, settings[2:]))
-    if last is not None and last.seed == seed:
-        chain.extend(last.chain[last.head : last.stop_of(known)])
-    value = chain[-1] if len(chain) > head.head else seed
-    for key in keys[len(chain) :]:
-        value = hash((value, key))
-        chain.append(value)
-    own_marks = len(marks)
+    tools = list(sent.tools or ())
+    system = sent.system if isinstance(sent.system, Sequence) else ()
+    before = cast("Message", {"role": "system", "content": system})
+    parts = [_tools_part(tools, counter, last), _part(before, size)]
+    if last is not None:
+        parts += last.parts[2 : 2 + known]
+    parts += [_part(message, size) for message in messages[known:]]
+    keys = list(chain.from_iterable([part.keys for part in parts]))
+    sizes = chain.from_iterable([part.sizes for part in parts])
+    starts = list(accumulate([len(part.keys) for part in parts[:-1]], initial=0))
+    marks = [
+        replace(mark, place=start + mark.place)
+        for start, part in zip(starts, parts, strict=True)
+        for mark in part.marks
+    ]
     automatic = sent.option(MARK)
     place = len(keys) - 1
     if automatic and keys and all(mark.place != place for mark in marks):
         marks.append(_mark(automatic, place))
-    return replace(
-        head,
+    model = sent.option("model")
+    settings = Settings(
+        model=hash(model),
+        betas=hash(frozenset(_betas(sent.options))),
+        speed=_setting(sent.option("speed")),
+        tool_choice=_setting(sent.option("tool_choice")),
+        thinking=_setting(sent.option("thinking")),
+        has_images=any(part.has_image for part in parts),
+    )
+    head = starts[2] if messages else len(keys)
+    return Prompt(
+        model=model if isinstance(model, str) else None,
         settings=settings,
+        tools=tools,
+        head=head,
         keys=keys,
-        sums=sums,
-        chain=chain,
-        marks=tuple(marks),
-        own_marks=own_marks,
+        sums=list(accumulate(sizes, initial=0)),
+        chain=_chain(keys, len(tools), head, settings),
         starts=starts,
+        marks=tuple(marks),
         messages=messages,
-        images=tuple(images),
+        parts=parts,
         is_summarized=is_summarized,
         is_amended=sent.is_amended,
-        seed=seed,
     )
+
+
+def _chain(keys: Sequence[int], tools: int, head: int, settings: Settings) -> list[int]:
+    """Digests of all blocks up to each, of which *tools* are tools, and *head* before messages."""
+    digests: list[int] = []
+    value = hash(settings[:2])
+    for place, key in enumerate(keys):
+        if place == tools:
+            value = hash((value, settings.speed))
+        if place == head:
+            value = hash((value, settings[3:]))
+        value = hash((value, key))
+        digests.append(value)
+    return digests
 
 
 def _after_summary(
@@ -205,71 +219,32 @@ def _common_length(before: list[Message], now: list[Message]) -> int:
     return len(before) if begins_with(now, before) else common_prefix(before, now)
 
 
-# What precedes the messages -----------------------------------------------------------------------
+# Parts --------------------------------------------------------------------------------------------
 
 
-def _head(
-    sent: Sent, counter: TokenCounter, size: Callable[[Block], int], last: Prompt | None
-) -> Prompt:
-    """The tools and the system prompt of *sent*, and its settings."""
-    model = sent.option("model")
-    tools, blocks = list(sent.tools or ()), _system_blocks(sent.system)
-    system = array("q", [_key("system", block) for block in blocks])
-    if last is not None and _has_head(last, tools, system):
-        names, keys, sums = last.tools, last.keys[: last.head], last.sums[: last.head + 1]
-    else:
-        names = tuple(map(_tool_name, tools))
-        keys = array("q", [_key("tools", tool) for tool in tools]) + system
-        sizes = [counter.total((), tools=[without_mark(tool)]) for tool in tools]
-        sums = array("q", accumulate([*sizes, *map(size, blocks)], initial=0))
-    settings = Settings(
-        model=hash(model),
-        betas=hash(frozenset(_betas(sent.options))),
-        speed=_setting(sent.option("speed")),
-        tool_choice=_setting(sent.option("tool_choice")),
-        thinking=_setting(sent.option("thinking")),
-    )
-    seed = value = hash(settings[:2])
-    chain = array("q")
-    for place, key in enumerate(keys):
-        if place == len(tools):
-            value = hash((value, settings.speed))
-        value = hash((value, key))
-        chain.append(value)
-    return Prompt(
-        model=model if isinstance(model, str) else None,
-        settings=settings,
-        tools=names,
-        head=len(keys),
-        keys=keys,
-        sums=sums,
-        chain=chain,
-        marks=(*_marks_in(tools, 0), *_marks_in(blocks, len(tools))),
-        given_tools=tools,
-        seed=seed,
-    )
-
-
-def _has_head(last: Prompt, tools: list[object], system: array[int]) -> bool:
-    """Whether *last* has these very tools, and the system prompt with the keys *system*.
+def _tools_part(tools: list[object], counter: TokenCounter, last: Prompt | None) -> Part:
+    """The *tools*, taken from *last* where it has the very same objects.
 
     Equal tools do not count: they may have other keys in front.
     """
-    if len(last.given_tools) != len(tools):
-        return False
-    pairs = zip(last.given_tools, tools, strict=True)
-    return all(one is other for one, other in pairs) and system == last.keys[len(tools) : last.head]
+    marks = [_mark(read(tool, MARK), at) for at, tool in enumerate(tools) if read(tool, MARK)]
+    if last is not None and len(last.tools) == len(tools) and all(map(is_, last.tools, tools)):
+        return last.parts[0]._replace(marks=marks)
+    keys = [_key("tools", tool) for tool in tools]
+    sizes = [counter.total((), tools=[without_mark(tool)]) for tool in tools]
+    return Part(keys, sizes, marks)
 
 
-def _system_blocks(system: object) -> Sequence[Block]:
-    if isinstance(system, str):
-        return [{"type": "text", "text": system}]
-    return system if isinstance(system, Sequence) else ()
-
-
-def _tool_name(tool: object) -> str:
-    name = read(tool, "name") or read(tool, "type")
-    return name if isinstance(name, str) else "a tool"
+def _part(message: Message, size: Callable[[Block], int]) -> Part:
+    content = as_blocks(message)
+    # One for each block: a result may have a mark in it besides its own.
+    marks = {place: _mark(mark, place) for (place, _), mark in cache_marks(message)}
+    return Part(
+        [_key(message["role"], block) for block in content],
+        list(map(size, content)),
+        list(marks.values()),
+        any(map(has_image, content)),
+    )
 
 
 def _setting(value: object) -> int:
@@ -318,21 +293,6 @@ def has_image(block: Block) -> bool:
     content = read(block, "content")
     parts = content if isinstance(content, list | tuple) else ()
     return any(kind(part) == "image" for part in (block, *parts))
-
-
-def _marks(message: Message, start: int) -> list[Mark]:
-    """The marks of *message*, whose first block is at *start*; one on a block for each."""
-    found: dict[int, Mark] = {}
-    for (place, _), mark in cache_marks(message):
-        found[place] = _mark(mark, start + place)
-    return list(found.values())
-
-
-def _marks_in(items: Sequence[object], start: int) -> Iterator[Mark]:
-    for place, item in enumerate(items, start):
-        mark = read(item, MARK)
-        if mark:
-            yield _mark(mark, place)
 
 
 def _mark(given: object, place: int) -> Mark:
