@@ -33,7 +33,7 @@ import anyio
 
 from benchmarks.baselines import BASELINES, BUDGETED, Baseline, BudgetedPolicy
 from benchmarks.figures import add_figure, recording
-from benchmarks.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
+from benchmarks.recall import ORACLES, Scored, cuts, lines_around, mean_recall, run_pipeline
 from ctxpipe import ContextPipeline, presets
 from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
@@ -222,8 +222,8 @@ def measured(
     with workers(processes or os.cpu_count() or 1) as executor:
         for kind in kinds:
             jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items()}
-            lines = PAGE_LINES if kind == "page" else None
-            settings = Settings(rest_every=rest, strict=strict, page_lines=lines)
+            page = partial(lines_around, lines=PAGE_LINES) if kind == "page" else None
+            settings = Settings(rest_every=rest, strict=strict, page=page)
             progress = partial(told, len(paths) * len(kinds), count)
             for file in replay_files(paths, jobs, settings, executor=executor, progress=progress):
                 before = done.get(file.path, file)

@@ -34,7 +34,7 @@ from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline
 from ctxpipe.gateway.pipelines import Pipelines
 from ctxpipe.gateway.record import dollars
-from ctxpipe.lab.costs import CacheRules, bill
+from ctxpipe.lab.costs import bill
 from ctxpipe.lab.replay import Settings, replay
 from ctxpipe.lab.transcripts import Transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
@@ -140,8 +140,7 @@ async def laboratory(transcript: Transcript, preset: str, window: int) -> float:
     def make(bench: Workbench) -> ContextPipeline:
         return Pipelines(preset, bench.storage, window=window).of(EXAMPLE_MODEL, "")
 
-    rules = CacheRules(by_settings=True)
-    replayed = await replay(transcript, make, Settings(refetch=False, cache=rules))
+    replayed = await replay(transcript, make, Settings(refetch=False, by_settings=True))
     # A summary that is extracted is no request.
     requests = [request for request in replayed.requests if request.purpose != "summary"]
     return bill(requests, prices_of(EXAMPLE_MODEL)).total

@@ -31,6 +31,7 @@ __all__ = [
     "Recall",
     "Scored",
     "cuts",
+    "lines_around",
     "mean_recall",
     "oracle_atoms",
     "oracle_blocks",
@@ -46,6 +47,7 @@ BudgetedMaker: TypeAlias = Callable[[int], PipelineMaker]
 POINTER_TOKENS = 30
 MIN_POINTED_CHARS = 100
 MAX_LINE_CHARS = 3000
+LEAST_PAGED = 3000  # characters; a shorter text is read back whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,3 +311,21 @@ def _cover(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
 def _gain(piece: _Piece, covered: AbstractSet[Atom]) -> float:
     total = sum(weight(atom) for atom in piece.used if atom not in covered)
     return total / max(1, piece.tokens)
+
+
+# Reading back by pages ----------------------------------------------------------------------------
+
+
+def lines_around(text: str, wanted: AbstractSet[Atom], lines: int) -> str:
+    """Of a long *text*: *lines* on each side of every line that holds one of the *wanted* atoms.
+
+    The whole *text* where it is short, or where no line holds one.
+    """
+    if len(text) < LEAST_PAGED:
+        return text
+    all_lines = text.splitlines(keepends=True)
+    shown: set[int] = set()
+    for number, line in enumerate(all_lines):
+        if not wanted.isdisjoint(atoms(line)):
+            shown.update(range(max(0, number - lines), number + lines + 1))
+    return "".join(line for number, line in enumerate(all_lines) if number in shown) or text

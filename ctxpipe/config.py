@@ -29,6 +29,7 @@ from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .presets import Storage
 from .providers.prices import Prices
+from .settings import TOOL_NAMES
 from .stages.collapse import Collapse
 from .stages.compact import Breaker, Compact, Evidence, Restore
 from .stages.gates import RatioGate, RentOrBuyGate
@@ -41,8 +42,6 @@ from .storage.files import FileReader
 from .storage.memory import MemoryStorage
 from .summarizers import ExtractiveSummarizer
 from .tokens import Budget
-
-__all__ = ["Config", "read_config"]
 
 OLD_EXCHANGES: Mapping[str, presets.OldExchanges] = {
     "coding": "calls",
@@ -136,11 +135,8 @@ class Config:
             where = f"{place}: {setting}"
             part, settings = self._choose(parts, table[setting], where, where, parts[0].__name__)
             table[setting] = self._build(part, settings, where, lent)
-        if "inputs" in table:
-            names = table["inputs"]
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise self._error(f"{place}: inputs is {names!r}; give a list of names")
-            table["inputs"] = frozenset(names)
+        if TOOL_NAMES.accepts(table.get("inputs")):
+            table["inputs"] = frozenset(table["inputs"])
         stage: Stage = self._build(kind, table, place, lent)
         return stage
 

@@ -204,8 +204,8 @@ def test_a_page_is_written_and_named(sound, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound, tmp_path):
     for page, told in [
-        (tmp_path / "no" / "r.html", "there is no folder"),
-        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "r.html", "No such file or directory"),
+        (tmp_path, "Is a directory"),
     ]:
         done = run("replay", sound, "--html", page)
         assert (done.exit_code, done.stdout) == (2, "")

@@ -71,7 +71,8 @@ def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
     if "thinking" in options:
         body["thinking"] = options["thinking"]
     betas = [*options.get("betas", ()), *options.get("extra_headers", {}).values()]
-    return list(verify(body, BINDING, ",".join(betas)).problems)
+    refused, _ = verify(body, BINDING, ",".join(betas))
+    return refused
 
 
 def continues(before: Sequence[Any], wire: Sequence[Any]) -> bool:

@@ -34,11 +34,10 @@ from ..errors import CtxpipeError, SettingsError
 from ..settings import check_extra
 from .cache import Calibration, calibration
 from .policies import NONE
+from .records import Format
 from .replay import Moment, PipelineMaker, Replay, Settings, replay_all
 from .report import Report
-from .transcripts import STDIN, Format, Transcript, read_bytes, read_transcript
-
-__all__ = ["FileReplay", "Reporter", "Workers", "cluster", "replay_files", "workers"]
+from .transcripts import STDIN, Transcript, read_bytes, read_transcript
 
 Reporter: TypeAlias = Callable[[Transcript, Mapping[str, tuple[Replay, Sequence[Moment]]]], Report]
 """Makes the report of a page, where the file is replayed: only that process has its contexts."""

@@ -136,8 +136,7 @@ def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
     tallies: dict[Cause, Tally] = {}
     for miss in misses:
         own = prices or listed(miss.model)
-        cost = None if own is None else miss.cost(own)
-        tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, cost)
+        tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, own)
     return most_tokens_first(tallies.values())
 
 

@@ -21,7 +21,7 @@ from .. import __version__
 from .._text import as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError, TranscriptError
-from ..providers.prices import Prices, prices_of
+from ..providers.prices import Prices, find_prices
 from ..settings import EXAMPLE_MODEL
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
@@ -123,7 +123,7 @@ def replay(
     found = recordings(files)
     reporter: Reporter | None = None
     if html:
-        _check_writable(html)
+        _write_page(html, "", "a")  # that it cannot is reported now: replaying may take minutes
         reporter = partial(narrate, prices=prices if model else None)
     count = min(processes or os.cpu_count() or 1, len(found.files))
     at_work = cluster(scheduler) if scheduler else workers(count)
@@ -165,7 +165,8 @@ def replay(
         print_error(file.error)
     reports = [file.report for file in good if file.report]
     if html and reports:
-        _write_page(html, page(reports, totals, unit, made))
+        _write_page(html, page(reports, totals, unit, made), "w")
+        print_notice(f"page: {html}")
     if failed:
         raise typer.Exit(1)
 
@@ -179,34 +180,17 @@ def _describe_making(files: Sequence[str], prices: str) -> str:
     return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
 
-def recordings(names: Sequence[str]) -> Recordings:
-    """The recordings that *names* stand for; what was skipped is said."""
-    with _progress() as progress:
-        found = find_recordings(names, partial(progress.track, description="looking"))
-    skipped = found.describe_skipped()
-    if skipped:
-        print_notice(skipped)
-    return found
+def _write_page(html: Path, text: str, mode: str) -> None:
+    """Write *text* into the page, or with the *mode* "a" after what is in it.
 
-
-def _check_writable(html: Path) -> None:
-    """Raise SettingsError now if the page cannot be written: replaying may take minutes."""
-    if html.is_dir():
-        raise SettingsError(f"--html: {html} is a folder; give the name of a file")
-    if not html.parent.is_dir():
-        raise SettingsError(f"--html: {html} cannot be written: there is no folder {html.parent}")
-    target = html if html.exists() else html.parent
-    if not os.access(target, os.W_OK):
-        raise SettingsError(f"--html: {html} cannot be written: permission is denied")
-
-
-def _write_page(html: Path, text: str) -> None:
+    Raises SettingsError.
+    """
     try:
-        html.write_text(text, encoding="utf-8", newline="\n")
+        with html.open(mode, encoding="utf-8", newline="\n") as file:
+            file.write(text)
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
-    print_notice(f"page: {html}")
 
 
 def _progress() -> Progress:
@@ -278,7 +262,7 @@ def inspect(
     """
     if cache and plan:
         raise SettingsError("give --cache or --plan, not both")
-    prices = prices_of(model) if model else None
+    prices = _prices(model, None) if model else None
     found = recordings(files)
     whose = f"prices of {model or 'the model of each reply'}" if cache else "tokens of tiktoken"
     inspect_each = partial(_inspect_each, found, _describe_making(files, whose), as_json)
@@ -411,18 +395,13 @@ def _print_plan(name: str, plan: _Plan) -> None:
 
 
 def _prices(model: str, read: float | None) -> Prices:
-    if not model:
-        return Prices.relative() if read is None else Prices.relative(read=read)
-    try:
-        prices = prices_of(model)
-    except SettingsError as error:
+    prices = find_prices(model) if model else Prices.relative()
+    if prices is None:
         raise SettingsError(
             f"no prices are known for the model {model!r}; "
             "without --model costs are in input tokens"
-        ) from error
-    if read is None:
-        return prices
-    return replace(prices, read=read * prices.input)
+        )
+    return prices if read is None else replace(prices, read=read * prices.input)
 
 
 SUFFIXES = (".json", ".jsonl")
@@ -456,28 +435,27 @@ class Recordings:
         return "\n  ".join(lines)
 
 
-def find_recordings(
-    names: Iterable[str], track: Callable[[Sequence[str]], Iterable[str]] = iter
-) -> Recordings:
-    """The recordings that *names* stand for: files and folders.
+def recordings(names: Iterable[str]) -> Recordings:
+    """The recordings that *names* stand for, files and folders; what was skipped is said.
 
     A folder is searched to the bottom, without what is hidden in it; each JSON and JSONL file in it
-    that holds a conversation is a recording. *track* iterates over those files, and may show how
-    far it is. Raises TranscriptError for a folder that holds no recording.
+    that holds a conversation is a recording. Raises TranscriptError for a folder that holds none.
     """
     found = Recordings()
-    for path in names:
-        if os.path.isdir(path):
-            found.files += _search(path, found, track)
-        else:
-            found.files.append(path)
+    with _progress() as progress:
+        for path in names:
+            if os.path.isdir(path):
+                found.files += _search(path, found, progress)
+            else:
+                found.files.append(path)
     found.files = list(dict.fromkeys(found.files))
+    skipped = found.describe_skipped()
+    if skipped:
+        print_notice(skipped)
     return found
 
 
-def _search(
-    folder: str, found: Recordings, track: Callable[[Sequence[str]], Iterable[str]]
-) -> list[str]:
+def _search(folder: str, found: Recordings, progress: Progress) -> list[str]:
     """The recordings in *folder*; what is none is noted in *found*."""
     candidates = []
     for path in _walk(folder, found):
@@ -486,7 +464,7 @@ def _search(
         else:
             found.others.append(path)
     recordings = []
-    for path in track(candidates):
+    for path in progress.track(candidates, description="looking"):
         try:
             read_transcript(path)
         except CtxpipeError as error:

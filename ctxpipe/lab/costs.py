@@ -9,43 +9,15 @@ from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
 from ..messages import Message, blocks, common_prefix
-from ..prompt_cache.cache import Mark, PrefixCache
+from ..prompt_cache.cache import DEFAULT_MINIMUM, Mark, PrefixCache
 from ..providers.prices import FIVE_MINUTES, HOUR, Prices
 from .records import Sums
-
-__all__ = [
-    "Bill",
-    "CacheRules",
-    "CacheUse",
-    "PromptCache",
-    "Purpose",
-    "Request",
-    "bill",
-    "with_all_marks",
-    "with_hour_marks",
-]
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 """Why a request was made.
 
 For the recorded reply, to read something back before it, or to have a summary written.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class CacheRules:
-    """How a provider caches prompts.
-
-    An entry lives *ttl_seconds* after its last use, and is written only where a request has a mark.
-    Requests are marked after the system prompt and at their end. One that was rewritten is also
-    marked before what changed (`Result.first_changed_index`), where the old entries end. A mark
-    after it as well, where the next change will begin, is the last of the four that a request may
-    have. Prompts below *min_tokens* are not cached.
-    """
-
-    ttl_seconds: float = FIVE_MINUTES
-    min_tokens: int = 1024
-    by_settings: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +53,17 @@ class Request:
 class PromptCache:
     """The provider's cache for one conversation, request by request.
 
-    Every use is told three times: with the marks of `CacheRules`, with all four around every
-    change, and with those of the rules, but for an hour. Tokens are counted by the caller. What is
-    before the messages counts as one block.
+    An entry lives five minutes after its last use, and is written only where a request has a mark.
+    Requests are marked after the system prompt and at their end. One that was rewritten is also
+    marked before what changed (`Result.first_changed_index`), where the old entries end. A mark
+    after it as well, where the next change will begin, is the last of the four that a request may
+    have. Every use is told three times: without that mark, with it, and without it, but with marks
+    for an hour.
+
+    Tokens are counted by the caller. What is before the messages counts as one block.
     """
 
-    def __init__(self, rules: CacheRules | None = None) -> None:
-        self.rules: CacheRules = rules or CacheRules()
+    def __init__(self) -> None:
         self._caches = (PrefixCache(), PrefixCache(), PrefixCache())
         self._context: Sequence[Message] = ()
         self._settings: object = None
@@ -111,7 +87,7 @@ class PromptCache:
         was.
         """
         if is_sent:
-            if self.rules.by_settings and settings != self._settings:
+            if settings != self._settings:
                 del self._chain[1:]
             self._settings = settings
         shared = common_prefix(self._context, context)
@@ -127,13 +103,12 @@ class PromptCache:
             lengths.add(shared)
             more.add(_change_end(self._context, context, shared))
         uses = []
-        usual = self.rules.ttl_seconds
-        kinds = ((lengths, usual), (lengths | more, usual), (lengths, HOUR))
+        kinds = ((lengths, FIVE_MINUTES), (lengths | more, FIVE_MINUTES), (lengths, HOUR))
         for cache, (marked, lifetime) in zip(self._caches, kinds, strict=True):
             marks = [
                 Mark(ends[length], lifetime)
                 for length in sorted(marked)
-                if sums[length] >= self.rules.min_tokens
+                if sums[length] >= DEFAULT_MINIMUM
             ]
             read = cache.find(chain, marks, seconds)
             read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]

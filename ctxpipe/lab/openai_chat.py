@@ -51,11 +51,11 @@ def read(records: Sequence[Record]) -> Recording:
             _add_message(items, fields, record.place)
             continue
         request = request_of(fields)
-        _add_exchange(items, record, is_only=len(records) == 1)
+        _add_exchange(items, record)
     return items.recording("OpenAI chat", request, {})
 
 
-def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
+def _add_exchange(items: Items, record: Record) -> None:
     """Add the messages of a request, and those of its response with its usage, if it is there."""
     messages = request_of(record.fields).get("messages")
     if not isinstance(messages, list):
@@ -65,8 +65,7 @@ def _add_exchange(items: Items, record: Record, *, is_only: bool) -> None:
         )
     items.begin(messages, record.place)
     for index, message in enumerate(messages):
-        place = f"message {index}" if is_only else f"{record.place}, message {index}"
-        _add_message(items, message, place)
+        _add_message(items, message, f"{record.place}, message {index}")
     response = request_of(record.fields, "response")
     choices = response.get("choices")
     if not (isinstance(choices, list) and choices and isinstance(choices[0], Mapping)):

@@ -20,18 +20,6 @@ from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
 from .workbench import Workbench
 
-__all__ = [
-    "BUDGET",
-    "CLEARED",
-    "NONE",
-    "POLICIES",
-    "ClearOldResults",
-    "Policy",
-    "clear_results",
-    "clearable",
-    "policies",
-]
-
 NONE = "none"
 """The policy that leaves every context as it is."""
 

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ..edits.atoms import Atom, AtomIndex, atoms, message_texts, path_atom, weight
+from ..edits.atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..placeholders.names import session_folder
@@ -20,9 +20,6 @@ from ..placeholders.notes import note_of
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
 from .records import Sums
-
-LEAST_PAGED = 3_000
-"""The characters from which on a text is read back by pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +245,3 @@ def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
         newest = ([source for source in holders if source.role == "user"] or holders)[-1]
         found[id(newest)] = newest
     return sorted(found.values(), key=lambda source: source.message)
-
-
-def pages_of(text: str, wanted: AbstractSet[Atom], lines: int) -> str:
-    """Of a long *text*: *lines* on each side of every line that holds one of the *wanted* atoms.
-
-    The whole *text* where it is short, or where no line holds one.
-    """
-    if len(text) < LEAST_PAGED:
-        return text
-    all_lines = text.splitlines(keepends=True)
-    shown: set[int] = set()
-    for number, line in enumerate(all_lines):
-        if not wanted.isdisjoint(atoms(line)):
-            shown.update(range(max(0, number - lines), number + lines + 1))
-    return "".join(line for number, line in enumerate(all_lines) if number in shown) or text

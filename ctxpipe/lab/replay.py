@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias, cast
@@ -14,16 +15,15 @@ from ..messages import Message, blocks, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
 from ..placeholders.placeholders import any_reference
 from ..prompt_cache.prompts import has_image
+from ..providers.prices import FIVE_MINUTES
 from ..session.session import Session, conversation_of
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
-from ..tokens import Ledger
+from ..tokens import Ledger, TokenCounter
 from ..wire.values import result_block, use_block
-from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, pages_of, sources_to_fetch, use_of
+from .costs import CacheUse, PromptCache, Purpose, Request
+from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
-from .workbench import Clock, MessageCounter, SeenFiles, Workbench
-
-__all__ = ["LAPSES_EVERY", "Moment", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
+from .workbench import Clock, SeenFiles, Workbench
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
@@ -47,10 +47,11 @@ class Settings:
     """How a conversation is replayed.
 
     With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
-    request, and the whole block again in the context; with *page_lines*, only so many lines on each
-    side of what is missing. *tokens_per_raw* is what the API bills for a
-    token of the pipeline's counter. Where a transcript has no times, the cache never expires, or
-    before every *rest_every*-th call: `LAPSES_EVERY` is what real sessions show.
+    request, and the whole block again in the context, or what *page* returns of its text for the
+    atoms that are missing. *tokens_per_raw* is what the API bills for a token of the pipeline's
+    counter. Where a transcript has no times, the cache never expires, or before every
+    *rest_every*-th call: `LAPSES_EVERY` is what real sessions show. With *by_settings* the cache of
+    the messages also ends where the first image comes, or stale thinking has to be controlled.
 
     Lines that a stage has chosen to keep are chosen by what the measure looks for. So a second
     yardstick takes none of them for seen; with *strict* the agent also reads back what that
@@ -60,9 +61,9 @@ class Settings:
     refetch: bool = True
     tokens_per_raw: float = 1.25
     rest_every: int = 0
-    cache: CacheRules = field(default_factory=CacheRules)
+    by_settings: bool = False
     strict: bool = False
-    page_lines: int | None = None
+    page: Callable[[str, AbstractSet[Atom]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -144,7 +145,7 @@ async def replay_all(
     # What was said, the agent's files and the time are the same, whatever the pipeline: so the
     # texts of a conversation are read once.
     past = Past(AtomIndex())
-    clock, files, counter = Clock(), SeenFiles(), MessageCounter()
+    clock, files, counter = Clock(), SeenFiles(), TokenCounter()
     runs = {}
     for name, make in makers.items():
         bench = Workbench(clock, files, counter)
@@ -160,7 +161,7 @@ async def replay_all(
         clock.now = max([clock.now, *times])
         every = settings.rest_every
         if every and call and call % every == 0 and not transcript.seconds:
-            clock.now += settings.cache.ttl_seconds + 1
+            clock.now += FIVE_MINUTES + 1
         reply = transcript.messages[at]
         used = past.uses_of(reply)
         for name, run in runs.items():
@@ -189,16 +190,16 @@ class _Run:
     overhead: int | None = None
 
     def __post_init__(self) -> None:
-        transcript, cache = self.transcript, self.settings.cache
+        name = self.transcript.name
         self.session: Session = self.pipeline.session(
-            transcript.name, cache_seconds=cache.ttl_seconds, clock=self.bench.clock
+            name, cache_seconds=FIVE_MINUTES, clock=self.bench.clock
         )
         if isinstance(self.session, Session):  # not where a benchmark replays a peer's
             # A replay has figures of its own, and nothing prints what they would find.
             conversation_of(self.session).observers.clear()
         self.ledger = Ledger(self.pipeline.counter)
-        self.cache = PromptCache(cache)
-        self.visible = Context(self.past.index, transcript.name)
+        self.cache = PromptCache()
+        self.visible = Context(self.past.index, name)
         self.store = Store(self.past.index)
 
     async def step(
@@ -272,7 +273,7 @@ class _Run:
         """Call the model, which answers *output*, and let the session read the usage."""
         sums = await self._sums(self.context)
         settings = None
-        if self.settings.cache.by_settings:
+        if self.settings.by_settings:
             content = chain.from_iterable(map(blocks, self.context))
             settings = self.is_controlled, any(map(has_image, content))
         use, *others = self.cache.request(self.context, sums, self.bench.clock.now, settings)
@@ -294,7 +295,7 @@ class _Run:
 
     def _refetch(self, missing: Mapping[Atom, float]) -> tuple[Message, Message]:
         """Calls for what is *missing*, and the results, as an agent would read them back."""
-        lines = self.settings.page_lines
+        page = self.settings.page
         pointers = self.steps | dict(_pointers(self.context))
         calls = []
         results = []
@@ -302,7 +303,7 @@ class _Run:
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
             calls.append(use_block(call_id, *self._call(source, pointers.get(source.call_id))))
-            text = source.text if lines is None else pages_of(source.text, missing.keys(), lines)
+            text = source.text if page is None else page(source.text, missing.keys())
             results.append(result_block(call_id, text))
         ask = {"role": "assistant", "content": calls}
         answer = {"role": "user", "content": results}

@@ -17,8 +17,6 @@ from ..messages import Message, Problem, check
 from . import claude_code, codex, openai_chat, openai_responses, opencode
 from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation
 
-__all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "read_transcript"]
-
 STDIN = "-"
 
 _Question: TypeAlias = Callable[[JsonObject], bool]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..edits.views import viewed_path
@@ -69,28 +69,13 @@ class Clock:
         return self.now
 
 
-class MessageCounter(TokenCounter):
-    """Counts each message once, in however many replays it is sent; none may change any more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._by_message: dict[int, tuple[Message, int]] = {}
-
-    async def counts(self, messages: Iterable[Message]) -> list[int]:
-        messages = list(messages)
-        new = [message for message in messages if id(message) not in self._by_message]
-        for message, tokens in zip(new, await super().counts(new), strict=True):
-            self._by_message[id(message)] = message, tokens
-        return [self._by_message[id(message)][1] for message in messages]
-
-
 @dataclass(frozen=True, slots=True)
 class Workbench:
     """The storage of one replay, and what all replays of a conversation may share."""
 
     clock: Clock = field(default_factory=Clock)
     files: SeenFiles = field(default_factory=SeenFiles)
-    counter: MessageCounter = field(default_factory=MessageCounter)
+    counter: TokenCounter = field(default_factory=TokenCounter)
     storage: MemoryStorage = field(init=False)
 
     def __post_init__(self) -> None:

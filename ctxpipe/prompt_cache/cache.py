@@ -17,7 +17,8 @@ from .misses import Cause
 LOOKBACK_BLOCKS = 20
 """How many blocks, its own included, a mark looks back for a prefix that was written before."""
 
-_DEFAULT_MINIMUM = 1024
+DEFAULT_MINIMUM = 1024
+"""The billed tokens of the shortest prompt that most models cache."""
 # By the beginning of a model's name; the longest that fits counts. Sources disagree about some.
 _MINIMUMS: Mapping[str, int] = {
     "claude-3-5-haiku": 2048,
@@ -39,7 +40,7 @@ def min_cached_tokens(model: str | None) -> int:
     """The billed tokens of the shortest prompt that *model* caches."""
     name = (model or "").rpartition("/")[2]
     fitting = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
-    return _MINIMUMS[max(fitting, key=len)] if fitting else _DEFAULT_MINIMUM
+    return _MINIMUMS[max(fitting, key=len)] if fitting else DEFAULT_MINIMUM
 
 
 def seconds_to_live(time_to_live: object) -> float:

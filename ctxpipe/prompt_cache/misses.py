@@ -144,13 +144,13 @@ class Tally:
     cost: float | None = None
     detail: str = ""
 
-    def add(self, miss: CacheMiss, cost: float | None) -> None:
-        """Count *miss*."""
+    def add(self, miss: CacheMiss, prices: Prices | None) -> None:
+        """Count *miss*, and at *prices* what it cost."""
         self.misses += 1
         self.tokens += miss.tokens
         self.detail = self.detail or miss.detail
-        if cost is not None:
-            self.cost = (self.cost or 0.0) + cost
+        if prices is not None:
+            self.cost = (self.cost or 0.0) + miss.cost(prices)
 
 
 def most_tokens_first(tallies: Iterable[Tally]) -> list[Tally]:

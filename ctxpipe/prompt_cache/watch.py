@@ -93,8 +93,7 @@ class CacheWatch(Observer):
     def _count(self, miss: CacheMiss, tallies: dict[Cause, Tally]) -> Prices | None:
         """Add *miss* to *tallies*; the prices that it is counted by."""
         prices = self.settings.prices or self._listed.get(miss.model)
-        tally = tallies.setdefault(miss.cause, Tally(miss.cause))
-        tally.add(miss, None if prices is None else miss.cost(prices))
+        tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, prices)
         return prices
 
     def findings(self) -> Mapping[str, object]:

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-__all__ = ["Refusal", "as_refusal", "read_refusal"]
-
 MAX_TEXT = 4096  # characters of an answer that are searched; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
 LEAST_WINDOW = 500  # tokens; a smaller number was misread

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.commands import find_recordings
+from ctxpipe.lab.commands import recordings
 from ctxpipe.messages import compact_json
 
 TALK = compact_json(conversation(user("Go."), assistant("Done.")))
@@ -38,12 +38,12 @@ def names(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def test_a_folder_is_searched_to_the_bottom_without_what_is_hidden(folder):
-    found = find_recordings([str(folder)])
+    found = recordings([str(folder)])
     assert names(folder, found.files) == ["a.jsonl", "b.json", "deep/er/C.JSONL"]
 
 
 def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder):
-    found = find_recordings([str(folder)])
+    found = recordings([str(folder)])
     assert names(folder, found.unreadable) == ["deep/package.json"]
     assert names(folder, found.others) == ["notes.md"]
     first, reason = found.describe_skipped().splitlines()
@@ -57,36 +57,25 @@ def test_of_many_reasons_the_first_few_are_said(tmp_path):
     (tmp_path / "a.json").write_text(TALK, "utf-8")
     for number in range(8):
         (tmp_path / f"empty_{number}.json").touch()
-    told = find_recordings([str(tmp_path)]).describe_skipped().splitlines()
+    told = recordings([str(tmp_path)]).describe_skipped().splitlines()
     assert len(told) == 1 + 5 + 1
     assert told[-1].strip() == "and 3 more"
 
 
 def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder):
     one = str(folder / "b.json")
-    found = find_recordings(["-", one, str(folder), "-"])
+    found = recordings(["-", one, str(folder), "-"])
     assert found.files[:2] == ["-", one]
     assert len(found.files) == len(set(found.files)) == 4
 
 
 def test_a_name_of_no_file_is_left_for_the_reader_to_refuse():
-    assert find_recordings(["no/such.jsonl"]).files == ["no/such.jsonl"]
+    assert recordings(["no/such.jsonl"]).files == ["no/such.jsonl"]
 
 
 def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path):
     with pytest.raises(TranscriptError, match="holds no recording that can be read; it is empty"):
-        find_recordings([str(tmp_path)])
+        recordings([str(tmp_path)])
     (tmp_path / "a.txt").write_text("x", "utf-8")
     with pytest.raises(TranscriptError, match="1 file neither JSON nor JSONL"):
-        find_recordings([str(tmp_path)])
-
-
-def test_each_file_that_is_read_in_a_folder_is_shown_as_progress(folder):
-    tracked: list[str] = []
-
-    def track(paths: Sequence[str]) -> Iterable[str]:
-        tracked.extend(paths)
-        return paths
-
-    find_recordings([str(folder)], track)
-    assert len(tracked) == 4
+        recordings([str(tmp_path)])

@@ -9,7 +9,7 @@ from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.lab.costs import CacheRules, CacheUse, PromptCache, Request, bill
+from ctxpipe.lab.costs import CacheUse, PromptCache, Request, bill
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices
 
@@ -134,20 +134,19 @@ def test_with_marks_for_an_hour_an_entry_outlives_a_pause():
 
 
 def test_a_prompt_below_the_minimum_is_neither_read_nor_written():
-    cache = PromptCache(CacheRules(min_tokens=4000))
+    cache = PromptCache()
 
-    assert sent(cache, work(1)) == CacheUse(0, 0, fresh=3000)
-    assert sent(cache, work(2)) == CacheUse(read=0, written=5000)
+    assert sent(cache, work(0)) == CacheUse(0, 0, fresh=1000)
+    assert sent(cache, work(1)) == CacheUse(read=0, written=3000)
 
 
-@pytest.mark.parametrize(("counts", "read"), [(True, 1500), (False, 4500)])
-def test_where_settings_count_a_request_with_others_reads_the_system_prompt_only(counts, read):
-    cache = PromptCache(CacheRules(by_settings=counts))
+def test_a_request_with_other_settings_reads_the_system_prompt_only():
+    cache = PromptCache()
     cache.request(work(1), sums(work(1), 1500), settings="without images")
 
     use, *_ = cache.request(work(2), sums(work(2), 1500), settings="with images")
 
-    assert use == CacheUse(read, 6500 - read)
+    assert use == CacheUse(1500, 5000)
 
 
 def test_what_is_not_sent_leaves_the_cache_as_it_was():

@@ -16,7 +16,7 @@ from histories import (
 from hypothesis import given, settings
 
 from ctxpipe.edits.atoms import Atom, AtomIndex
-from ctxpipe.lab.references import Context, Past, Store, Use, pages_of, sources_to_fetch, use_of
+from ctxpipe.lab.references import Context, Past, Store, Use, sources_to_fetch, use_of
 from ctxpipe.messages import Message, compact_json
 
 
@@ -180,21 +180,6 @@ def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once():
         for source in sources_to_fetch(["Iread_this", "Imore_of_it"], Lab(past, []).past)
     ]
     assert roles == ["assistant"]
-
-
-def test_pages_show_the_lines_around_what_is_wanted_and_nothing_else():
-    text = "".join(f"{' ' * 40}line_number_{number}\n" for number in range(100))
-
-    shown = pages_of(text, {"Iline_number_30", "Iline_number_33", "Iline_number_99"}, 5)
-
-    assert shown.split() == [
-        f"line_number_{number}" for number in (*range(25, 39), *range(94, 100))
-    ]
-
-
-def test_a_short_text_is_read_back_whole_and_so_is_one_that_holds_it_in_no_line():
-    assert pages_of("wanted_here\nb\nc\n", {"Iwanted_here"}, 0) == "wanted_here\nb\nc\n"
-    assert pages_of("b\n" * 2000, {"Inot_there"}, 1) == "b\n" * 2000
 
 
 def test_a_context_forgets_what_left_it_and_keeps_what_stays():

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 
 from benchmarks.baselines import Baseline, KeepLast
 from ctxpipe import BatchOffload, Budget, Collapse, Compact, ContextPipeline, DirectOffload
-from ctxpipe.lab.costs import CacheRules, CacheUse, bill
+from ctxpipe.lab.costs import CacheUse, bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay, replay_all
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
@@ -40,7 +40,7 @@ from ctxpipe.tokens import TokenCounter
 
 NONE = Policy("none")
 FREE = Settings(refetch=False)
-BY_SETTINGS = Settings(refetch=False, cache=CacheRules(by_settings=True))
+BY_SETTINGS = Settings(refetch=False, by_settings=True)
 FACT = "the old staging server keeps its keys in vault_entry_4711"
 LOG = f"the log:\n{FACT}\n" + "a line of a log that says nothing at all\n" * 120
 
@@ -147,14 +147,6 @@ async def test_without_times_the_cache_never_lapses_unless_the_agent_rests():
     assert [request.use.read > 0 for request in awake.requests[2:]] == [True] * 5
     found = [request.use.read > 0 for request in resting.requests[2:]]
     assert found == [True, False, True, True, False]
-
-
-async def test_the_rules_of_the_cache_are_the_replay_s():
-    transcript = recorded(work(3, long=[0]), seconds={1: 0.0, 3: 400.0})
-
-    found = await replay(transcript, NONE, Settings(cache=CacheRules(ttl_seconds=3600)))
-
-    assert found.requests[2].use.read > 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from benchmarks.recall import (
     Cut,
     Scored,
     cuts,
+    lines_around,
     mean_recall,
     oracle_atoms,
     oracle_blocks,
@@ -177,3 +178,21 @@ def test_on_a_real_session_policies_stand_in_their_order(shared):
     assert last.cuts == 3
     assert last.one_hop < offload.one_hop
     assert offload.visible < oracle.visible
+
+
+# Reading back by pages ----------------------------------------------------------------------------
+
+
+def test_pages_show_the_lines_around_what_is_wanted_and_nothing_else():
+    text = "".join(f"{' ' * 40}line_number_{number}\n" for number in range(100))
+
+    shown = lines_around(text, {"Iline_number_30", "Iline_number_33", "Iline_number_99"}, 5)
+
+    assert shown.split() == [
+        f"line_number_{number}" for number in (*range(25, 39), *range(94, 100))
+    ]
+
+
+def test_a_short_text_is_read_back_whole_and_so_is_one_that_holds_it_in_no_line():
+    assert lines_around("wanted_here\nb\nc\n", {"Iwanted_here"}, 0) == "wanted_here\nb\nc\n"
+    assert lines_around("b\n" * 2000, {"Inot_there"}, 1) == "b\n" * 2000

@@ -6,7 +6,7 @@ import ast
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -37,13 +37,22 @@ def public() -> Iterator[tuple[str, Any]]:
     """Every public function, class and method, once each, by its qualified name."""
     found: dict[str, Any] = {}
     for module in map(importlib.import_module, PUBLIC):
-        for name in module.__all__:
+        for name in public_names(module):
             value = getattr(module, name)
             if getattr(value, "__module__", "").startswith("ctxpipe") and callable(value):
                 found[f"{value.__module__}.{value.__qualname__}"] = value
                 if inspect.isclass(value):
                     found |= dict(methods(value))
     yield from sorted(found.items())
+
+
+def public_names(module: ModuleType) -> Iterable[str]:
+    own = [name for name, held in vars(module).items() if is_own(held, module)]
+    return getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+
+
+def is_own(held: object, module: ModuleType) -> bool:
+    return getattr(held, "__module__", None) == module.__name__
 
 
 def methods(kind: type) -> Iterator[tuple[str, Any]]:
