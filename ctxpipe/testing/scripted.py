@@ -142,7 +142,7 @@ class ScriptedServer(ABC):
     async def __aenter__(self) -> Self:
         start = await anyio.to_thread.run_sync(_load)
         self._one_at_a_time = anyio.CapacityLimiter(1)
-        self._running = await start(self._endpoints())
+        self._running = await start(dict.fromkeys(self._paths, self._receive))
         return self
 
     async def __aexit__(
@@ -173,9 +173,6 @@ class ScriptedServer(ABC):
         return [request for request in self.requests if request.problems]
 
     # Requests -------------------------------------------------------------------------------------
-
-    def _endpoints(self) -> Mapping[str, Endpoint]:
-        return dict.fromkeys(self._paths, self._receive)
 
     async def _receive(self, request: Request) -> Response:
         received = Received(

@@ -59,9 +59,9 @@ class MessagesServer(ScriptedServer):
             yield from invalid
             return
         betas = received.headers.get("anthropic-beta", "")
-        verdict = verify(received.body, self.model, betas)
-        received.dropped = verdict.dropped
-        yield from verdict.problems
+        refused, dropped = verify(received.body, self.model, betas)
+        received.dropped = tuple(dropped)
+        yield from refused
         received.prompt = self._meter.read(received.body, betas)
         received.tokens = received.prompt.tokens
         if received.tokens > self.model.window and not counting:

@@ -22,14 +22,6 @@ BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The errors for thinking blocks of a request, and the paths of the blocks that are dropped."""
-
-    problems: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class _Walk:
     """One pass over a conversation.
@@ -80,17 +72,17 @@ def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[JsonDict]:
     return signed
 
 
-def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
-    """Whether the thinking blocks in *body* may come back as they are.
+def verify(body: JsonObject, model: Model, betas: str) -> tuple[list[str], list[str]]:
+    """The errors for thinking blocks in *body*, and the paths of those that are dropped.
 
     *betas* is the header ``anthropic-beta``.
     """
     if model.thinking == "unchecked":
-        return Verdict()
+        return [], []
     binding: JsonObject = (body.get("thinking") or {}).get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
         header = f"`anthropic-beta: {BINDING_BETA}`"
-        return Verdict((f"thinking.block_binding: requires the beta header {header}",))
+        return [f"thinking.block_binding: requires the beta header {header}"], []
     refused: list[str] = []
     dropped: list[str] = []
     walk = _Walk()
@@ -115,7 +107,7 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
             )
         elif fault:
             refused.append(f"{path}: Invalid `signature` in `{block['type']}` block")
-    return Verdict(tuple(refused), tuple(dropped))
+    return refused, dropped
 
 
 def _blocks(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:

@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from deletions import deletion_checks
 from services import failing_disk
 
 from ctxpipe import LocalStorage, MemoryStorage, SettingsError, StorageError
@@ -41,6 +42,7 @@ LOCAL = storage_conformance(
     redacting=lambda place, redact: LocalStorage(folder(place), redact=redact),
     failing=on_a_failing_disk,
 )
+LOCAL += deletion_checks(lambda place: LocalStorage(folder(place)))
 
 
 @pytest.mark.parametrize("check", LOCAL, ids=str)
@@ -58,11 +60,10 @@ def memory(place: str, redact: Callable[[str], str] | None = None) -> MemoryStor
     return PLACES.setdefault(place, MemoryStorage(redact=redact))
 
 
-@pytest.mark.parametrize(
-    "check",
-    storage_conformance(memory, extras=["delete", "lease", "sessions"], redacting=memory),
-    ids=str,
-)
+MEMORY = storage_conformance(memory, extras=["delete", "lease", "sessions"], redacting=memory)
+
+
+@pytest.mark.parametrize("check", [*MEMORY, *deletion_checks(memory)], ids=str)
 async def test_memory_keeps_the_contract(check: StorageCheck):
     await check()
 

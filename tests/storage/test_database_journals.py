@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from deletions import deletion_checks
 from histories import assistant, step, user
 from processes import new_python
 from services import CuttingProxy, Postgres, RedisServer, Server
@@ -89,7 +90,7 @@ SQLITE = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", SQLITE, ids=str)
+@pytest.mark.parametrize("check", [*SQLITE, *deletion_checks(on_sqlite)], ids=str)
 async def test_sqlite_keeps_the_contract(check: StorageCheck):
     await check()
 
@@ -164,7 +165,7 @@ POSTGRES = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", POSTGRES, ids=str)
+@pytest.mark.parametrize("check", [*POSTGRES, *deletion_checks(on_postgres)], ids=str)
 async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url):
     await check()
 
@@ -269,7 +270,7 @@ REDIS = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", REDIS, ids=str)
+@pytest.mark.parametrize("check", [*REDIS, *deletion_checks(on_redis)], ids=str)
 async def test_redis_keeps_the_contract(check: StorageCheck, redis_url):
     await check()
 

@@ -17,6 +17,7 @@ from typing import Any
 import anthropic
 import anyio
 import pytest
+from deletions import deletion_checks
 from histories import assistant, conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,13 +124,17 @@ def contract(make: Callable[[str], Any]) -> list[StorageCheck]:
         store: Any = Watched(make(place), operations)
         yield ObjectStorage(store)
 
-    return storage_conformance(
-        lambda place: ObjectStorage(make(place)),
+    def storage(place: str) -> ObjectStorage:
+        return ObjectStorage(make(place))
+
+    checks = storage_conformance(
+        storage,
         protocols=PROTOCOLS,
         extras=EXTRAS,
         redacting=lambda place, redact: ObjectStorage(make(place), redact=redact),
         failing=failing,
     )
+    return [*checks, *deletion_checks(storage)]
 
 
 @pytest.mark.parametrize("check", contract(memory_store), ids=str)
@@ -167,7 +172,7 @@ S3_CHECKS = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", S3_CHECKS, ids=str)
+@pytest.mark.parametrize("check", [*S3_CHECKS, *deletion_checks(on_s3)], ids=str)
 async def test_s3_keeps_the_contract(check: StorageCheck, bucket):
     await check()
 

@@ -64,7 +64,7 @@ async def in_memory(server: ScriptedServer) -> AsyncIterator[AsyncBaseTransport]
     """*server* for the length of the block, and what sends to its ``url``."""
     async with AsyncExitStack() as stack:
         stack.push_async_exit(server)
-        transport = InMemoryTransport(application(server._endpoints()))
+        transport = InMemoryTransport(application(dict.fromkeys(server._paths, server._receive)))
         server._one_at_a_time = anyio.CapacityLimiter(1)
         server._running = transport  # type: ignore[assignment]
         yield transport
