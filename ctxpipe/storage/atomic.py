@@ -110,15 +110,14 @@ def sync(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-def read_bytes(folder: int, name: str, limit: int) -> bytes | None:
-    """At most *limit* bytes of the regular file *name*; None when there is nothing of that name."""
+def read_bytes(folder: int, name: str) -> bytes | None:
+    """The content of the regular file *name*; None when there is nothing of that name."""
     try:
         file = open_file(name, os.O_RDONLY, folder=folder)
     except FileNotFoundError:
         return None
     with open(file, "rb") as stream:
-        # Not the limit itself: `read` allocates as much as it is asked for.
-        return stream.read(min(limit, os.fstat(file).st_size))
+        return stream.read()
 
 
 def holds(folder: int, name: str, chunks: Iterable[bytes]) -> bool | None:

@@ -14,8 +14,6 @@ from ..settings import FUNCTION, PATH
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 from .waiting import run_in_thread
 
-__all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileText:
@@ -37,8 +35,8 @@ class FileReader(Protocol):
         """The current text of the file that the conversation calls *path*.
 
         Raises StorageError, in words that may be shown, for whatever should not or cannot be read:
-        also for a file of more than *max_bytes*, which is checked before it is read. No path
-        makes it hang.
+        also for a file of more than *max_bytes*, of which no more than that is kept in memory. No
+        path makes it hang.
         """
         ...
 
@@ -78,8 +76,8 @@ class LocalFiles:
     def _read(self, path: str, max_bytes: int) -> FileText:
         try:
             real = self._real_path(path)
-            with open(self._open(real, max_bytes), "rb") as file:
-                # One byte more: the file may have grown, or have no size at all.
+            with open(self._open(real), "rb") as file:
+                # One byte more shows that it is too long; some files say of no size at all.
                 content = file.read(max_bytes + 1)
             return FileText(real, _decode(content, max_bytes))
         except (OSError, ValueError) as error:
@@ -99,7 +97,7 @@ class LocalFiles:
             )
         return real
 
-    def _open(self, real: str, max_bytes: int) -> int:
+    def _open(self, real: str) -> int:
         path = os.path.relpath(real, os.path.realpath(self.root))
         *folders, name = PurePath(path).parts or (".",)
         folder = self._folder.open()
@@ -108,15 +106,9 @@ class LocalFiles:
                 inner, _ = enter_folder(part, folder)
                 os.close(folder)
                 folder = inner
-            file = open_file(name, os.O_RDONLY, folder=folder)
+            return open_file(name, os.O_RDONLY, folder=folder)
         finally:
             os.close(folder)
-        size = os.fstat(file).st_size
-        if size > max_bytes:
-            os.close(file)
-            reason = f"it holds {size} bytes, more than the {max_bytes} that are read at most"
-            raise OSError(errno.EFBIG, reason)
-        return file
 
 
 def name_below(root: str | os.PathLike[str], path: str) -> str:

@@ -7,7 +7,6 @@ The storages ask for the `Generation` that runs, so that a stage need not pass i
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from ..errors import SessionDeleted, SettingsError
-from ..placeholders.names import session_folder
+from ..placeholders.names import content_hash, session_folder
 from ..settings import TEXT, TOMBSTONE_DAYS
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ def running_generation(folder: str) -> Generation | None:
 
 def tombstone_name(folder: str) -> str:
     """Where the tombstone of the session with that *folder* is: a digest."""
-    return hashlib.sha256(folder.encode()).hexdigest()[:32]
+    return content_hash(folder, 32)
 
 
 def new_tombstone() -> str:

@@ -295,7 +295,7 @@ class LocalStorage:
 
     def _load_index(self, folder: str) -> bytes:
         with suppress(OSError), self._folders.folder(folder) as fd:
-            return read_bytes(fd, INDEX, sys.maxsize) or b""
+            return read_bytes(fd, INDEX) or b""
         return b""
 
     async def save_index(self, session_id: str, content: bytes, /) -> None:

@@ -18,9 +18,9 @@ from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
 from .generations import (
     ids_below,
     new_tombstone,
+    remember,
     running_generation,
     tombstone_name,
-    tombstone_seconds,
 )
 from .protocol import Page
 from .records import Record, Redact, encode_record, record_stamp, storable
@@ -50,7 +50,7 @@ class MemoryStorage:
         self._journals: dict[str, list[str]] = {}
         self._leased: set[str] = set()
         self._ids: dict[str, str] = {}
-        self._tombstones: dict[str, tuple[str, float]] = {}
+        self._tombstones: dict[str, str] = {}
 
     # Texts ----------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class MemoryStorage:
     def _check(self, folder: str) -> None:
         generation = running_generation(folder)
         if generation is not None:
-            generation.check(self, self._tombstones.get(tombstone_name(folder), ("", 0.0))[0])
+            generation.check(self, self._tombstones.get(tombstone_name(folder), ""))
 
     async def delete(self, session_id: str, /) -> None:
         """Delete all that is kept of one session: texts, records and journal.
@@ -195,11 +195,7 @@ class MemoryStorage:
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
-        now = time.time()
-        self._tombstones[tombstone_name(folder)] = new_tombstone(), now + tombstone_seconds()
-        for name, (_, end) in list(self._tombstones.items()):
-            if end < now:
-                del self._tombstones[name]
+        remember(self._tombstones, tombstone_name(folder), new_tombstone())
         everything: tuple[dict[str, Any], ...] = (self.stored, self._journals, self._ids)
         for kept in everything:
             for key in [key for key in kept if key.split("/")[0] == folder]:

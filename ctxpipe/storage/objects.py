@@ -29,13 +29,13 @@ from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
+from anyio import CapacityLimiter, create_task_group, fail_after
 
 from .._text import short_repr
 from .._threads.threads import PerLoop, in_thread, in_thread_if
-from ..errors import SessionDeleted, SettingsError, StorageError
+from ..errors import SessionDeleted, StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
-from ..placeholders.names import candidate_keys, safe_name, session_folder
+from ..placeholders.names import candidate_keys, content_hash, safe_name, session_folder
 from ..settings import (
     COUNT,
     FUNCTION,
@@ -43,9 +43,9 @@ from ..settings import (
     POSITIVE,
     SESSION_ID,
     SIZE,
+    Wanted,
     check_extra,
     check_settings,
-    excerpt,
 )
 from .cleanup import LIVE_SECONDS, Cleaned
 from .folders import ignore_absent
@@ -77,7 +77,10 @@ _ERRNO = {
 }
 _LONG = 100_000  # characters that are encoded in a worker thread
 _CHUNK = 1000  # objects that are listed or deleted at once
-_METHODS = ("put_async", "get_async", "head_async", "delete_async", "list")
+_STORE = Wanted(
+    lambda store: callable(getattr(store, "put_async", None)),
+    "one of obstore, such as MemoryStore()",
+)
 _PARTS = ("texts", "records", "used")
 _USED = "used"
 _TOMBSTONES = "=deleted"
@@ -114,12 +117,13 @@ class ObjectStorage:
 
     def __post_init__(self) -> None:
         check_extra("ObjectStorage", "obstore", "object-store")
-        if not all(map(callable, [getattr(self.store, name, None) for name in _METHODS])):
-            raise SettingsError(
-                f"store is {excerpt(self.store)}; give one of obstore, such as MemoryStore()"
-            )
         check_settings(
-            self, redact=FUNCTION.optional, clock=FUNCTION, connections=COUNT, timeout=POSITIVE
+            self,
+            store=_STORE,
+            redact=FUNCTION.optional,
+            clock=FUNCTION,
+            connections=COUNT,
+            timeout=POSITIVE,
         )
         check_reference(self.reference)
         self._touched: dict[str, float] = {}
@@ -403,16 +407,14 @@ class ObjectStorage:
                 yield
 
     async def _at_once(self, work: Callable[[str], Awaitable[None]], names: Iterable[str]) -> None:
-        """Do *work* on all of *names*, a few at the same time; then raise the first error."""
-        limit = Semaphore(self.connections)
+        """Do *work* on all of *names*; then raise the first error."""
         errors: list[StorageError] = []
 
         async def work_on(name: str) -> None:
-            async with limit:
-                try:
-                    await work(name)
-                except StorageError as error:
-                    errors.append(error)
+            try:
+                await work(name)
+            except StorageError as error:
+                errors.append(error)
 
         async with create_task_group() as group:
             for name in names:
@@ -448,13 +450,13 @@ def _object_folder(folder: str) -> str:
     """The prefix of the session with that *folder*; no two of them share one."""
     if _FOLDER.fullmatch(folder):
         return folder
-    return f"={_digest(folder)[:32]}"
+    return f"={content_hash(folder, 32)}"
 
 
 def _text_path(key: str) -> str:
     folder, name = _split(key)
     if not _NAME.fullmatch(name):
-        name = f"={_digest(name)[:40]}"
+        name = f"={content_hash(name, 40)}"
     return f"{_object_folder(folder)}/texts/{name}"
 
 
@@ -477,10 +479,6 @@ def _owner(path: str) -> str | None:
     folder, _, rest = path.partition("/")
     part, _, name = rest.partition("/")
     return folder if part in _PARTS and (name != "") == (part != _USED) else None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _decode(location: str, content: bytes) -> str:

@@ -52,7 +52,6 @@ JOURNAL = "journal.jsonl"
 INDEX = ".ctxpipe-index"
 FORM = 1
 
-_MARK_BYTES = 1 << 26
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -187,7 +186,7 @@ class StorageRoot:
 
     def _tombstone(self, name: str) -> str:
         with ignore_absent(), self.folder(TOMBSTONES) as graves:
-            content = read_bytes(graves, tombstone_name(name), 100) or b""
+            content = read_bytes(graves, tombstone_name(name)) or b""
             return content.decode("ascii", "replace")
         return ""
 
@@ -277,7 +276,7 @@ class StorageRoot:
         None when there is no valid one. Raises RootError when it was written by a newer version.
         """
         try:
-            content = read_bytes(folder, _mark_name(name), _MARK_BYTES) or b""
+            content = read_bytes(folder, _mark_name(name)) or b""
             header, *lines = content.split(b"\n")
             form = json.loads(header)["form"]
         except (OSError, *_DAMAGED):
