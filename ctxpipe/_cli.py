@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import time
@@ -27,7 +26,7 @@ from .lab import commands as lab_commands
 from .lab.demo import demo
 from .lab.terminal import discard_output, escape_unencodable_output, print_error, print_line
 from .placeholders.names import session_folder
-from .settings import excerpt
+from .settings import NUMBER, excerpt
 from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Cleaned,
@@ -241,9 +240,10 @@ def _ask_to_delete(root: Path, files: str) -> None:
 
 
 def _limit(option: str, given: float | None, unit: int) -> float | None:
-    if given is not None and not (math.isfinite(given) and given >= 0):
-        raise SettingsError(f"{option} is {given}; give a number, 0 or more")
-    return None if given is None else given * unit
+    if given is None:
+        return None
+    NUMBER.check(option, given)
+    return given * unit
 
 
 def _run_elsewhere() -> None:

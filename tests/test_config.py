@@ -136,7 +136,7 @@ def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path):
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n",
-            ": stage 1: inputs is 3; give a list of names",
+            ": stage 1: inputs is 3; give a set of names",
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = [1] }\n",

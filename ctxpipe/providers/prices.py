@@ -218,13 +218,12 @@ class RewriteCost:
     """What changing the context does to the bill: billed tokens, and money in the prices' unit.
 
     Cached tokens that stay in the context after what changed are written to the cache again, which
-    costs *burnt* at this call. The *freed_tokens* are not sent any more: this call saves
-    *saved_now*, each later one *saved_per_call*.
+    costs *burnt* at this call. The *freed_tokens* are not sent any more, which saves
+    *saved_per_call* at each later one.
     """
 
     freed_tokens: float
     burnt: float
-    saved_now: float
     saved_per_call: float
 
 
@@ -248,17 +247,11 @@ def rewrite_cost(
     last_before = len(before_sums) - 1
     last_after = len(after_sums) - 1
     first = min(first_changed, last_before, last_after)
-    fresh_messages = last_before - min(sent, last_before)
+    # The messages that were never sent are the last ones of both contexts.
+    known = max(first, last_after - max(0, last_before - sent))
+    rewritten = after_sums[known] - after_sums[first]
     before = before_sums[-1]
     after = after_sums[-1]
-    fresh_before = before - before_sums[max(first, last_before - fresh_messages)]
-    fresh_after = after - after_sums[max(first, last_after - fresh_messages)]
-    invalidated = max(0, before - fresh_before - before_sums[first])
-    rewritten = max(0, after - fresh_after - after_sums[first])
-
-    saved_writes = factor * (fresh_before - fresh_after) * prices.cache_write
-    saved_reads = factor * (invalidated - rewritten) * prices.read
-
     prompt_before = before + overhead
     prompt_after = after + overhead
     weighted_before = prompt_before * prices.cliff(factor * prompt_before).prompt
@@ -266,7 +259,6 @@ def rewrite_cost(
     return RewriteCost(
         freed_tokens=factor * (before - after),
         burnt=factor * rewritten * (prices.cache_write - prices.read),
-        saved_now=saved_writes + saved_reads,
         saved_per_call=factor * prices.read * (weighted_before - weighted_after),
     )
 

@@ -89,7 +89,7 @@ def test_a_report_is_one_short_line_whatever_happened(told: StageReport):
 
 
 def test_a_change_says_what_it_costs_where_the_prices_are_known():
-    cost = RewriteCost(4, burnt=0.25, saved_now=0.0, saved_per_call=0.125)
+    cost = RewriteCost(4, burnt=0.25, saved_per_call=0.125)
     told = str(report(Outcome.CHANGED, first_changed_index=3, cost=cost))
 
     assert "; $0.250 burnt, $0.125 saved per later call" in told
