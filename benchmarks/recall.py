@@ -33,6 +33,7 @@ __all__ = [
     "cuts",
     "lines_around",
     "mean_recall",
+    "one_hop",
     "oracle_atoms",
     "oracle_blocks",
     "oracle_lines",
@@ -129,7 +130,7 @@ def _future_uses(
     for message in future:
         atoms_said = index.message(message)
         if message["role"] == "assistant":
-            used.update(atom for atom in atoms_said if atom not in repeated and atom in past)
+            used |= set(past.uses_of(message)) - repeated
         repeated |= atoms_said
     return used
 
@@ -189,7 +190,7 @@ def mean_recall(scored: Iterable[Scored]) -> Recall:
     return Recall(
         len(contexts),
         visible=_mean(use.recall for use in uses),
-        one_hop=_mean(use.one_hop for use in uses),
+        one_hop=_mean(map(one_hop, uses)),
         with_reread=_mean(use.with_reread for use in uses),
         tokens=_mean(one.tokens for one in contexts),
     )
@@ -311,6 +312,11 @@ def _cover(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
 def _gain(piece: _Piece, covered: AbstractSet[Atom]) -> float:
     total = sum(weight(atom) for atom in piece.used if atom not in covered)
     return total / max(1, piece.tokens)
+
+
+def one_hop(use: Use) -> float:
+    """The share of what was used in the context or one reading call away."""
+    return (use.visible + use.pointer) / use.total if use.total else 1.0
 
 
 # Reading back by pages ----------------------------------------------------------------------------

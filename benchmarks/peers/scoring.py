@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from anyio import to_thread
 
-from benchmarks.recall import Cut
+from benchmarks.recall import Cut, one_hop
 from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill, bill
 from ctxpipe.lab.replay import Settings, replay
@@ -71,8 +71,7 @@ def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
     if "thinking" in options:
         body["thinking"] = options["thinking"]
     betas = [*options.get("betas", ()), *options.get("extra_headers", {}).values()]
-    refused, _ = verify(body, BINDING, ",".join(betas))
-    return refused
+    return list(verify(body, BINDING, ",".join(betas)).problems)
 
 
 def continues(before: Sequence[Any], wire: Sequence[Any]) -> bool:
@@ -147,8 +146,8 @@ def found(
     return Found(
         tokens=cut.counter.total(list(wire)) / cut.tokens,
         visible=cut.use(visible).recall,
-        pointer=cut.use(visible, pointed).one_hop,
-        raw=cut.use(visible, anywhere).one_hop,
+        pointer=one_hop(cut.use(visible, pointed)),
+        raw=one_hop(cut.use(visible, anywhere)),
     )
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import TranscriptError
-from ..prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
+from ..prompt_cache import CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
 from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, find_prices
 from ..tokens import TokenCounter
@@ -76,10 +76,8 @@ def cache_report(
     the transcript has no usage.
     """
     diagnostics = CacheDiagnostics(counter)
-    misses: list[CacheMiss] = []
-    bills: list[Bill] = []
-    shortened = 0
-    seconds = 0.0
+    found = CacheReport()
+    before = seconds = 0.0
     for index in transcript.replies:
         bill = as_bill(transcript.usages.get(index))
         times = transcript.seconds
@@ -87,10 +85,10 @@ def cache_report(
         seconds = max(seconds, times.get(index - 1, times.get(index, seconds)))
         if bill is None or not bill.total:
             continue
-        if bills and bill.total < LEAST_KEPT * bills[-1].total:
+        is_shortened = bill.total < LEAST_KEPT * before
+        if is_shortened:
             diagnostics = CacheDiagnostics(counter)
-            shortened += 1
-        bills.append(bill)
+        before = bill.total
         sent = Sent(
             transcript.messages[:index],
             seconds,
@@ -100,18 +98,13 @@ def cache_report(
             are_marks_known=False,
         )
         diagnostics.send(sent)
-        misses += diagnostics.observe(bill)
-    if not bills:
+        misses = tuple(diagnostics.observe(bill))
+        found += CacheReport(
+            1, bill.read, bill.written, bill.uncached, misses, shortened=int(is_shortened)
+        )
+    if not found.requests:
         raise TranscriptError(f"{transcript.name} holds no bills that tell of the prompt cache")
-    return CacheReport(
-        len(bills),
-        sum(bill.read for bill in bills),
-        sum(bill.written for bill in bills),
-        sum(bill.uncached for bill in bills),
-        tuple(misses),
-        tuple(_tally(misses, prices)),
-        shortened,
-    )
+    return replace(found, tallies=tuple(_tally(found.misses, prices)))
 
 
 def total_report(reports: Iterable[CacheReport], prices: Prices | None = None) -> CacheReport:

@@ -62,9 +62,8 @@ def _reason(line: JsonObject, seen: set[str]) -> str:
         return "of a subagent"
     if line.get("isCompactSummary"):
         return "summary of a compaction"
-    if line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage"):
-        return "shown to the user only"
-    if line["message"].get("model") == "<synthetic>":
+    is_synthetic = line["message"].get("model") == "<synthetic>"
+    if is_synthetic or line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage"):
         return "shown to the user only"
     uuid = _uuid(line)
     return "repeated" if uuid and uuid in seen else ""

@@ -123,7 +123,8 @@ def replay(
     found = recordings(files)
     reporter: Reporter | None = None
     if html:
-        _write_page(html, "", "a")  # that it cannot is reported now: replaying may take minutes
+        # Replaying may take minutes: a page that cannot be written is an error before.
+        _write_page(html, "", "a")
         reporter = partial(narrate, prices=prices if model else None)
     count = min(processes or os.cpu_count() or 1, len(found.files))
     at_work = cluster(scheduler) if scheduler else workers(count)

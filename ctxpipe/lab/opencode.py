@@ -19,7 +19,6 @@ from ..wire.values import (
 )
 from .records import Entry, Record, Recording, second_conversation, seconds, valid_object
 
-Block = JsonDict
 WAITING = ("pending", "running")
 """States of a call that has no result yet."""
 
@@ -74,8 +73,8 @@ def _steps(parts: list[JsonObject]) -> Iterator[list[JsonObject]]:
 
 def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> Iterator[Entry]:
     """The reply in *parts*, and the results of the tools that it called."""
-    blocks: list[Block] = []
-    results: list[Block] = []
+    blocks: list[JsonDict] = []
+    results: list[JsonDict] = []
     usage = None
     ended = None
     for part in parts:
@@ -96,11 +95,11 @@ def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> 
         yield Entry(_message("user", results), ended)
 
 
-def _message(role: str, blocks: list[Block]) -> Message:
+def _message(role: str, blocks: list[JsonDict]) -> Message:
     return cast("Message", {"role": role, "content": blocks})
 
 
-def _call(part: JsonObject) -> tuple[Block, list[Block]]:
+def _call(part: JsonObject) -> tuple[JsonDict, list[JsonDict]]:
     """A call, and its result, where it has one."""
     state = part.get("state")
     given = field(state, "input")
@@ -115,7 +114,7 @@ def _call(part: JsonObject) -> tuple[Block, list[Block]]:
     return use, [result | {"is_error": True} if is_error else result]
 
 
-def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[Block]:
+def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[JsonDict]:
     """The block of a *part* that is no call."""
     text = part.get("text")
     match part.get("type"):

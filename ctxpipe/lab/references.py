@@ -68,13 +68,8 @@ class Use(Sums):
         return self._share(self.visible - self.doubtful)
 
     @property
-    def one_hop(self) -> float:
-        """The share in the context or one reading call away."""
-        return self._share(self.visible + self.pointer)
-
-    @property
     def with_reread(self) -> float:
-        """As `one_hop`, and what a second look at the same file would show.
+        """The share in the context, one reading call away, or in a second look at the same file.
 
         If the file is still the same.
         """
@@ -108,9 +103,6 @@ class Past:
                     self._holders.setdefault(atom, []).append(len(self.sources))
                 self.sources.append(Source(self._length, message["role"], text, call_id, view))
             self._length += 1
-
-    def __contains__(self, atom: Atom) -> bool:
-        return atom in self._holders
 
     def uses_of(self, reply: Message) -> list[Atom]:
         """The atoms of *reply* that were said before, in a fixed order."""

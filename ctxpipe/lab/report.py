@@ -54,11 +54,6 @@ class PageTurn:
 
     __repr__ = short_repr
 
-    @property
-    def total(self) -> float:
-        """The tokens of the prompt."""
-        return sum(self.tokens.values())
-
 
 @dataclass(slots=True)
 class BlockFate:

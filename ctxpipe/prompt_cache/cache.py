@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..providers.prices import FIVE_MINUTES, HOUR
 from .misses import Cause
 
 LOOKBACK_BLOCKS = 20
@@ -41,11 +40,6 @@ def min_cached_tokens(model: str | None) -> int:
     name = (model or "").rpartition("/")[2]
     fitting = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
     return _MINIMUMS[max(fitting, key=len)] if fitting else DEFAULT_MINIMUM
-
-
-def seconds_to_live(time_to_live: object) -> float:
-    """How long an entry lives after its last use, by the ``ttl`` of its mark."""
-    return HOUR if time_to_live == "1h" else FIVE_MINUTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..messages.identity import MARK, without_mark
+from ..messages.rules import is_for_hour
 from ..messages.vocabulary import begins_with
+from ..providers.prices import FIVE_MINUTES, HOUR
 from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
-from .cache import Mark, seconds_to_live
+from .cache import Mark
 
 BETA_HEADER = "anthropic-beta"
 
@@ -73,7 +75,7 @@ class Settings(NamedTuple):
     speed: int
     tool_choice: int
     thinking: int
-    has_images: bool = False
+    has_images: bool
 
 
 class Part(NamedTuple):
@@ -296,4 +298,4 @@ def has_image(block: Block) -> bool:
 
 
 def _mark(given: object, place: int) -> Mark:
-    return Mark(place, seconds_to_live(read(given, "ttl")))
+    return Mark(place, HOUR if is_for_hour(given) else FIVE_MINUTES)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import product
 
 MAX_TEXT = 4096  # characters of an answer that are searched; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
@@ -18,6 +19,7 @@ LEAST_SHARE = 0.5  # of the window; a shorter prompt is refused because of the a
 REFUSING = frozenset({400, 413, 422, 500})
 """HTTP statuses of a refused prompt; any other means something else, whatever the text says."""
 TOO_LARGE = 413
+_STATUSES = ("status_code", "http_status", "code", "status")  # where an SDK keeps it
 _NUMBERS = ("tokens", "window", "answer", "total")  # that a pattern may name
 
 
@@ -108,11 +110,11 @@ def read_refusal(status: int | None, text: str) -> Refusal | None:
         if not row.is_refusal:
             return None
         refusal = _refusal(row.provider, match.groupdict())
-        if row.is_media and refusal is not None:
-            return replace(refusal, is_media=True)
-        if refusal is not None and any(code.pattern.search(text) for code in ROWS if code.is_code):
-            return replace(refusal, has_code=True)
-        return refusal
+        if refusal is None:
+            return None
+        codes = () if row.is_media else (code.pattern for code in ROWS if code.is_code)
+        has_code = any(pattern.search(text) for pattern in codes)
+        return replace(refusal, has_code=has_code, is_media=row.is_media)
     return Refusal("a gateway", is_media=True) if status == TOO_LARGE else None
 
 
@@ -152,14 +154,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def status_of(error: object) -> int | None:
     """The HTTP status of *error*, wherever its provider's SDK keeps it."""
     response = getattr(error, "response", None)
-    places = (
-        (error, "status_code"),
-        (error, "http_status"),
-        (error, "code"),
-        (error, "status"),
-        (response, "status_code"),
-    )
-    for holder, name in places:
+    for holder, name in product((error, response), _STATUSES):
         value = getattr(holder, name, None)
         if isinstance(value, int) and 100 <= value < 600:  # else a number of the provider's own
             return value

@@ -77,7 +77,7 @@ class LocalFiles:
         try:
             real = self._real_path(path)
             with open(self._open(real), "rb") as file:
-                # One byte more shows that it is too long; some files say of no size at all.
+                # One byte more shows that it is too long, whatever size it says that it has.
                 content = file.read(max_bytes + 1)
             return FileText(real, _decode(content, max_bytes))
         except (OSError, ValueError) as error:

@@ -140,9 +140,8 @@ class OpenAIServer(ScriptedServer):
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            stored = self._stored
             body["input"] = before + [
-                stored.get(item.get("id", ""), item) if isinstance(item, dict) else item
+                self._stored.get(item.get("id", ""), item) if isinstance(item, dict) else item
                 for item in items
             ]
         return body

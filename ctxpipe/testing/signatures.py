@@ -13,13 +13,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .._values import JsonDict, JsonObject
 from .rules import THINKING, Model
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
+
+
+class Verdict(NamedTuple):
+    """The errors for thinking blocks of a request, and the paths of the blocks that are dropped."""
+
+    problems: list[str]
+    dropped: list[str]
 
 
 @dataclass(slots=True)
@@ -72,17 +79,17 @@ def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[JsonDict]:
     return signed
 
 
-def verify(body: JsonObject, model: Model, betas: str) -> tuple[list[str], list[str]]:
-    """The errors for thinking blocks in *body*, and the paths of those that are dropped.
+def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
+    """Whether the thinking blocks in *body* may come back as they are.
 
     *betas* is the header ``anthropic-beta``.
     """
     if model.thinking == "unchecked":
-        return [], []
+        return Verdict([], [])
     binding: JsonObject = (body.get("thinking") or {}).get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
         header = f"`anthropic-beta: {BINDING_BETA}`"
-        return [f"thinking.block_binding: requires the beta header {header}"], []
+        return Verdict([f"thinking.block_binding: requires the beta header {header}"], [])
     refused: list[str] = []
     dropped: list[str] = []
     walk = _Walk()
@@ -107,7 +114,7 @@ def verify(body: JsonObject, model: Model, betas: str) -> tuple[list[str], list[
             )
         elif fault:
             refused.append(f"{path}: Invalid `signature` in `{block['type']}` block")
-    return refused, dropped
+    return Verdict(refused, dropped)
 
 
 def _blocks(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:

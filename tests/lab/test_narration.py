@@ -83,7 +83,7 @@ async def test_the_kinds_add_up_to_the_whole_prompt_and_the_shares_to_the_bill(
     run, moments = await narrated(make, turns=30)
 
     last = {moment.call: moment.after for moment in moments}
-    assert [turn.total for turn in run.turns] == [
+    assert [sum(turn.tokens.values()) for turn in run.turns] == [
         COUNTER.total(context, system=SYSTEM, tools=TOOLS) for context in last.values()
     ]
     assert sum(turn.cost for turn in run.turns) == pytest.approx(run.figures.cost)

@@ -237,5 +237,5 @@ def test_uses_add_up_and_nothing_used_is_full_recall():
     both = Use(visible=3, pointer=1) + Use(reread=2, lost=2)
 
     assert both == Use(3, 1, 2, 2)
-    assert (both.recall, both.one_hop, both.with_reread) == (3 / 8, 4 / 8, 6 / 8)
-    assert (Use().recall, Use().one_hop, Use().with_reread) == (1, 1, 1)
+    assert (both.recall, both.with_reread) == (3 / 8, 6 / 8)
+    assert (Use().recall, Use().with_reread) == (1, 1)

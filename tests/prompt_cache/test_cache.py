@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import OTHER_MODEL, SUMMARIES
 
-from ctxpipe.prompt_cache.cache import Entry, Mark, PrefixCache, min_cached_tokens, seconds_to_live
+from ctxpipe.prompt_cache.cache import Entry, Mark, PrefixCache, min_cached_tokens
 from ctxpipe.testing import Model
 from ctxpipe.testing.billing import Meter
 from ctxpipe.tokens import TokenCounter
@@ -126,7 +126,3 @@ def test_what_keeps_a_request_from_an_entry_is_named(marks: list[int], now, obst
 )
 def test_each_model_has_its_minimum(model: str | None, tokens):
     assert min_cached_tokens(model) == tokens
-
-
-def test_a_mark_lives_five_minutes_or_an_hour():
-    assert (seconds_to_live("1h"), seconds_to_live("5m"), seconds_to_live(None)) == (3600, 300, 300)

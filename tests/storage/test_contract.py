@@ -11,8 +11,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from deletions import deletion_checks
 from services import failing_disk
+from session_checks import session_checks
 
 from ctxpipe import LocalStorage, MemoryStorage, SettingsError, StorageError
 from ctxpipe.placeholders.names import session_folder
@@ -42,7 +42,7 @@ LOCAL = storage_conformance(
     redacting=lambda place, redact: LocalStorage(folder(place), redact=redact),
     failing=on_a_failing_disk,
 )
-LOCAL += deletion_checks(lambda place: LocalStorage(folder(place)))
+LOCAL += session_checks(lambda place: LocalStorage(folder(place)))
 
 
 @pytest.mark.parametrize("check", LOCAL, ids=str)
@@ -63,7 +63,7 @@ def memory(place: str, redact: Callable[[str], str] | None = None) -> MemoryStor
 MEMORY = storage_conformance(memory, extras=["delete", "lease", "sessions"], redacting=memory)
 
 
-@pytest.mark.parametrize("check", [*MEMORY, *deletion_checks(memory)], ids=str)
+@pytest.mark.parametrize("check", [*MEMORY, *session_checks(memory)], ids=str)
 async def test_memory_keeps_the_contract(check: StorageCheck):
     await check()
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import anyio
 import pytest
-from deletions import deletion_checks
 from histories import assistant, step, user
 from processes import new_python
 from services import CuttingProxy, Postgres, RedisServer, Server
+from session_checks import session_checks
 
 from ctxpipe import (
     ContextPipeline,
@@ -90,7 +90,7 @@ SQLITE = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", [*SQLITE, *deletion_checks(on_sqlite)], ids=str)
+@pytest.mark.parametrize("check", [*SQLITE, *session_checks(on_sqlite)], ids=str)
 async def test_sqlite_keeps_the_contract(check: StorageCheck):
     await check()
 
@@ -165,7 +165,7 @@ POSTGRES = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", [*POSTGRES, *deletion_checks(on_postgres)], ids=str)
+@pytest.mark.parametrize("check", [*POSTGRES, *session_checks(on_postgres)], ids=str)
 async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url):
     await check()
 
@@ -270,7 +270,7 @@ REDIS = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", [*REDIS, *deletion_checks(on_redis)], ids=str)
+@pytest.mark.parametrize("check", [*REDIS, *session_checks(on_redis)], ids=str)
 async def test_redis_keeps_the_contract(check: StorageCheck, redis_url):
     await check()
 

@@ -17,12 +17,12 @@ from typing import Any
 import anthropic
 import anyio
 import pytest
-from deletions import deletion_checks
 from histories import assistant, conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 from models import MODEL
 from services import S3, CuttingProxy
+from session_checks import session_checks
 
 from ctxpipe import (
     BatchOffload,
@@ -134,7 +134,7 @@ def contract(make: Callable[[str], Any]) -> list[StorageCheck]:
         redacting=lambda place, redact: ObjectStorage(make(place), redact=redact),
         failing=failing,
     )
-    return [*checks, *deletion_checks(storage)]
+    return [*checks, *session_checks(storage)]
 
 
 @pytest.mark.parametrize("check", contract(memory_store), ids=str)
@@ -172,7 +172,7 @@ S3_CHECKS = storage_conformance(
 )
 
 
-@pytest.mark.parametrize("check", [*S3_CHECKS, *deletion_checks(on_s3)], ids=str)
+@pytest.mark.parametrize("check", [*S3_CHECKS, *session_checks(on_s3)], ids=str)
 async def test_s3_keeps_the_contract(check: StorageCheck, bucket):
     await check()
 

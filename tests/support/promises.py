@@ -195,10 +195,8 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
     ):  # who hands in a waiting call gets it back, and sends it to nobody
         yield from (text for text in problems(body, MODEL) if "should match pattern" not in text)
         if run.signed:
-            refused, _ = verify(
-                body, MODEL, str(run.result.request_options.get("extra_headers", ""))
-            )
-            yield from refused
+            verdict = verify(body, MODEL, str(run.result.request_options.get("extra_headers", "")))
+            yield from verdict.problems
     was = Counter(_thoughts(run.given)) + Counter(_thoughts(run.sent or ()))
     yield from (
         f"thinking that nobody had: {thought[:80]}"

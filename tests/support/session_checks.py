@@ -1,4 +1,4 @@
-"""Sessions that are deleted while somebody holds them, as checks that run on any storage."""
+"""What sessions and stages make of a storage, as checks that run on any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from ctxpipe import Compact, ContextPipeline, DirectOffload
 from ctxpipe.errors import SessionDeleted
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.session import Session
-from ctxpipe.storage import Archive, JournalStorage, TextWriter
+from ctxpipe.stages.archive import (
+    archive_digest,
+    archive_record,
+    last_part,
+    read_verified,
+    records_by_name,
+)
+from ctxpipe.storage import Archive, JournalStorage, TextReader, TextWriter
 from ctxpipe.summarizers import Summary
 from ctxpipe.testing import StorageCheck
 from ctxpipe.testing.contract_sessions import SESSION, WORDS, talk
@@ -26,7 +33,7 @@ from ctxpipe.testing.storage import (
 HOLDERS = 4
 
 
-def deletion_checks(factory: Factory) -> list[StorageCheck]:
+def session_checks(factory: Factory) -> list[StorageCheck]:
     """What must hold of sessions on the storages that *factory* gives, as `storage_conformance`."""
     place = partial(StoragePlace, factory)
     return [StorageCheck(check.__name__.replace("_", " "), check, place) for check in CHECKS]
@@ -173,7 +180,22 @@ async def an_answer_in_a_deleted_session_is_not_kept(
     await expect_nothing_kept(place, session)
 
 
+async def an_archive_is_verified_as_the_sessions_own(storage: Any) -> None:
+    if not isinstance(storage, Archive) or not isinstance(storage, TextReader):
+        return
+    for session in ("s", "Of a / tenant"):
+        location = await storage.save(session, "compact", archive_record(talk(WORDS)))
+        digest = await archive_digest(storage, location)
+        name = last_part(location)
+        records = await records_by_name(storage, session)
+        own = await read_verified(storage, records.get(name, ""), digest or "")
+        expect(own is not None and own.messages == talk(WORDS), "a session's archive is verified")
+        others = await records_by_name(storage, "another")
+        expect(name not in others, "it is not another session's")
+
+
 CHECKS = (
+    an_archive_is_verified_as_the_sessions_own,
     whoever_holds_a_deleted_session_drops_it,
     an_owner_of_a_deleted_session_does_not_ask_without_it,
     a_deleted_session_has_an_empty_history_and_no_error,
