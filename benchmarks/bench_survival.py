@@ -60,6 +60,7 @@ from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.summarizers import PromptSummarizer
 from ctxpipe.tokens import TokenCounter
 
+PRESETS = (*OLD_EXCHANGES, "chat")
 TRUNCATED, SUMMARY, RECORDED = "truncation", "summary alone", "recorded summary"
 SHARE = 0.25
 """Of the tokens: what is left where that can be said."""
@@ -247,7 +248,7 @@ def pipeline(name: str, bench: Workbench) -> ContextPipeline:
 
 def makers(tokens: int) -> dict[str, PipelineMaker]:
     """The pipelines that are compared, for a history of so many *tokens*."""
-    names = (*OLD_EXCHANGES, "chat", SUMMARY)
+    names = (*PRESETS, SUMMARY)
     made: dict[str, PipelineMaker] = {name: partial(pipeline, name) for name in names}
     return {**made, TRUNCATED: BudgetedPolicy("keep last", int(SHARE * tokens))}
 
@@ -285,11 +286,16 @@ async def compact(
 
 def stored_messages(key: str, text: str) -> Sequence[Message]:
     """The messages in the file *key*, an archive; any other as what somebody says."""
-    return parse_archive(text, key) if key.endswith(".json") else [said(text)]
+    return parse_archive(text, key) if key.endswith(".json") else [read(text)]
 
 
 def said(text: str) -> Message:
     return {"role": "user", "content": text}
+
+
+def read(text: str) -> Message:
+    """What a file says, which may hold the blocks of a result as JSON."""
+    return said(text.replace("\\n", "\n"))
 
 
 def sample(facts: Iterable[Fact]) -> Iterator[Fact]:
@@ -316,7 +322,7 @@ def compact_by_peer(
     peer.open(shortening_way(peer), trigger=2 * keep, keep_tokens=keep, clear=keep)
     wire = peer.turn(history)["messages"]
     kept, _ = peer.kept()
-    files = {path: [said(text.replace("\\n", "\n"))] for path, text in kept.items()}
+    files = {path: [read(text)] for path, text in kept.items()}
 
     def named_in(messages: Iterable[Message]) -> set[str]:
         sent = str(list(messages))

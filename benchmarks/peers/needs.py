@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 from ctxpipe.messages import Message
 
@@ -38,8 +39,8 @@ def media_row(
         "pictures: requests below the limit of bytes",
         (
             f"share of the {count} requests of a loop that takes a screenshot of a megabyte in "
-            f"each step, with {most_bytes / 1e6:g} MB allowed, at each one's defaults (ours: the "
-            "coding preset); few tokens, so that no limit of tokens is near"
+            f"each step, which show it, with {most_bytes / 1e6:g} MB allowed, at each one's "
+            "defaults (ours: the coding preset); few tokens, so that no limit of tokens is near"
         ),
         "An agent that looks at a screen ends here: each later request is refused, too",
         least_wins=False,
@@ -50,10 +51,20 @@ def media_row(
         with listed(row, peer.name):
             peer.open("coding" if "coding" in peer.ways else "default")
             peer.turn([{"role": "user", "content": "Go."}], wire=False)
-            sizes = [len(json.dumps(peer.turn(new)["messages"])) for new in turns]
-            row.cells[peer.name] = sum(size <= most_bytes for size in sizes) / len(sizes)
-            row.remarks[peer.name] = f"{sizes[-1] / 1e6:.1f}"
+            sent, good = "", 0
+            for new in turns:
+                sent = json.dumps(peer.turn(new)["messages"])
+                good += len(sent) <= most_bytes and _picture(new) in sent
+            row.cells[peer.name] = good / count
+            row.remarks[peer.name] = f"{len(sent) / 1e6:.1f}"
     return row
+
+
+def _picture(new: Sequence[Message]) -> str:
+    """The data of the picture in a turn."""
+    result: Any = new[-1]["content"]
+    data: str = result[0]["content"][0]["source"]["data"]
+    return data
 
 
 def background_row(peers: Iterable[Peer], results: int = 60) -> Row:
@@ -156,9 +167,9 @@ def _words_in(folder: Path, planted: Sequence[str]) -> int:
     return sum(word in said for word in planted)
 
 
-def rows(peers: Sequence[Peer], *, quick: bool) -> Iterator[Row]:
+def rows(peers: Sequence[Peer]) -> Iterator[Row]:
     """All of them."""
-    yield media_row(peers, 8 if quick else PICTURES, 4_000_000 if quick else MOST_BYTES)
+    yield media_row(peers)
     yield background_row(peers)
     yield search_row(peers)
     yield deletion_row(peers)

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.bench_survival import KINDS, survivals
+from benchmarks.bench_survival import KINDS, PRESETS, survivals
 
 from . import needs, shared
 from .gateways import gateway_rows
@@ -159,7 +159,7 @@ def _rows(
     if "shared" in parts:
         yield from shared.rows(peers, 10 if quick else HISTORIES)
     if "needs" in parts:
-        yield from needs.rows(peers, quick=quick)
+        yield from needs.rows(peers)
     if "gateway" in parts:
         yield from gateway_rows()
     if "survival" in parts and paths:
@@ -180,7 +180,8 @@ def _survival_row(peers: Sequence[Peer], paths: Sequence[str]) -> Row:
         remark=f"in sight: {' / '.join(KINDS)}; tokens left",
     )
     for name, survival in survivals([*map(Path, paths)], peers).items():
-        column = OURS if name == "coding" else name
+        column = f"{OURS} ({name})" if name in PRESETS else name
+        column = OURS if name == "coding" else column
         row.cells[column] = survival.mean_share(survival.named)
         shares = " / ".join(f"{survival.share(survival.sight, kind):.3f}" for kind in KINDS)
         row.remarks[column] = f"{shares}; {mean(survival.left):.3f}"
