@@ -80,6 +80,14 @@ def test_changes_that_are_in_no_commit_are_refused(project, capsys):
     assert "commit or stash" in capsys.readouterr().out
 
 
+def test_figures_that_a_stopped_benchmark_has_written_are_no_such_changes(project):
+    figures = project / RELEASE["FIGURES"]
+    figures.parent.mkdir()
+    figures.write_text("{}", "utf-8")
+
+    assert RELEASE["check_release"](project, ["good"]) == 0
+
+
 def test_each_check_is_a_target_with_a_help_text():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
