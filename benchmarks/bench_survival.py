@@ -40,6 +40,7 @@ import anyio
 from benchmarks.baselines import BudgetedPolicy
 from benchmarks.figures import add_figure, recording
 from benchmarks.peers import fake_model
+from benchmarks.peers.driving import with_strings
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
 from benchmarks.peers.rows import shortening_way
 from benchmarks.recall import cuts
@@ -286,16 +287,11 @@ async def compact(
 
 def stored_messages(key: str, text: str) -> Sequence[Message]:
     """The messages in the file *key*, an archive; any other as what somebody says."""
-    return parse_archive(text, key) if key.endswith(".json") else [read(text)]
+    return parse_archive(text, key) if key.endswith(".json") else [said(with_strings(text))]
 
 
 def said(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-def read(text: str) -> Message:
-    """What a file says, which may hold the blocks of a result as JSON."""
-    return said(text.replace("\\n", "\n"))
 
 
 def sample(facts: Iterable[Fact]) -> Iterator[Fact]:
@@ -322,7 +318,7 @@ def compact_by_peer(
     peer.open(shortening_way(peer), trigger=2 * keep, keep_tokens=keep, clear=keep)
     wire = peer.turn(history)["messages"]
     kept, _ = peer.kept()
-    files = {path: [read(text)] for path, text in kept.items()}
+    files = {path: [said(text.replace("\\n", "\n"))] for path, text in kept.items()}
 
     def named_in(messages: Iterable[Message]) -> set[str]:
         sent = str(list(messages))

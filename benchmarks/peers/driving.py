@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["as_chat", "blocks", "files_in", "read_back", "texts", "versions"]
+__all__ = ["as_chat", "blocks", "files_in", "read_back", "texts", "versions", "with_strings"]
 
 
 def read_back(call_id: str) -> bool:
@@ -81,12 +81,15 @@ def files_in(folder: Path) -> dict[str, str]:
     """
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {
-        str(path.relative_to(folder)): _text(path.read_text(encoding="utf-8", errors="replace"))
+        str(path.relative_to(folder)): with_strings(
+            path.read_text(encoding="utf-8", errors="replace")
+        )
         for path in paths
     }
 
 
-def _text(stored: str) -> str:
+def with_strings(stored: str) -> str:
+    """*stored*, and if it is JSON, once more what its strings say."""
     if not stored.startswith(("{", "[")):
         return stored
     try:
