@@ -21,11 +21,10 @@ _STRING_LINE = re.compile(rf"(?:\\n)*((?:[^\\]|\\[^n]){{1,{PASSAGE_CHARS}}})")
 _NO_TEXT = frozenset({"role", "type", "id", "tool_use_id", "signature", "media_type"})
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
 
-_UNSPACED = "\u3040-\u30ff\u3400-\u9fff"  # kana and Han, which have no blanks between words
+# Thai, Lao, Burmese, Khmer, kana and Han have no blanks between words.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
 _PAIR = re.compile(r"(?=\b(\w+[^\w\s]{1,3}\w+|\w+\s\w+))")
-_INDEXED_CHARS = 3
-"""The index finds what has so many characters."""
 
 
 class Passage(NamedTuple):
@@ -74,14 +73,7 @@ def _unescape(line: str) -> str:
         return line
 
 
-class Terms(NamedTuple):
-    """What to look for: *indexed* terms, and *short* ones that no index finds."""
-
-    indexed: list[str]
-    short: list[str]
-
-
-def query_terms(query: str) -> Terms:
+def query_terms(query: str) -> list[str]:
     """The terms of a person's *query*: its words, and as they stand pairs of neighbors.
 
     Where words have no blanks between them, each two characters are one.
@@ -93,8 +85,9 @@ def query_terms(query: str) -> Terms:
             found += [word[start : start + 2] for start in range(max(1, len(word) - 1))]
         found.append(word)
     found += _PAIR.findall(query)
-    distinct = list(dict.fromkeys(found))[:_MOST_TERMS]
-    return Terms(
-        [term for term in distinct if len(term) >= _INDEXED_CHARS],
-        [term for term in distinct if len(term) < _INDEXED_CHARS],
-    )
+    return list(dict.fromkeys(found))[:_MOST_TERMS]
+
+
+def space_words(text: str) -> str:
+    """*text* with blanks around each character that is written without them: each is a word."""
+    return text if text.isascii() else re.sub(f"[{_UNSPACED}]", r" \g<0> ", text)

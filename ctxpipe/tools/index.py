@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from math import log
 from typing import NamedTuple
 
-from ..edits.passages import passages, query_terms
+from ..edits.passages import passages, query_terms, space_words
 
-IS_SUPPORTED: bool = sqlite3.sqlite_version_info >= (3, 34)
-"""Whether this SQLite has what is needed: its tokenizer of three characters."""
+IS_SUPPORTED: bool = hasattr(sqlite3.Connection, "deserialize")
+"""Whether this SQLite can read a database from memory."""
 MOST_CHARS = 50_000_000
-"""More characters are not taken into an index; it is five times as large."""
+"""More characters are not taken into an index; it is twice as large."""
 
-_FORM = b"ctxpipe index 1\n"
+_FORM = b"ctxpipe index 2\n"
 _BEGINNING_BYTES = len(_FORM) + 4
 _TABLES = """
 create table texts (name text primary key, chars integer);
-create virtual table passages using fts5(
-    text, name unindexed, offset unindexed, tokenize = 'trigram'
-);
+create table passages (name text, offset integer, text text);
+create virtual table words using fts5(text, content = '', tokenize = 'unicode61');
 """
-_MATCHES = "select rowid, rank from passages where passages match ? order by rank limit 200"
+_ALL = "select name, offset, passages.text from passages"
+_MATCHES = f"""
+{_ALL} join words on words.rowid = passages.rowid where words match ? order by rank limit 200
+"""
 
 
 class Hit(NamedTuple):
@@ -85,32 +87,28 @@ class Index:
                 self._chars += chars
                 self._database.execute("insert into texts values (?, ?)", (name, chars))
                 found = passages(text[:chars], is_record=name.endswith(".json"))
-                rows = ((passage.text, name, passage.offset) for passage in found)
-                self._database.executemany("insert into passages values (?, ?, ?)", rows)
+                for offset, passage in found:
+                    row = (name, offset, passage)
+                    added = self._database.execute("insert into passages values (?, ?, ?)", row)
+                    words = (added.lastrowid, space_words(passage))
+                    self._database.execute("insert into words (rowid, text) values (?, ?)", words)
 
     def find(self, query: str) -> Iterator[Hit]:
-        """The passages with terms of *query*, those with most and the rarest ones first."""
-        terms = query_terms(query)
-        scores: dict[int, float] = {}
-        if terms.indexed:
-            quoted = ['"{}"'.format(term.replace('"', '""')) for term in terms.indexed]
-            for row, rank in self._database.execute(_MATCHES, (" OR ".join(quoted),)):
-                scores[row] = -rank
-        if terms.short:
-            self._add_scores(scores, terms.short)
-        for row in sorted(scores, key=scores.__getitem__, reverse=True):
-            found = "select name, offset, text from passages where rowid = ?"
-            yield Hit(*self._database.execute(found, (row,)).fetchone())
+        """The passages with words of *query*, those with most and the rarest ones first.
 
-    def _add_scores(self, scores: dict[int, float], terms: list[str]) -> None:
-        """Add to *scores* those of *terms* that are too short for the index: all is read."""
-        rows = self._database.execute("select rowid, text from passages").fetchall()
-        texts = [(row, text.lower()) for row, text in rows]
-        for term in terms:
-            found = [row for row, text in texts if term in text]
-            weight = log(1 + len(texts) / (1 + len(found)))  # the rarer, the more it says
-            for row in found:
-                scores[row] = scores.get(row, 0.0) + weight
+        After these come those with words that begin so, and those that have its words anywhere,
+        some of them once more.
+        """
+        terms = map(space_words, query_terms(query))
+        phrases = ['"{}"'.format(term.replace('"', '""')) for term in terms]
+        for ending in ("", "*"):
+            match = " OR ".join(phrase + ending for phrase in phrases) or '""'
+            yield from map(Hit._make, self._database.execute(_MATCHES, (match,)))
+        words = set(re.findall(r"\w+", query.lower()))
+        for hit in map(Hit._make, self._database.execute(_ALL)):
+            text = hit.text.lower()
+            if any(word in text for word in words):
+                yield hit
 
 
 def _beginning(data: memoryview | bytes) -> bytes:

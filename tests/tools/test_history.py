@@ -41,6 +41,7 @@ TEXTS = {
     **LOGS,
     "de": "Der Bericht nennt Öl auf der Fahrbahn als Ursache des Unfalls.",
     "zh": "服务器的证书已经过期了，请尽快更新。",
+    "th": "เซิร์ฟเวอร์ปฏิเสธใบรับรองที่หมดอายุ",
     "port": "proxy: listen on 7443 for the canary",
 }
 SOUND = "the sound of one hand"
@@ -77,8 +78,10 @@ QUESTIONS = {
     "Was war die Ursache des Unfalls?": "de",
     "Öl": "de",
     "öl": "de",
+    "bahn": "de",
     "服务器的证书什么时候过期": "zh",
     "证书": "zh",
+    "ใบรับรองไหน": "th",
     "7443": "port",
     "canary PORT": "port",
 }
@@ -91,6 +94,15 @@ async def test_the_text_that_says_it_comes_first(storage):
 
     first = {query: Path(text.split(", offset ")[0]).stem for query, text in found.items()}
     assert first == QUESTIONS
+
+
+async def test_a_word_comes_before_one_that_begins_so_and_one_that_has_it_inside():
+    storage = MemoryStorage()
+    await write(storage, a="to rewind", b="a winding road", c="the wind", d="__")
+
+    found = await find(storage, "wind __")
+
+    assert re.findall("[abcd](?=.md)", found) == ["c", "b", "a", "d"]
 
 
 async def test_the_place_of_a_passage_is_where_to_read_on(storage):
