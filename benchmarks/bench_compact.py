@@ -3,6 +3,7 @@
 The gate, the files, the whole, the memory; one slow answer, and whether turns wait for it.
 
     python benchmarks/bench_compact.py
+    python benchmarks/bench_compact.py --real-time    # turns of 2 s, a summarizer of 20 s: minutes
 
 Histories come from the transcripts beside the project, or from the standard library's sources where
 they are missing. Each line ends with its limit and a ratio to a baseline measured in the same run.
@@ -44,6 +45,10 @@ def main() -> None:
     if sys.argv[1:] == ["memory"]:
         print(json.dumps(asyncio.run(resident())))
         return
+    if sys.argv[1:] == ["--real-time"]:
+        title = "the longest turn of a loop whose turns take 2 s, and summaries 20 s"
+        table(title, asyncio.run(longest_turn(2.0)))
+        return
     table("the gate: 2,000 messages, ledger warm (best of 300)", asyncio.run(gate()))
     table("five files of 20 kB restored (best of 20)", asyncio.run(files()))
     table(
@@ -52,7 +57,9 @@ def main() -> None:
     )
     table(f"the memory of a compaction of {SESSION_TOKENS:,} tokens", memory())
     table("one attempt with an answer that takes 5 s", asyncio.run(slow_answer()))
-    table("the longest turn of a loop whose summaries take ten turns", asyncio.run(longest_turn()))
+    table(
+        "the longest turn of a loop whose summaries take ten turns", asyncio.run(longest_turn(0.2))
+    )
 
 
 def table(title: str, rows: Sequence[Row]) -> None:
@@ -335,25 +342,23 @@ async def slow_answer() -> list[Row]:
 
 # In the background --------------------------------------------------------------------------------
 
-MODEL_SECONDS = 0.2
-"""What the agent's own model takes for a turn; a summary takes ten times as long."""
 
-
-async def longest_turn() -> list[Row]:
-    waits, summaries = await play_loop(background=False)
-    longest, more = await play_loop(background=True)
+async def longest_turn(seconds: float) -> list[Row]:
+    """Of loops whose own model takes *seconds* for a turn, and a summary ten times as long."""
+    waits, summaries = await play_loop(seconds, background=False)
+    longest, more = await play_loop(seconds, background=True)
     against = f"{longest / waits:.2f} x without ({waits:.2f} s); summaries: {more}, not {summaries}"
-    return [("a turn with background=True", longest, "s", 1.0, against)]
+    return [("a turn with background=True", longest, "s", 2 * seconds, against)]
 
 
-async def play_loop(*, background: bool) -> tuple[float, int]:
-    """The longest turn, in seconds, and the number of summaries."""
+async def play_loop(seconds: float, *, background: bool) -> tuple[float, int]:
+    """The longest turn, its model's *seconds* included, and the number of summaries."""
     asked = 0
 
     async def slow(messages: Sequence[Message], /) -> Summary:
         nonlocal asked
         asked += 1
-        await asyncio.sleep(10 * MODEL_SECONDS)
+        await asyncio.sleep(10 * seconds)
         return await instant(messages)
 
     counter = TokenCounter()
@@ -366,8 +371,8 @@ async def play_loop(*, background: bool) -> tuple[float, int]:
             for end in range(1, len(messages) + 1, 2):
                 begun = perf_counter()
                 await session.run(messages[:end])
+                await asyncio.sleep(seconds)
                 longest = max(longest, perf_counter() - begun)
-                await asyncio.sleep(MODEL_SECONDS)
     return longest, asked
 
 

@@ -31,9 +31,14 @@ from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter
 
 RESULTS, CHARS = 1_000, 5_000
+INDEX_MS, QUESTION_MS = 1_000, 50
+"""Limits of the processor's time, which other programs do not change much."""
+RECALL_TARGET = 0.75
+"""Of the facts that are asked for, so many are among the first five passages."""
 QUESTIONS = {
     "a question of five words": "when did the certificate expire",
     "two characters": "Öl",
+    "a word that is nowhere": "quicksilver",
     "a Chinese sentence": "服务器的证书什么时候过期",
 }
 LINES = {
@@ -66,15 +71,18 @@ async def speed() -> None:
         await storage.write([(f"s/t{number}.md", log(number)) for number in range(RESULTS)])
         [_, _, search] = offload_tools(storage, session_id="s")
         print(f"{RESULTS:,} results of {CHARS / 1000:g} kB in files")
-        await measure(search, "the first question, with the index", ["port"])
+        await measure(search, "the first question, with the index", ["port"], INDEX_MS)
         for what, question in QUESTIONS.items():
-            await measure(search, what, [question] * 9)
+            await measure(search, what, [question] * 9, QUESTION_MS)
         [index] = Path(root, "s").glob(".ctxpipe-index")
         print(f"  {'the index':<40} {index.stat().st_size / 1e6:>9,.1f} MB")
 
 
-async def measure(search: Tool, what: str, questions: Sequence[str]) -> None:
-    """Print and note the median time of *questions*; processor time, in all threads, beside it."""
+async def measure(search: Tool, what: str, questions: Sequence[str], limit: float) -> None:
+    """Print and note the median time of *questions*.
+
+    Beside it is processor time, in all threads, and whether it is within *limit* milliseconds.
+    """
     walls: list[float] = []
     processor: list[float] = []
     for question in questions:
@@ -82,8 +90,9 @@ async def measure(search: Tool, what: str, questions: Sequence[str]) -> None:
         await search({"query": question})
         walls.append(perf_counter() - begun[0])
         processor.append(process_time() - begun[1])
-    wall = median(walls) * 1e3
-    print(f"  {what:<40} {wall:>9,.1f} ms, {median(processor) * 1e3:,.1f} of a processor")
+    wall, busy = median(walls) * 1e3, median(processor) * 1e3
+    held = "within" if busy <= limit else "OVER"
+    print(f"  {what:<40} {wall:>9,.1f} ms, {busy:,.1f} of a processor, {held} {limit:,} ms")
     add_figure(what, wall, "ms")
 
 
@@ -122,7 +131,9 @@ async def recall(folder: Path) -> None:
         transcript = folder / "transcripts" / f"{probe['id']}.jsonl"
         await score(read_transcript(transcript).messages, probe["facts"], total)
     share = total.found / max(1, total.asked)
+    held = "met" if share >= RECALL_TARGET else "MISSED"
     print(f"{total.asked} facts asked for, {total.in_sight} more in sight: {share:.1%} found")
+    print(f"the target of {RECALL_TARGET:.0%} is {held}")
     add_figure("facts among the first five passages", 100 * share, "%")
 
 
