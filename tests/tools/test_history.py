@@ -90,7 +90,8 @@ QUESTIONS = {
 async def test_the_text_that_says_it_comes_first(storage):
     await write(storage, **TEXTS)
 
-    found = {query: await find(storage, query) for query in QUESTIONS}
+    tool = search_tool(storage)
+    found = {query: str(await tool({"query": query})) for query in QUESTIONS}
 
     first = {query: Path(text.split(", offset ")[0]).stem for query, text in found.items()}
     assert first == QUESTIONS
