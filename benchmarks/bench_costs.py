@@ -260,7 +260,7 @@ def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
     )
 
 
-def print_costs(rows: Sequence[Row], calls: int) -> None:
+def print_costs(rows: Sequence[Row], calls: int, rest: int) -> None:
     for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
@@ -289,7 +289,7 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
                 f"{row.use.recall:.3f} {row.paged_use.recall:.3f} {row.use.strict_recall:.3f} "
                 f"{row.use.with_reread:.4f} | {len(worse)}  {dearest}"
             )
-            name = f"{row.name} at {read}"
+            name = f"{row.name} at {read}" + (f", rest {rest}" if rest else "")
             add_figure(f"{name}: cost", row.of(none))
             add_figure(f"{name}: cost with all marks", row.marked_of(none))
             add_figure(f"{name}: cost with pages", row.paged_of(none))
@@ -424,7 +424,7 @@ def main() -> None:
         chosen = makers(names, given.ablate, reads)
         calls = {path: read_transcript(path).calls for path in paths}
         rows = measured(paths, chosen, given.rest, given.processes, kinds, strict=given.strict)
-        print_costs(rows, sum(calls.values()))
+        print_costs(rows, sum(calls.values()), given.rest)
         if given.all:
             print_intervals(rows)
             print_lengths(rows, calls)
