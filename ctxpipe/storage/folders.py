@@ -124,16 +124,15 @@ def refuse_second_name(info: os.stat_result) -> None:
         raise OSError(errno.EMLINK, "it has a second name (a hard link) somewhere; remove that")
 
 
-def file_info(folder: int, name: str) -> os.stat_result:
-    """What `os.stat` says about *name* in an open *folder*, or about the link of that name."""
+def file_info(folder: int | None, name: str) -> os.stat_result:
+    """What `os.stat` says about *name*, in an open *folder* or a path, or about such a link."""
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
 def has_name(descriptor: int, name: str, *, folder: int | None = None) -> bool:
     """Whether an open file or folder still has this *name*, in an open *folder* or as a path."""
     with suppress(FileNotFoundError):
-        here = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        return os.path.samestat(here, os.fstat(descriptor))
+        return os.path.samestat(file_info(folder, name), os.fstat(descriptor))
     return False
 
 

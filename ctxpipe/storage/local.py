@@ -160,10 +160,9 @@ class LocalStorage:
     def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
-        if exists(fd, name):  # costs less than to open what is not there
-            is_there = holds(fd, name, data)
-            if is_there is not None:
-                return is_there
+        is_there = holds(fd, name, data)
+        if is_there is not None:
+            return is_there
         with temporary_file(fd, data, synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
             # Where it cannot be claimed another process was faster.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from ..errors import StorageError
 from ..placeholders.names import session_folder
@@ -185,9 +184,12 @@ class StorageRoot:
                     discard(graves, grave)
 
     def _tombstone(self, name: str) -> str:
-        with ignore_absent(), self.folder(TOMBSTONES) as graves:
-            content = read_bytes(graves, tombstone_name(name)) or b""
-            return content.decode("ascii", "replace")
+        grave = tombstone_name(name)
+        path = self.path_of(TOMBSTONES, grave)
+        with ignore_absent(), translate_errors(f"cannot read {path}"):
+            os.lstat(path)  # costs less than to open what is hardly ever there
+            with self.folder(TOMBSTONES) as graves:
+                return (read_bytes(graves, grave) or b"").decode("ascii", "replace")
         return ""
 
     def _open_shared(self, name: str) -> int:
@@ -340,7 +342,7 @@ class StorageRoot:
 
     def _open(self, name: str, *, create: bool) -> int:
         descriptor = self._open_root(create=create)
-        for depth, part in enumerate(PurePosixPath(name).parts):
+        for depth, part in enumerate(filter(None, name.split("/"))):
             parent = descriptor
             try:
                 if create and depth == 0 and self._marked:

@@ -81,10 +81,9 @@ async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
 
 async def run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """What *function* returns, called in one of the threads that all storages share."""
-    from anyio import to_thread
+    from anyio.to_thread import run_sync
 
-    limiter = thread_limiter("storage", _AT_ONCE)
-    return await to_thread.run_sync(function, *arguments, limiter=limiter)
+    return await run_sync(function, *arguments, limiter=thread_limiter("storage", _AT_ONCE))
 
 
 async def run_locked(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
