@@ -10,7 +10,7 @@ MAPPINGS = (dict, Mapping)  # nearly always a dict, which is recognized six time
 _ATOMS = frozenset({int, float, bool, type(None)})
 _TEXTS, _LISTS, _NUMBERS = (str, bytes), (list, tuple), (int, float)
 _MANY_MESSAGES = 200
-_BULKY = 200_000
+_BULKY = 300_000
 _VALUE_CHARS = 100  # visiting a value takes as long as reading this many characters
 
 

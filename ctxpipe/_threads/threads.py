@@ -29,9 +29,9 @@ async def in_thread(
 
     With *abandon_on_cancel* a caller that is cancelled does not wait for its end.
     """
-    from anyio import to_thread
+    from anyio.to_thread import run_sync
 
-    return await to_thread.run_sync(
+    return await run_sync(
         work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=thread_limiter("", AT_ONCE)
     )
 

@@ -252,7 +252,7 @@ class Conversation:
             entered = await self._gate.enter()
             try:
                 with self._memory.generation.running():
-                    await self._ensure_not_deleted(in_turn=False)
+                    await self._ensure_not_deleted()
                     yield
             except SessionDeleted:
                 self._begin_anew()
@@ -260,26 +260,23 @@ class Conversation:
             finally:
                 entered.leave()
 
-    async def _ensure_not_deleted(self, step: Step | None = None, *, in_turn: bool = True) -> None:
+    async def _ensure_not_deleted(self, *, begins_turn: bool = False) -> None:
         """Ask the storages of which a journal does not say it. Raises SessionDeleted.
 
-        Without a journal, and as long as nothing has left the context, also not in *step*, all of
-        it is the caller's, and nothing can come back: after the first turn, whose answer is what a
-        later deletion is noticed by, no other turn asks.
+        Without a journal, and as long as nothing has left the context, all of it is the caller's,
+        and nothing can come back: after the first turn, whose answer is what a later deletion is
+        noticed by, no other turn asks when it begins.
         """
         timeline = self._memory.timeline
-        has_left = timeline.placeholders or (step is not None and step.edits)
-        journal = self._memory.storage
-        if journal is not None:
-            is_known = self._memory.is_read
-        else:
-            is_own = timeline.is_untouched and not (self._is_owner or has_left)
-            is_known = is_own and in_turn and self.turns > 0
+        is_known = self._memory.is_read
+        if self.journal is None:
+            is_own = timeline.is_untouched and not (self._is_owner or timeline.placeholders)
+            is_known = is_own and begins_turn and self.turns > 0
         if is_known:
             return
         for storage in self.storages:
             ensure = getattr(storage, "ensure_not_deleted", None)
-            if ensure is not None and storage is not journal:
+            if ensure is not None and storage is not self.journal:
                 with suppress(StorageError), storage_errors():  # whoever uses it finds out
                     await ensure(self.session_id)
 
@@ -346,7 +343,7 @@ class Conversation:
         has_begun = False
         try:
             with self._memory.generation.running():
-                await self._ensure_not_deleted()
+                await self._ensure_not_deleted(begins_turn=True)
                 await self._memory.catch_up(history)
                 has_begun = True
                 return await self._run_stages(history, asked, stages)
@@ -369,8 +366,9 @@ class Conversation:
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
             elif await commit(memory, step):
-                if step.edits:  # else nothing was written: a deletion meanwhile came after the turn
-                    await self._ensure_not_deleted(step)
+                # Else a deletion came after the turn: a storage that writes has looked for one.
+                if step.edits and not step.touched.is_stored:
+                    await self._ensure_not_deleted()
                 return await self._finish(step, asked, result)
             await memory.catch_up(history)
 

@@ -18,9 +18,8 @@ from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..stages.breaker import Attempts
 from ..stages.offloaded import write_lost_files
-from ..storage import JournalStorage, TextReader
+from ..storage import JournalStorage
 from ..storage.generations import Generation
-from ..storage.protocol import texts_of
 from ..storage.sealed import DAMAGED, Entry, Journal, chain
 from .packing import Packing, Replay
 from .state import State
@@ -141,7 +140,7 @@ class Memory:
                 problem += "; the session begins anew, and without a journal"
             self.notify(f"{problem}: {safe_text(error)}")
         self.is_read = True
-        touch = getattr(texts_of(journal.storage), "touch", None)  # where it wants to know of use
+        touch = getattr(self._packing.text_reader, "touch", None)  # where it wants to know of use
         if touch is not None:
             with self._notify_failure("the texts cannot be marked as used"):
                 await touch(self._session_id)
@@ -181,7 +180,7 @@ class Memory:
                 self.notify(REDACTED)
             self._take_over(line, entries)
             if entries:
-                await self._restore_files(texts_of(journal.storage))
+                await self._restore_files()
         else:
             self.notify(ANOTHER_HISTORY)
         has_news = self._seen is not None and len(entries) > self._seen
@@ -281,18 +280,17 @@ class Memory:
             same += 1
         return None if same == len(ours) else same
 
-    async def _restore_files(self, texts: TextReader | None) -> None:
+    async def _restore_files(self) -> None:
         """Write files again that the context refers to and somebody has deleted."""
+        texts = self._packing.text_reader
         restored = lost = 0
         if texts is not None:
             with self._notify_failure("the files that the context refers to cannot be checked"):
                 restored, lost = await write_lost_files(self.timeline, texts)
-        if restored:
-            files = count_phrase(restored, "file")
-            self.notify(f"{files} that the context refers to had gone: written again")
-        if lost:
-            files = count_phrase(lost, "file")
-            self.notify(f"{files} that the context refers to: gone, and not in the history given")
+        outcomes = {" had gone: written again": restored, ": gone, not in the history given": lost}
+        for outcome, count in outcomes.items():
+            if count:
+                self.notify(f"{count_phrase(count, 'file')} that the context refers to{outcome}")
 
     @asynccontextmanager
     async def lease(self, seconds: float) -> AsyncIterator[None]:

@@ -19,7 +19,7 @@ from ..errors import StorageError, storage_errors
 from ..messages import Message, ensure_messages, strings
 from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..placeholders.names import session_folder
-from ..storage import JournalStorage
+from ..storage import JournalStorage, TextReader
 from ..storage.protocol import texts_of
 from ..storage.records import Redact, redact_except_folder, redact_message
 from ..storage.sealed import Entry
@@ -97,7 +97,8 @@ class Packing:
     ) -> None:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
-        self._text_reader = texts_of(storage) if storage else None
+        self.text_reader: TextReader | None = texts_of(storage) if storage else None
+        """Where the texts are that the entries refer to."""
         self.redact: Redact | None = getattr(storage, "redact", None)
         """What hides secrets in what is written, if anything does."""
         if self.redact:
@@ -149,7 +150,7 @@ class Packing:
         """Where the storage of our texts keeps those that the stages have written in *step*."""
         locations: dict[str, str] = {}
         for storage, stored in step.stored:
-            if storage == self._text_reader:
+            if storage == self.text_reader:
                 locations |= stored
         return locations
 
@@ -252,10 +253,10 @@ class Packing:
 
     async def _read(self, where: str, digest: str) -> str:
         """The text in the file *where*. Raises StorageError unless it has the *digest*."""
-        if self._text_reader is None:
+        if self.text_reader is None:
             raise StorageError(f"{where} is in another storage: give it to the journal as texts=")
         with storage_errors():
-            file = await self._text_reader.read(where)
+            file = await self.text_reader.read(where)
         text = file.text
         is_long = len(text) > _LONG
         actual = await in_thread_if(is_long, self._text_digest, text)

@@ -78,6 +78,7 @@ async def ask_stages(
             continue
         is_summary = isinstance(change.detail, Compacted)
         state.edit(step, messages, change.messages, paired=not is_summary)
+        step.touched.is_stored = change.stored is not None
         if change.stored:
             step.stored.append(change.stored)
         messages = change.messages
@@ -196,9 +197,10 @@ def _new_problem(turn: Turn, change: Change, columns: Columns, first: int) -> Pr
     """The first rule of the API that *change* would break; messages before the *first* stay."""
     start = max(0, first - 1)
     known = columns.of_first(start)
-    # What could not be encoded before is stored as it is; the end of the run repairs it.
-    was_valid = not check(turn.messages, start, columns=columns)
-    problems = check(change.messages, start, encoding=was_valid, columns=known)
+    problems = check(change.messages, start, columns=known)
+    if problems and check(turn.messages, start, columns=columns):
+        # What could not be encoded before is stored as it is; the end of the run repairs it.
+        problems = check(change.messages, start, encoding=False, columns=known)
     return problems[0] if problems else None
 
 

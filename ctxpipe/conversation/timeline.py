@@ -68,11 +68,12 @@ class Touched:
     """What the edits of a turn have touched so far.
 
     *first* is the first place, a message and a block in it; no edit has touched the last *tail*
-    messages.
+    messages. *is_stored* says that the last stage to change something has written texts to files.
     """
 
     first: tuple[int, int] | None = None
     tail: int = sys.maxsize
+    is_stored: bool = False
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from places import ROOT
 from processes import prepared_python
 
 from ctxpipe import (
+    Change,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -264,6 +265,18 @@ async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
 
     assert list(conversation_of(session).known) == []
     assert (await session.run(conversation(user("hello again")))).notices == (DELETED,)
+
+
+async def test_a_deletion_after_a_turn_has_written_is_noticed_before_its_end():
+    storage = MemoryStorage()
+
+    async def delete(turn):
+        await storage.delete("s")
+        return Change([*turn.messages[:-1], user("shorter")])
+
+    pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000), delete])
+    with pytest.raises(SessionDeleted):
+        await pipeline.session("s").run([*talk(), user("go on and on and on")])
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])

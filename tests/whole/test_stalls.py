@@ -71,7 +71,7 @@ def steps(count: int, result: str = "ok", given: Mapping[str, Any] | None = None
 LONG: dict[str, Callable[[], list[Message]]] = {
     "many messages": lambda: steps(300),
     "a long text": lambda: [user("x " * 200_000)],
-    "a long result": lambda: steps(1, "line of a log\n" * 20_000),
+    "a long result": lambda: steps(1, "line of a log\n" * 25_000),
     "a long input": lambda: steps(1, given={"text": "x" * 300_000}),
     "an input with many keys": lambda: steps(
         1, given={f"key {number}": number for number in range(5_000)}
