@@ -39,7 +39,7 @@ __all__ = ["Storage", "chat", "coding_agent"]
 OldExchanges: TypeAlias = Literal["calls", "lines", "more_lines"]
 """How much of old exchanges `coding_agent` keeps in sight."""
 
-LEAST_VALUES = {"lines": 3.0, "more_lines": 2.0}
+LEAST_VALUES = {"lines": 3.0, "more_lines": 2.5}
 """`Collapse.min_value` of each."""
 
 REPORTS = dict.fromkeys(SUB_AGENT_TOOLS, 20_000)

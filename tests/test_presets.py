@@ -110,8 +110,8 @@ def test_more_lines_are_those_of_a_lower_value(tmp_path):
     [(collapse, larger)] = changed
     assert isinstance(collapse, Collapse)
     assert isinstance(larger, Collapse)
-    assert larger == replace(collapse, min_value=2.0)
-    assert collapse.min_value > 2.0
+    assert larger == replace(collapse, min_value=2.5)
+    assert collapse.min_value > 2.5
 
 
 @pytest.mark.parametrize("wrong", ["whole", "", None, True])
