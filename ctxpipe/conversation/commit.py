@@ -17,8 +17,7 @@ async def commit(memory: Memory, step: Step) -> bool:
     """
     timeline = memory.timeline
     if timeline.verify:
-        is_bulk = is_bulky(step.agreement.history)
-        await in_thread_if(is_bulk, timeline.compute_digests, step)
+        await in_thread_if(is_bulky(step.agreement.history), timeline.compute_digests, step)
     if not await memory.write(step):
         return False
     if step.is_idle:

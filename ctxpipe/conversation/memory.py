@@ -70,10 +70,10 @@ class Memory:
         session_id: str,
         state: State,
         journal: JournalStorage | None,
-        keys: Sequence[bytes] = (),
+        keys: Sequence[bytes],
         *,
-        texts: bool = True,
-        verify: bool = False,
+        texts: bool,
+        verify: bool,
     ) -> None:
         self.notices: list[str] = []
         self._new_timeline = partial(Timeline, verify=verify, placeholders={})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from ..edits.offload import newest
 from ..edits.repair import interrupted_result
 from ..errors import InvalidHistory
 from ..messages import (
@@ -52,34 +53,22 @@ def add_appended(history: Sequence[Message], appended: Sequence[Message]) -> lis
 
 def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
     """Whether *message* is the newest reply of *history* once more; calls tell by their ids."""
-    reply = newest_reply(history)
-    if reply is None:
+    end = newest(history)
+    if end == 0 or (end < len(history) and not has_calls(message)):
         return False
-    if reply < len(history) - 1 and not has_calls(message):
-        return False
-    return says_the_same(history[reply], message)
+    return says_the_same(history[end - 1], message)
 
 
 def unanswered_calls(history: Sequence[Message]) -> list[ToolCall]:
     """The calls of the newest reply that nothing after it has answered."""
-    reply = newest_reply(history)
-    if reply is None:
-        return []
-    answered = {result.tool_use_id for result in tool_results(history, reply + 1)}
-    return [call for call in tool_calls(history, reply, reply + 1) if call.id not in answered]
-
-
-def newest_reply(history: Sequence[Message]) -> int | None:
-    """The index of the newest reply, None where there is none."""
-    for index in reversed(range(len(history))):
-        if history[index]["role"] == "assistant":
-            return index
-    return None
+    end = newest(history)
+    answered = {result.tool_use_id for result in tool_results(history, end)}
+    return [call for call in tool_calls(history, max(0, end - 1), end) if call.id not in answered]
 
 
 def _results_end(history: Sequence[Message]) -> int:
     """Where the results end that follow the newest reply."""
-    end = (newest_reply(history) or 0) + 1
+    end = newest(history)
     while end < len(history) and has_results(history[end]):
         end += 1
     return end
@@ -138,13 +127,9 @@ def answer_open_calls(history: list[Message]) -> list[Message]:
     """
     answered = list(history)
     for index in reversed(range(len(history))):
-        if _is_open(history, index):
+        message = history[index]
+        if message["role"] != "assistant" or not has_calls(message):
+            continue
+        if index + 1 == len(history) or history[index + 1]["role"] == "assistant":
             answered.insert(index + 1, _answer_as_interrupted(pending_calls(history[: index + 1])))
     return answered if len(answered) > len(history) else history
-
-
-def _is_open(history: list[Message], index: int) -> bool:
-    message = history[index]
-    if message["role"] != "assistant" or not has_calls(message):
-        return False
-    return index + 1 == len(history) or history[index + 1]["role"] == "assistant"

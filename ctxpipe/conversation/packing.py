@@ -92,9 +92,7 @@ class Packing:
     digest only.
     """
 
-    def __init__(
-        self, storage: JournalStorage | None, session_id: str, *, texts: bool = True
-    ) -> None:
+    def __init__(self, storage: JournalStorage | None, session_id: str, *, texts: bool) -> None:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
         self.text_reader: TextReader | None = texts_of(storage) if storage else None
@@ -258,9 +256,7 @@ class Packing:
         with storage_errors():
             file = await self.text_reader.read(where)
         text = file.text
-        is_long = len(text) > _LONG
-        actual = await in_thread_if(is_long, self._text_digest, text)
-        if actual != digest:
+        if await in_thread_if(len(text) > _LONG, self._text_digest, text) != digest:
             raise StorageError(errno.EILSEQ, f"{where} was changed")
         return text
 
@@ -268,8 +264,7 @@ class Packing:
 def _has_digests(turn: Mapping[str, Any]) -> bool:
     if any(turn.get("digests", ())):
         return True
-    edits = turn.get("edits", ())
-    return any(any(digests) for *_, digests in edits)
+    return any(any(digests) for *_, digests in turn.get("edits", ()))
 
 
 def _fill_texts(
@@ -314,5 +309,4 @@ def _unpack(
     ensure_messages(packed)
     if not digests:
         return packed
-    pairs = zip(packed, digests, strict=True)
-    return [known.get(digest, message) for message, digest in pairs]
+    return [known.get(digest, message) for message, digest in zip(packed, digests, strict=True)]

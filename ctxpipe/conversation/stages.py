@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
+from ..edits.offload import newest
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
 from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
 from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
-from .open_calls import newest_reply
 from .state import PipelineSettings, State
 from .timeline import Step
 
@@ -43,8 +43,8 @@ async def ask_stages(
     step: Step,
     state: State,
     *,
-    is_plan: bool = False,
-    tracer: Tracer | None = None,
+    is_plan: bool,
+    tracer: Tracer | None,
 ) -> tuple[list[Message], list[StageReport]]:
     """The context after all *stages*, and their reports.
 
@@ -213,7 +213,7 @@ async def _cost(
     """
     counts = await turn.counter.counts(change.messages[first:])
     after = [*before[:first], *accumulate(counts, initial=before[first])]
-    sent = 0 if turn.cache_expired else newest_reply(turn.messages) or 0
+    sent = 0 if turn.cache_expired else max(0, newest(turn.messages) - 1)
     return rewrite_cost(
         prices, before, after, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
     )

@@ -60,9 +60,6 @@ class Overhead(NamedTuple):
     tokens: int = 0
     can_search: bool = False
 
-    def __repr__(self) -> str:
-        return f"Overhead({self.tokens:,} tokens)"
-
 
 @dataclass(slots=True)
 class State:
@@ -83,7 +80,7 @@ class State:
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
     columns: Columns = field(default_factory=Columns, repr=False)
-    overhead: Overhead = Overhead()
+    overhead: Overhead = field(default=Overhead(), repr=False)
     windows: dict[str | None, int] = field(default_factory=dict)
     busy: bool = False
 

@@ -110,8 +110,7 @@ class Step:
     def is_idle(self) -> bool:
         """Whether the turn leaves the timeline as it was."""
         has_news = self.messages or self.edits
-        has_moved = self.agreement.is_cut or self.adopted
-        return not (has_news or has_moved)
+        return not (has_news or self.agreement.is_cut or self.adopted)
 
     def place_of(self, index: int) -> int:
         """Where the context, after the edits so far, has message *index* of the history.
@@ -142,8 +141,7 @@ class Step:
         edits = diff(before, after, paired=paired)
         if not edits:
             return edits
-        last = edits[0]
-        first = edits[-1]
+        last, first = edits[0], edits[-1]
         place = (first.start, first_changed_block(before, first))
         touched = self.touched
         touched.first = min(place, touched.first or place)
@@ -174,29 +172,16 @@ class Timeline:
         self.history: list[Message] = []
         self.context: list[Message] = self.history
         self.sent: list[Message] = self.history
-        # The columns are empty while nothing was touched.
-        self._starts = array("q")
-        self._ends = array("q")
+        self.starts: array[int] = array("q")
+        """By message of the context: the first message of the history that it replaces."""
+        self.ends: array[int] = array("q")
+        """By message of the context: the first message of the history after those it replaces."""
         self.stale: Stale = {}
         self._contents: list[object] = []  # of the history, as they were last seen
         self._sizes = array("I")  # blocks, or characters, of each
         self._cursor = 0
         # Of the history and of the context.
         self._digests: tuple[list[bytes], list[bytes]] = ([], [])
-
-    @property
-    def starts(self) -> array[int]:
-        """By message of the context: the first message of the history that it replaces."""
-        if self.is_untouched:
-            return array("q", range(len(self.history)))
-        return self._starts
-
-    @property
-    def ends(self) -> array[int]:
-        """By message of the context: the first message of the history after those it replaces."""
-        if self.is_untouched:
-            return array("q", range(1, len(self.history) + 1))
-        return self._ends
 
     @property
     def is_untouched(self) -> bool:
@@ -238,8 +223,7 @@ class Timeline:
         is_kept = known >= whole - 1 and step.kept >= len(self.context) - 1
         agreement.has_diverged = agreed < whole or not (is_kept and agreement.fresh >= known)
         if self.stale:
-            kept = step.kept
-            step.stale = {place: block for place, block in self.stale.items() if place < kept}
+            step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
         if agreement.has_diverged or has_left:
@@ -257,14 +241,14 @@ class Timeline:
         if batch is not None:  # the model has answered to what it replaces
             mark_stale(step.stale, context, (step.kept + batch[0], batch[1]))
 
-    def _part_to_keep(self, step: Step, is_untouched: bool) -> tuple[int, int]:
+    def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
-        if step.adopted or is_untouched:
+        if step.adopted:
             return known, known
-        kept = bisect_right(self._ends, known)
-        fresh = self._ends[kept - 1] if kept else 0
-        gap_end = self._starts[kept] if kept < len(self._starts) else len(self.history)
+        kept = bisect_right(self.ends, known)
+        fresh = self.ends[kept - 1] if kept else 0
+        gap_end = self.starts[kept] if kept < len(self.starts) else len(self.history)
         has_gap = fresh < gap_end <= known
         if not has_gap:
             return kept, fresh
@@ -278,7 +262,7 @@ class Timeline:
         """Derive the context of *step* before any stage."""
         agreement = step.agreement
         is_untouched = self.is_untouched
-        step.kept, agreement.fresh = self._part_to_keep(step, is_untouched)
+        step.kept, agreement.fresh = self._part_to_keep(step)
         if agreement.moved or not is_untouched:
             agreement.marked = dict(self._new_marks(step))
         step.same = min(agreement.marked, default=step.kept)
@@ -323,25 +307,19 @@ class Timeline:
         sizes = _sizes(contents)  # raises before anything changes
         if step.adopted:
             self.history = list(self.sent)
-            self.context = self.history
-            self.sent = self.history
+            count = len(self.history)
+            self.starts = array("q", range(count))
+            self.ends = array("q", range(1, count + 1))
         del self.history[step.known :]
         self.history += step.messages
         for index in agreement.moved:
             self.history[index] = agreement.history[index]
+        end = len(self.history)
+        self.starts[step.kept :] = array("q", range(agreement.fresh, end))
+        self.ends[step.kept :] = array("q", range(agreement.fresh + 1, end + 1))
         if step.context is agreement.history and not step.edits:
-            self.context = self.history
-            self.sent = self.history
-            self._starts = array("q")
-            self._ends = array("q")
+            self.context = self.sent = self.history
         else:
-            end = len(self.history)
-            new_starts = range(agreement.fresh, end)
-            new_ends = range(agreement.fresh + 1, end + 1)
-            starts = self.starts[: step.kept]
-            ends = self.ends[: step.kept]
-            self._starts = starts + array("q", new_starts)
-            self._ends = ends + array("q", new_ends)
             edits = list(map(self._align, step.edits))
             self.context = apply_edits(step.context, edits)
             self.sent = self.context
@@ -365,12 +343,12 @@ class Timeline:
         Its first message replaces all that it removes, the others replace nothing.
         """
         start, stop, messages = edit
-        last = self._ends[stop - 1] if stop else 0
-        first = self._starts[start] if start < stop else last
+        last = self.ends[stop - 1] if stop else 0
+        first = self.starts[start] if start < stop else last
         note_placeholders(self.placeholders, self.history[first:last], messages)
         count = len(messages)
-        self._starts[start:stop] = array("q", [first, *[last] * (count - 1)][:count])
-        self._ends[start:stop] = array("q", [last] * count)
+        self.starts[start:stop] = array("q", [first, *[last] * (count - 1)][:count])
+        self.ends[start:stop] = array("q", [last] * count)
         if stop - start == 1 == count:
             return edit
         # No message has their marks now.
@@ -389,10 +367,7 @@ class Timeline:
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""
         if self.verify:
-            pairs = zip(self._digests[adopted], map(digest, now[:agreed]), strict=False)
-            changes = (old != new for old, new in pairs)
-            changed = (index for index, is_changed in enumerate(changes) if is_changed)
-            return next(changed, agreed), 0
+            return common_prefix(list(map(digest, now[:agreed])), self._digests[adopted]), 0
         if adopted:
             return next(filter(self._has_grown, range(agreed)), agreed), 0
         newest = max(0, agreed - WATCHED)
@@ -427,7 +402,7 @@ class Timeline:
 
     def _has_grown(self, place: int) -> bool:
         """Whether message *place* of the context, if it is the caller's own, has grown."""
-        index = self._starts[place]
+        index = self.starts[place]
         if index == len(self.history):
             return False
         message = self.sent[place]
@@ -460,7 +435,7 @@ class Timeline:
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
         """The messages of the context that take other cache marks, by place."""
         agreement = step.agreement
-        if step.adopted or self.is_untouched:
+        if step.adopted:
             for index in agreement.moved:
                 now = agreement.history[index]
                 yield index, (parse(now), now)
@@ -483,12 +458,10 @@ class Timeline:
 
     def _position(self, index: int) -> int | None:
         """Which message of the context replaces message *index* of the history, and no other."""
-        if self.is_untouched:
-            return index
-        place = bisect_left(self._ends, index + 1)
-        if place == len(self._ends):
+        place = bisect_left(self.ends, index + 1)
+        if place == len(self.ends):
             return None
-        is_alone = (self._starts[place], self._ends[place]) == (index, index + 1)
+        is_alone = (self.starts[place], self.ends[place]) == (index, index + 1)
         return place if is_alone else None
 
 

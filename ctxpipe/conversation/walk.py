@@ -116,8 +116,7 @@ async def _count_tokens(state: State, session_id: str, messages: Sequence[Messag
     The ledger counts only what is new.
     """
     try:
-        tokens = await state.ledger.total(messages, known=state.ledger.known)
-        return tokens + state.overhead.tokens
+        return await state.ledger.total(messages, known=state.ledger.known) + state.overhead.tokens
     except Exception as error:
         if state.settings.on_error == "raise":
             raise
