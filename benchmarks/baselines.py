@@ -248,7 +248,7 @@ class BudgetedPolicy:
 
 def _estimate(raw_tokens: int) -> int:
     """How the stages count *raw_tokens* before they have seen a bill."""
-    return Ledger().estimate(raw_tokens, ())
+    return Ledger().estimate(raw_tokens)
 
 
 def _offload(

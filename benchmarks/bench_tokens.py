@@ -454,7 +454,7 @@ async def calibration(price: float, hidden: int) -> Row:
             bill for bill in bills if bill[1] >= 50
         ):
             ledger.observe({"input_tokens": billed}, history[:last])
-            errors.append(ledger.estimate(raw, history) / due - 1)
+            errors.append(ledger.estimate(raw) / due - 1)
             guesses.append(1.5 * raw / due - 1)
     within = sum(abs(error) <= 0.03 for error in errors) / len(errors)
     worst, guessed = max(map(abs, errors)), max(map(abs, guesses))

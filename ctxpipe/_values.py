@@ -305,19 +305,29 @@ def without_surrogates(text: str) -> str:
 # Walking ------------------------------------------------------------------------------------------
 
 
+def leaves(value: object) -> Iterator[tuple[str, object]]:
+    """Every text, number and None inside a message, a block or the input of a call, in order.
+
+    Each has the key beside it that holds it, or that holds the list which it is in.
+    """
+    todo: list[tuple[str, object]] = [("", value)]
+    while todo:
+        name, item = todo.pop()
+        if isinstance(item, str):
+            yield name, item
+        elif isinstance(item, MAPPINGS):
+            todo += [(str(key), held) for key, held in reversed(list(item.items()))]
+        elif isinstance(item, list | tuple):
+            todo += zip(repeat(name), reversed(item))
+        elif hasattr(item, "model_dump"):
+            todo.append((name, as_dict(item)))
+        else:
+            yield name, item
+
+
 def strings(value: object) -> Iterator[str]:
     """Every string inside a message, a block or the input of a call, in order, without the keys."""
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, MAPPINGS):
-            todo += reversed(list(item.values()))
-        elif isinstance(item, list | tuple):
-            todo += reversed(item)
-        elif hasattr(item, "model_dump"):
-            todo.append(as_dict(item))
+    return (leaf for _, leaf in leaves(value) if isinstance(leaf, str))
 
 
 def rebuilt(value: object, leaf: Callable[[Any], object], *, keys: bool = False) -> Any:

@@ -392,19 +392,17 @@ async def test_where_no_process_can_be_started_the_model_is_told_to_search_liter
     assert "FAILED" in await search(storage, {"path": "s/a.md", "pattern": "FAILED"})
 
 
-@example("aaaaaaa\na", "a", 3, 5, 0)  # the part shown of a long line ends with it
+@example("aaaaaaa\na", "a", 3, 0)  # the part shown of a long line ends with it
 @given(
     st.text("ab\n", max_size=40),
     st.text("ab", min_size=1, max_size=3),
     st.integers(1, 5),
-    st.integers(1, 5),
     st.integers(0, 3),
 )
-def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
-    text: str, pattern: str, limit: int, step: int, context: int
+def test_a_literal_search_finds_what_a_regular_expression_does(
+    text: str, pattern: str, limit: int, context: int
 ):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(edits, "_STEP_CHARS", step)
         patched.setattr(edits, "LINE_CHARS", 6)
 
         found = edits.literal_matches(pattern, text, limit, context)

@@ -176,7 +176,7 @@ class Conversation:
     def fill(self) -> float:
         """The estimated tokens of the last context, as a share of the budget's trigger."""
         model = model_of(self._state, self._options)
-        tokens = self._state.ledger.estimate(self._tokens, self.sent)
+        tokens = self._state.ledger.estimate(self._tokens)
         return tokens / self._settings.budget_for(self._state, model).trigger
 
     @property
@@ -668,7 +668,7 @@ class Conversation:
             if lighter is not None:
                 return lighter
         state = self._state
-        tokens = state.ledger.estimate(sent.tokens_after, sent.messages)
+        tokens = state.ledger.estimate(sent.tokens_after)
         model = model_of(state, options)
         if not state.ledger.can_be_about(refusal, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)

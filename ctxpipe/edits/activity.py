@@ -7,12 +7,12 @@ mean; a wrong guess costs a line in a list, never a message.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import repeat
 from typing import TypeVar
 
 from .._threads.pieces import pieces_at_blanks
+from .._values import leaves
 from ..messages import (
     Message,
     ToolCall,
@@ -121,7 +121,7 @@ def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
 def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
     is_view = call.input.get("command") == VIEW_COMMAND
     writes = not is_view and WRITING_NAME.search(call.name) is not None
-    for name, text in _strings(call.input):
+    for name, text in _strings(call):
         if PATH_KEY.search(name):
             if _is_path(text):
                 yield text, writes
@@ -170,7 +170,7 @@ def written_lines(call: ToolCall) -> str:
     """The lines that the input of *call*, which writes a file, puts into it, as far as it says."""
     old: set[str] = set()
     new: list[str] = []
-    for name, text in _strings(call.input):
+    for name, text in _strings(call):
         lines = text.splitlines()
         if OLD_TEXT_KEY.match(name):
             old.update(lines)
@@ -184,21 +184,12 @@ def written_lines(call: ToolCall) -> str:
 
 def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
-    return not command_line(call) and any(map(PATH_KEY.search, dict(_strings(call.input))))
+    return not command_line(call) and any(map(PATH_KEY.search, dict(_strings(call))))
 
 
-def _strings(value: object) -> Iterator[tuple[str, str]]:
-    """Every string inside a tool's input, with the name of the argument that holds it."""
-    # A stack instead of recursion: a hostile input may be nested very deep.
-    todo: list[tuple[str, object]] = [("", value)]
-    while todo:
-        name, item = todo.pop()
-        if isinstance(item, str):
-            yield name, item
-        elif isinstance(item, Mapping):
-            todo += [(str(key), inner) for key, inner in reversed(list(item.items()))]
-        elif isinstance(item, list | tuple):
-            todo += zip(repeat(name), reversed(item), strict=False)
+def _strings(call: ToolCall) -> list[tuple[str, str]]:
+    """Every string in the input of *call*, with the name of the argument that holds it."""
+    return [(name, leaf) for name, leaf in leaves(call.input) if isinstance(leaf, str)]
 
 
 def _without_middle(text: str, most: int) -> str:
@@ -240,7 +231,7 @@ def target(call: ToolCall) -> str:
 
     That is its command, else its path, else its whole input as JSON.
     """
-    paths = (text for name, text in _strings(call.input) if PATH_KEY.search(name))
+    paths = (text for name, text in _strings(call) if PATH_KEY.search(name))
     text = command_line(call) or next(paths, "") or compact_json(call.input)
     return one_line(text[:_MAX_TARGET_CHARS])
 
@@ -266,18 +257,11 @@ def is_failure(result: object) -> bool:
     if field(result, "is_error"):
         return True
     text = result_text(result)
-    head = view(text).head  # some agents say there how a command ended
-    return any(_is_found(_FAILURE, _FAILURE_WORDS, part) for part in (head, text[-2000:]))
-
-
-def _is_found(pattern: re.Pattern[str], words: Iterable[str], text: str) -> bool:
-    """Whether *pattern*, which matches nothing without one of *words*, is found in *text*.
-
-    A pattern without a fixed beginning is tried at every character: that takes fifty times as long
-    as to look for the words.
-    """
-    lowered = text.lower()
-    return any(word in lowered for word in words) and pattern.search(text) is not None
+    for part in (view(text).head, text[-2000:]):  # some agents say in the head how a command ended
+        lowered = part.lower()  # the words first: the pattern alone takes ten times as long
+        if any(word in lowered for word in _FAILURE_WORDS) and _FAILURE.search(part):
+            return True
+    return False
 
 
 _REFUSAL = re.compile(
@@ -317,16 +301,6 @@ _SHELL_REFUSAL = re.compile(
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
     re.IGNORECASE | re.MULTILINE,
 )
-_SHELL_WORDS = (
-    "denied",
-    "directory",
-    "not permitted",
-    "not found",
-    "cannot open",
-    "exit",
-    "return",
-    "status",
-)
 _SHELL_SPEAKS = re.compile(
     r"\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): ", re.IGNORECASE
 )
@@ -358,9 +332,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
     if not whole:
         return False
     ends = begin, text[-2000:]
-    return any(map(_SHELL_SPEAKS.match, ends)) or any(
-        _is_found(_SHELL_REFUSAL, _SHELL_WORDS, part) for part in ends
-    )
+    return any(map(_SHELL_SPEAKS.match, ends)) or any(map(_SHELL_REFUSAL.search, ends))
 
 
 def _is_short(text: str) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import islice
 from typing import TypeAlias
 
+from .._values import leaves
 from ..messages import Block, Message, as_blocks, field, kind
 from ..providers.agent_tools import WIDE_GUTTER
 
@@ -96,7 +97,7 @@ def _line(line: str) -> str:
 
 
 def block_text(block: Block) -> str:
-    """What *block* says: a text, a tool's result, or the leaves of a call's input.
+    """What *block* says: a text, a tool's result, or the texts and numbers in a call's input.
 
     Thinking says nothing to others.
     """
@@ -104,29 +105,14 @@ def block_text(block: Block) -> str:
         case "text":
             return str(field(block, "text") or "")
         case "tool_use":
-            return "\n".join(_leaves(field(block, "input")))
+            held = leaves(field(block, "input"))
+            return "\n".join(str(leaf) for _, leaf in held if not isinstance(leaf, bool | None))
         case "tool_result":
             content = field(block, "content")
             if isinstance(content, str):
                 return content
             return "\n".join(map(block_text, content or ()))
     return ""
-
-
-def _leaves(value: object) -> Iterator[str]:
-    """The texts and numbers in the input of a call, in order."""
-    # A stack instead of recursion: a hostile input may be nested very deep.
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, Mapping):
-            todo += reversed(list(item.values()))
-        elif isinstance(item, list | tuple):
-            todo += reversed(item)
-        elif isinstance(item, int | float) and not isinstance(item, bool):
-            yield str(item)
 
 
 def message_texts(message: Message) -> list[str]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, cast
 
 from ..messages import (
@@ -39,7 +39,7 @@ from .exchanges import (
     exchange_length,
     reports_in,
 )
-from .offload import placeholder_file, text_of
+from .offload import placeholder_files, text_of
 from .views import viewed_path
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ class Step:
 class Layout:
     """What *messages* from *start* up to *stop* become: messages that stay, and runs for a note.
 
-    *leaving* are the places of those that do not stay as they are.
+    *leaving* are the indexes of those that do not stay as they are.
     """
 
     messages: Sequence[Message] = field(repr=False)
     start: int
     stop: int
     parts: list[Message | list[Step]] = field(repr=False)
-    leaving: list[range]
+    leaving: list[int]
 
     @property
     def steps(self) -> list[Step]:
@@ -98,7 +98,7 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
     What a person wrote, media and earlier notes stay as they are.
     """
     parts: list[Message | list[Step]] = []
-    leaving: list[range] = []
+    leaving: list[int] = []
     run: list[Step] = []
     number = first_number
     index = start
@@ -109,10 +109,7 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
             run = []
             index += 1
             continue
-        if leaving and leaving[-1].stop == index:
-            leaving[-1] = range(leaving[-1].start, index + length)
-        else:
-            leaving.append(range(index, index + length))
+        leaving += range(index, index + length)
         if not run:
             parts.append(run)
         steps = list(_steps_at(messages, index, number))
@@ -153,20 +150,17 @@ def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[
 
 def find_offloaded_files(layout: Layout) -> dict[str, str]:
     """By placeholder: the name of the file that it points to, where it can be one of the step's."""
-    files: dict[str, str] = {}
+    texts: list[tuple[str, str]] = []
     for step in layout.steps:
-        if step.call is None or step.result is None:
-            continue
-        for text in (text_of(step.result.content), *strings(step.call.input)):
-            name = placeholder_file(step.call.id, text)
-            if name is not None:
-                files[text] = name
-    return files
+        if step.call is not None and step.result is not None:
+            said = text_of(step.result.content), *strings(step.call.input)
+            texts += zip(repeat(step.call.id), said)
+    return placeholder_files(texts)
 
 
 def leaving_messages(layout: Layout) -> list[Message]:
     """The messages that do not stay as they are."""
-    return [layout.messages[index] for index in chain.from_iterable(layout.leaving)]
+    return [layout.messages[index] for index in layout.leaving]
 
 
 def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:

@@ -7,8 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from .._logs import logger
 from .._text import last_within
@@ -18,17 +17,14 @@ from ..messages import (
     blocks,
     has_calls,
     has_results,
+    inner_blocks,
     is_blank,
     kind,
     pending_calls,
-    program,
     texts,
     tool_results,
 )
-from ..messages import field as read
-from ..messages.facts import is_server_result
 from ..messages.identity import digest
-from ..messages.rules import closes_turn
 from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import is_cut, shorten
 from ..placeholders.summaries import (
@@ -54,7 +50,7 @@ from ..placeholders.summaries import (
     text_of,
 )
 from .activity import commands, identifiers, is_one_line, one_line, put_last, touched_paths
-from .groups import after_compaction
+from .groups import after_compaction, server_spans
 from .offload import newest
 
 # Parts --------------------------------------------------------------------------------------------
@@ -359,35 +355,10 @@ def obstacle(rest: Sequence[Message]) -> str:
         return f"postponed: {len(waiting)} calls wait for their results"
     if after_compaction(rest):
         return "left to the server: its own compaction block is in the context"
-    open_calls = _open_server_calls(rest)
+    _, open_calls = server_spans(rest)
     if open_calls:
         return f"postponed: {open_calls} calls of server tools wait for their results"
     return ""
-
-
-def _open_server_calls(messages: Sequence[Message]) -> int:
-    """How many calls of server tools wait for results: a paused turn, or code that is running.
-
-    Words of the user end a turn, and with it what was open in it.
-    """
-    waiting: set[str] = set()
-    for message in messages:
-        if closes_turn(message):
-            waiting.clear()
-        for block in blocks(message):  # in order: some providers use an id again
-            if _is_server_call(block):
-                waiting.add(str(read(block, "id")))
-            elif is_server_result(kind(block)):
-                waiting.discard(str(read(block, "tool_use_id")))
-    return len(waiting)
-
-
-def _is_server_call(block: object) -> bool:
-    """Whether *block* calls a server tool, also one of a kind that the API has got since.
-
-    A rule of ours goes by the kinds of today (`rules.server_call`): it must refuse nothing new.
-    """
-    return kind(block).endswith("_tool_use")
 
 
 # The end of the context ---------------------------------------------------------------------------
@@ -401,39 +372,14 @@ def open_tail(messages: Sequence[Message]) -> int:
     start = newest(messages)
     if not any(tool_results(messages, start)):
         return start
+    spans, _ = server_spans(messages)
     while True:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
-        ids = _server_ids(messages[start:])
-        missing = (ids.answered | ids.callers) - ids.called
-        if not missing:
+        reaching_in = [span.start for span in spans if span.start < start < span.stop]
+        if not reaching_in:
             return start
-        calling = [
-            index for index in range(start) if missing & _server_ids([messages[index]]).called
-        ]
-        if not calling:
-            return start
-        start = calling[-1]
-
-
-class _ServerIds(NamedTuple):
-    """Ids of calls of server tools: those made, those answered, those whose code calls tools."""
-
-    called: set[str]
-    answered: set[str]
-    callers: set[str]
-
-
-def _server_ids(messages: Iterable[Message]) -> _ServerIds:
-    found = _ServerIds(set(), set(), set())
-    for block in chain.from_iterable(map(blocks, messages)):
-        if _is_server_call(block):
-            found.called.add(str(read(block, "id")))
-        elif is_server_result(kind(block)):
-            found.answered.add(str(read(block, "tool_use_id")))
-        elif caller := program(block):
-            found.callers.add(caller)
-    return found
+        start = min(reaching_in)
 
 
 MAX_WORDS_CHARS = 20_000  # of the newest message, and of system messages carried on
@@ -581,9 +527,7 @@ def _media(content: Iterable[object]) -> Iterator[str]:
         if name in MEDIA:
             yield name
         elif name == "tool_result":
-            inner = read(block, "content")
-            if isinstance(inner, list | tuple):
-                yield from _media(inner)
+            yield from _media(inner_blocks(block))
 
 
 def _close(

@@ -9,16 +9,17 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..messages import (
     MEDIA,
     THINKING,
     Block,
-    ToolResult,
     blocks,
     has_calls,
     has_results,
+    inner_blocks,
     kind,
     program,
     texts,
@@ -70,7 +71,8 @@ def _is_answered(messages: Sequence[Message], index: int) -> bool:
     called = sorted(call.id for call in tool_calls(messages, index, index + 1))
     if called != answered or len(set(called)) < len(called):
         return False
-    return all(map(_is_plain_result, results))
+    parts = chain.from_iterable(map(inner_blocks, results))
+    return all(kind(part) == "text" or kind(part) in MEDIA for part in parts)
 
 
 def _is_plain(block: Block) -> bool:
@@ -79,12 +81,6 @@ def _is_plain(block: Block) -> bool:
     if name == "tool_use":
         return program(block) is None
     return name == "text" or name in THINKING
-
-
-def _is_plain_result(result: ToolResult) -> bool:
-    if isinstance(result.content, str):
-        return True
-    return all(kind(block) == "text" or kind(block) in MEDIA for block in result.content or ())
 
 
 def answer_of(message: Message) -> str:
@@ -110,9 +106,7 @@ def blocks_to_keep(message: Message) -> list[Block]:
         if kind(block) != "tool_result":
             kept.append(block)
             continue
-        content = read(block, "content")
-        if not isinstance(content, str):
-            kept += [part for part in content or () if kind(part) in MEDIA]
+        kept += [part for part in inner_blocks(block) if kind(part) in MEDIA]
     return kept
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..messages import Message, blocks, has_calls, kind, program
-from ..messages.rules import closes_turn, server_call, server_result
+from ..messages import Message, blocks, field, has_calls, kind, program
+from ..messages.rules import closes_turn, server_result
 from ..tokens.billed import server_summary
 
 
@@ -19,7 +19,7 @@ def groups(messages: Sequence[Message]) -> Iterator[range]:
     # For each message, the end of the group that it makes with those after it.
     numbered = enumerate(messages, 1)
     ends = [min(number + has_calls(message), length) for number, message in numbered]
-    for span in server_spans(messages):
+    for span in server_spans(messages)[0]:
         ends[span.start] = max(ends[span.start], span.stop)
     start = 0
     while start < length:
@@ -34,11 +34,12 @@ def groups(messages: Sequence[Message]) -> Iterator[range]:
         start = stop
 
 
-def server_spans(messages: Sequence[Message]) -> list[range]:
+def server_spans(messages: Sequence[Message]) -> tuple[list[range], int]:
     """For each call of a server tool, the messages from it up to its result.
 
-    All calls that its program made are included. Where the server is still at work, the messages go
-    on to the end.
+    All calls that its program made are included. Where the server is still at work, in a paused
+    turn or in code that is running, the messages go on to the end; the number is that of such
+    calls. Words of the user end a turn, and with it what was open in it.
     """
     spans: list[range] = []
     waiting: dict[str, int] = {}
@@ -50,8 +51,10 @@ def server_spans(messages: Sequence[Message]) -> list[range]:
         if message["role"] != "assistant":
             continue
         for block in blocks(message):
-            call = server_call(block)
-            if call is not None:
+            # Also of a kind that the API has got since: `rules.server_call` goes by those of today,
+            # since it must refuse nothing new.
+            if kind(block).endswith("_tool_use"):
+                call = str(field(block, "id"))
                 waiting[call] = index
                 made[call] = index
             result = server_result(block)
@@ -61,7 +64,7 @@ def server_spans(messages: Sequence[Message]) -> list[range]:
             if caller in made:
                 spans.append(range(made[caller], index + 1))
     spans += [range(start, len(messages)) for start in waiting.values()]
-    return spans
+    return spans, len(waiting)
 
 
 def after_compaction(messages: Sequence[Message]) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterable, Mapping, Sequence
 from operator import add, le
 from typing import Any, NamedTuple, cast
 
@@ -76,42 +75,22 @@ def _weight(message: Message) -> Weight:
     return weight
 
 
-class MediaIndex:
-    """What the images and documents of one conversation weigh, kept from turn to turn."""
+def weigh(messages: Sequence[Message], places: Iterable[int]) -> dict[int, Weight]:
+    """What the images and documents weigh of each message at *places* that has some to move."""
+    weights = {place: _weight(messages[place]) for place in places}
+    return {place: weight for place, weight in weights.items() if any(weight)}
 
-    __slots__ = ("_weights", "known")
 
-    def __init__(self) -> None:
-        self.known: int = 0
-        self._weights: dict[int, Weight] = {}  # by message, of those that have any
-
-    def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages."""
-        self.known = min(self.known, known)
-        self._weights = {place: own for place, own in self._weights.items() if place < known}
-
-    def extend(self, messages: Sequence[Message]) -> None:
-        """Add the messages after those that are known."""
-        for place in range(self.known, len(messages)):
-            weight = _weight(messages[place])
-            if any(weight):
-                self._weights[place] = weight
-            self.known = place + 1
-
-    def total(self) -> Weight:
-        """Of all messages."""
-        return reduce(Weight.plus, self._weights.values(), Weight())
-
-    def older(self, keep: Weight) -> list[int]:
-        """The messages with images or documents but the newest, which together fit into *keep*."""
-        places = list(self._weights)
-        kept = Weight()
-        while places:
-            kept = kept.plus(self._weights[places[-1]])
-            if not kept.fits(keep):
-                break
-            places.pop()
-        return places
+def older(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
+    """The messages but the newest, whose images and documents together fit into *keep*."""
+    places = list(weights)
+    kept = Weight()
+    while places:
+        kept = kept.plus(weights[places[-1]])
+        if not kept.fits(keep):
+            break
+        places.pop()
+    return places
 
 
 # What is stored, and what stands for it ---------------------------------------------------------

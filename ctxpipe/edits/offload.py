@@ -184,6 +184,16 @@ def placeholder_file(call_id: str, text: str) -> str | None:
     return name if safe_name(without_surrogates(call_id)) in name else None
 
 
+def placeholder_files(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """By placeholder in *texts*, each with its call's id before it: the name of the file."""
+    files: dict[str, str] = {}
+    for call_id, text in texts:
+        name = placeholder_file(call_id, text)
+        if name is not None:
+            files[text] = name
+    return files
+
+
 # What has left once -------------------------------------------------------------------------------
 
 
@@ -272,8 +282,7 @@ def movable(messages: Sequence[Message]) -> list[ToolResult]:
 
 def offloadable(messages: Sequence[Message], min_chars: int) -> list[ToolResult]:
     """Those of the `movable` results that have *min_chars* or more."""
-    least = max(min_chars, 1)
-    return [one for one in movable(messages) if result_characters(one.content) >= least]
+    return [one for one in movable(messages) if result_characters(one.content) >= max(min_chars, 1)]
 
 
 def total_characters(results: Iterable[ToolResult]) -> int:
@@ -377,7 +386,7 @@ def newest(messages: Sequence[Message]) -> int:
 
 
 def results_with_calls(
-    messages: Sequence[Message], start: int, min_chars: int = 0
+    messages: Sequence[Message], start: int, min_chars: int
 ) -> Iterator[tuple[ToolResult, ToolCall | None]]:
     """Each tool result of *min_chars* or more from message *start* on, with its call."""
     calls: dict[str, ToolCall] = {}

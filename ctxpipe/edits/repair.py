@@ -337,7 +337,8 @@ def _replies(exchange: Sequence[Message]) -> list[Message]:
 
 
 def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
-    if _is_valid(exchange):
+    problems = check(exchange, encoding=False)
+    if all(each.rule in _RULES_OF_THE_WHOLE for each in problems):
         return exchange
     replies = _replies(exchange)
     rest = [_without_kind(message, "tool_result") for message in replies]
@@ -377,11 +378,6 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
             ]
             repaired.append({"role": "user", "content": answers})
     return repaired
-
-
-def _is_valid(exchange: list[Message]) -> bool:
-    """Whether *exchange* breaks no rule of its own."""
-    return all(each.rule in _RULES_OF_THE_WHOLE for each in check(exchange, encoding=False))
 
 
 def _join_neighbours(messages: Iterable[Message]) -> list[Message]:

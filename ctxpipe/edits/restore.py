@@ -12,6 +12,7 @@ from ..messages import (
     ToolCall,
     ToolResult,
     field,
+    inner_blocks,
     kind,
     result_text,
     results_by_id,
@@ -38,7 +39,7 @@ from .activity import (
     written_lines,
     written_paths,
 )
-from .offload import placeholder_file
+from .offload import placeholder_files
 from .shown import Shown
 from .views import changes_folder, viewed_path
 
@@ -123,13 +124,9 @@ def _key(work_dir: str, path: str) -> str:
 
 def files_of_results(messages: Sequence[Message]) -> dict[str, str]:
     """By placeholder: the name of the file with the whole result of a call."""
-    files: dict[str, str] = {}
-    for result in tool_results(messages):
-        text = result_text(result)
-        name = placeholder_file(result.tool_use_id, text)
-        if name is not None:
-            files[text] = name
-    return files
+    return placeholder_files(
+        (result.tool_use_id, result_text(result)) for result in tool_results(messages)
+    )
 
 
 def _calls_with_results(
@@ -155,8 +152,7 @@ def _calls_with_results(
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
-    content = field(result, "content")
-    if isinstance(content, list | tuple) and any(kind(part) != "text" for part in content):
+    if any(kind(part) != "text" for part in inner_blocks(result)):
         # Not a view of a text file; and a repair unmarks an error that shows a picture.
         return True
     if field(result, "is_error"):
@@ -183,7 +179,12 @@ def trusting_working_set(
     It trusts every call, whatever its result, and every message that looks like a restored file.
     `working_set` trusts neither.
     """
-    files = list(_files_restored_before(messages))
+    files: list[WorkingFile] = []
+    for message in reversed(messages):  # a compaction puts the most recent file first
+        path = restored_path(message)
+        if path is not None:
+            _, _, text = text_of(message).partition(":\n")
+            files.append(WorkingFile(path, text))
     results = results_by_id(messages)
     for call in tool_calls(messages):
         result = results.get(call.id)
@@ -194,15 +195,6 @@ def trusting_working_set(
     for file in files:
         put_last(latest, os.path.normpath(os.path.join(work_dir, file.path)), file)
     return list(reversed(latest.values()))
-
-
-def _files_restored_before(messages: Sequence[Message]) -> Iterator[WorkingFile]:
-    """The files that the last compaction restored, the least recent first."""
-    for message in reversed(messages):  # a compaction puts the most recent file first
-        path = restored_path(message)
-        if path is not None:
-            _, _, text = text_of(message).partition(":\n")
-            yield WorkingFile(path, text)
 
 
 def _shows_folder(result: object) -> bool:

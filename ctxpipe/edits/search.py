@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
 
 LINE_CHARS = 400
-_STEP_CHARS = 2**20  # one step of a search blocks the interpreter
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """The line of a text that holds an offset, for offsets that only grow."""
-
-    text: str
-    number: int = 1
-    start: int = 0
-    scanned: int = 0
-
-    def advance(self, offset: int) -> None:
-        for begin in range(self.scanned, offset, _STEP_CHARS):
-            end = min(begin + _STEP_CHARS, offset)
-            breaks = self.text.count("\n", begin, end)
-            if breaks:
-                self.number += breaks
-                self.start = self.text.rfind("\n", begin, end) + 1
-        self.scanned = offset
-
-    @property
-    def is_long(self) -> bool:
-        end = self.start + LINE_CHARS + 1
-        if len(self.text) < end:
-            return False
-        return self.text.find("\n", self.start, end) < 0
 
 
 def literal_matches(pattern: str, text: str, limit: int, context: int = 0) -> list[str]:
@@ -42,34 +17,20 @@ def literal_matches(pattern: str, text: str, limit: int, context: int = 0) -> li
     and the number and offset are those of the first; no line is shown twice, and what matches in a
     line that is shown already is not shown with lines of its own.
     """
-    found: list[str] = []
-    line = _Cursor(text)
+    return list(islice(_excerpts(re.compile(re.escape(pattern)), text, context), limit))
+
+
+def _excerpts(pattern: Any, text: str, context: int) -> Iterator[str]:
+    """What is shown of *text* for each match of *pattern*, a compiled expression, in a line."""
     shown = 0
-    for offset in _occurrences(pattern, text):
-        if offset < shown:
-            continue
-        line.advance(offset)
-        around = None if line.is_long else (shown, context)
-        shown, excerpt = _excerpt(text, line.number, line.start, offset, around)
-        found.append(excerpt)
-        if len(found) >= limit:
-            break
-    return found
-
-
-def _occurrences(pattern: str, text: str) -> Iterator[int]:
-    """The offsets of *pattern* in *text*; none when it spans lines."""
-    if "\n" in pattern:
-        return
-    start = 0
-    while start < len(text):
-        stop = start + _STEP_CHARS
-        offset = text.find(pattern, start, stop + len(pattern) - 1)
-        if offset < 0:
-            start = stop
-        else:
-            yield offset
-            start = offset + len(pattern)
+    for number, start, line in _lines(text):
+        is_long = len(line) > LINE_CHARS
+        for match in pattern.finditer(line):
+            offset = start + match.start()
+            if offset >= shown:
+                around = None if is_long else (shown, context)
+                shown, excerpt = _excerpt(text, number, start, offset, around)
+                yield excerpt
 
 
 def _excerpt(
@@ -110,25 +71,16 @@ def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         yield {"error": str(error)}
         return
-    wanted = int(limit)
-    shown = 0
-    for number, start, line in _lines(text):
-        is_long = len(line) > LINE_CHARS
-        for match in compiled.finditer(line):
-            offset = start + match.start()
-            if offset < shown:
-                continue
-            around = None if is_long else (shown, int(context))
-            shown, excerpt = _excerpt(text, number, start, offset, around)
-            yield excerpt
-            wanted -= 1
-            if wanted <= 0:
-                return
+    yield from islice(_excerpts(compiled, text, int(context)), int(limit))
 
 
 def _lines(text: str) -> Iterator[tuple[int, int, str]]:
-    """Number, offset and text of each line."""
+    """Number, offset and text of each line; to split all at once would block the interpreter."""
     start = 0
-    for number, line in enumerate(text.split("\n"), 1):
-        yield number, start, line
-        start += len(line) + 1
+    for number in count(1):
+        end = text.find("\n", start)
+        if end < 0:
+            yield number, start, text[start:]
+            return
+        yield number, start, text[start:end]
+        start = end + 1

@@ -434,7 +434,8 @@ def _add_marker(parts: list[Part], marker: str) -> list[Part]:
     """
     if not marker:
         return parts
-    at_work = set(chain.from_iterable(server_spans([part.message for part in parts])))
+    spans, _ = server_spans([part.message for part in parts])
+    at_work = set(chain.from_iterable(spans))
     users = (place for place, part in enumerate(parts) if part.message["role"] == "user")
     place = max(set(users) - at_work, default=None)
     if place is None or marker in texts(parts[place].message):

@@ -90,8 +90,7 @@ def changes_folder(call: ToolCall) -> bool:
     """Whether *call* is a command line that may leave the shell in another folder."""
     if call.name.lower() not in SHELL_TOOLS:
         return False
-    given = map(call.input.get, COMMAND_KEYS)
-    lines = [line for line in given if isinstance(line, str)]
+    lines = [line for line in map(call.input.get, COMMAND_KEYS) if isinstance(line, str)]
     return any(len(line) > LONGEST_COMMAND or _CHANGE.search(line) for line in lines)
 
 
@@ -104,7 +103,7 @@ TOKEN = re.compile(
 )
 VIEWERS = frozenset({"bat", "cat", "head", "less", "more", "nl", "open", "sed", "tail"})
 FILTERS = VIEWERS - {"open"}
-VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl", "sed": ""}
+VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl"}
 ADDRESS = r"(?:\d+|\$|/(?:[^/\\]|\\.)*/)"
 PRINTS = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
 _FOLLOWS = re.compile(r"-\w*[fF]|--follow.*|--retry")

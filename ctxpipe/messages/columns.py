@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 
 from .facts import Facts, read_facts
 from .vocabulary import Message
@@ -50,12 +51,8 @@ class Columns:
 
     def of_first(self, length: int) -> Columns:
         """The columns of the first *length* messages alone, for what may come after them."""
-        first = Columns()
-        first.known = min(length, self.known)
-        first._marks = self._marks[: length + 1]
-        first._replies = self._replies[: length + 1]
-        first._result_chars = self._result_chars[: length + 1]
-        first._media = self._media[: length + 1]
+        first = deepcopy(self)
+        first.cut(length)
         return first
 
     def cut(self, length: int) -> None:
@@ -73,11 +70,7 @@ class Columns:
 
     def messages_with_marks(self) -> Iterator[int]:
         """Their indexes, at the cost of these messages alone."""
-        marks = 0
-        while marks < self._marks[-1]:
-            index = bisect_right(self._marks, marks) - 1
-            yield index
-            marks = self._marks[index + 1]
+        return _rises(self._marks)
 
     # Tool results ---------------------------------------------------------------------------------
 
@@ -91,6 +84,10 @@ class Columns:
     def media(self) -> int:
         """The number of images and documents, those in tool results included."""
         return self._media[-1]
+
+    def messages_with_media(self) -> Iterator[int]:
+        """The indexes of those that have some, at the cost of these messages alone."""
+        return _rises(self._media)
 
     # Replies --------------------------------------------------------------------------------------
 
@@ -127,3 +124,12 @@ class Columns:
     def _first_after(self, reply: int) -> int:
         """How many messages there are up to the end of reply number *reply*."""
         return bisect_left(self._replies, reply)
+
+
+def _rises(sums: array[int]) -> Iterator[int]:
+    """The indexes of the messages that add to *sums*."""
+    seen = 0
+    while seen < sums[-1]:
+        index = bisect_right(sums, seen) - 1
+        yield index
+        seen = sums[index + 1]

@@ -189,7 +189,10 @@ def _block_faults(
     elif name == "tool_result" or name in SERVER_RESULTS:
         yield from _result_faults(name, read)
     elif name in THINKING:
-        yield from _thinking_faults(block)
+        if not is_signed(block):
+            yield "thinking", "a thinking block without its signature"
+        if read("cache_control"):
+            yield "thinking", "a thinking block with a cache mark"
     elif name == "compaction":
         yield from _compaction_faults(block)
     elif not name:
@@ -213,13 +216,6 @@ def is_directive(message: Message) -> bool:
 def is_blank(text: object) -> bool:
     """Whether a text block with *text* would be refused as empty."""
     return not text or (isinstance(text, str) and text.isspace())
-
-
-def _thinking_faults(block: Block) -> Iterator[tuple[str, str]]:
-    if not is_signed(block):
-        yield "thinking", "a thinking block without its signature"
-    if field(block, "cache_control"):
-        yield "thinking", "a thinking block with a cache mark"
 
 
 def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
@@ -289,7 +285,7 @@ def has_server_id(name: str) -> bool:
     return name in _SERVER_ID_KINDS
 
 
-def is_id(value: object, name: str = "") -> bool:
+def is_id(value: object, name: str) -> bool:
     """Whether the API takes *value* as the id of a call in a block of the kind *name*."""
     pattern = _SERVER_ID if name in _SERVER_ID_KINDS else _ID
     return isinstance(value, str) and pattern.fullmatch(value) is not None

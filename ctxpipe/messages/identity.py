@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from .._values import as_dict, canonical_json, canonical_pieces, is_equal
 from ..errors import InvalidHistory
-from .vocabulary import Block, Message, as_blocks, blocks, field, with_content
+from .vocabulary import Block, Message, as_blocks, blocks, field, inner_blocks, with_content
 
 MARK = "cache_control"
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
@@ -55,11 +55,9 @@ def _are_plain(content: object) -> bool:
 
 
 def _parse_block(block: Block) -> Block:
-    is_object = isinstance(block, Mapping) or hasattr(block, "model_dump")
-    if not is_object:
+    if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
         return block
-    plain = as_dict(block)
-    return {key: _parse_value(value) for key, value in plain.items()}
+    return {key: _parse_value(value) for key, value in as_dict(block).items()}
 
 
 def _parse_value(value: object) -> object:
@@ -111,9 +109,8 @@ def _canonical_block(block: Block) -> Any:
     plain = without_mark(block)
     if not isinstance(plain, dict):
         return plain
-    content = plain.get("content")
-    if isinstance(content, list | tuple):
-        plain["content"] = [without_mark(inner) for inner in content]
+    if content := inner_blocks(plain):
+        plain["content"] = list(map(without_mark, content))
     return plain
 
 
@@ -151,16 +148,13 @@ def _replace_content(message: Message, old: Sequence[Block], new: Sequence[Block
 
 def _copy_marks(block: Block, source: Block) -> Block:
     """*block* with the marks that *source* has, itself and in its content."""
-    content = field(block, "content")
-    if isinstance(content, list | tuple):
-        sources = field(source, "content")
-        is_list = isinstance(sources, list | tuple)
-        if not is_list or len(sources) != len(content):
-            sources = [{}] * len(content)
-        marked = list(map(_copy_own_mark, content, sources))
-        is_unchanged = all(map(is_, marked, content))
-        if not is_unchanged:
-            block = {**as_dict(block), "content": marked}
+    content = inner_blocks(block)
+    sources = inner_blocks(source)
+    if len(sources) != len(content):
+        sources = [{}] * len(content)
+    marked = list(map(_copy_own_mark, content, sources))
+    if not all(map(is_, marked, content)):
+        block = {**as_dict(block), "content": marked}
     return _copy_own_mark(block, source)
 
 

@@ -23,7 +23,17 @@ from .facts import (
     quote,
     read_facts,
 )
-from .vocabulary import SERVER_CALLS, Block, Message, blocks, field, head_length, kind, program
+from .vocabulary import (
+    SERVER_CALLS,
+    Block,
+    Message,
+    blocks,
+    field,
+    head_length,
+    inner_blocks,
+    kind,
+    program,
+)
 
 MAX_CACHE_MARKS = 4
 
@@ -218,7 +228,8 @@ def _problems_of_place(
         problems += _calls_without_result(messages, index, head)
         problems += _waiting_program_calls(messages, index)
     elif own.has_server_tools and own.role != "user":
-        problems += _server_tool_problems(messages, index, head)
+        found = _server_calls(messages, index + 1, head).problems
+        problems += [problem for problem in found if problem.index == index]
     if "system" in (own.role, before.role):
         problems += system_problems(messages, index, head)
     if "compaction" in own.kinds:
@@ -307,15 +318,6 @@ def server_result(block: Block) -> str | None:
     return str(field(block, "tool_use_id", "")) if is_server_result(kind(block)) else None
 
 
-def needs_call(block: Block) -> bool:
-    """Whether *block*, a server tool's result by its kind, surely is one.
-
-    It is when its kind is known, or its id is that of a server tool's call.
-    """
-    is_known = kind(block) in SERVER_RESULTS
-    return is_known or is_id(field(block, "tool_use_id"), "server_tool_use")
-
-
 class _ServerCalls(NamedTuple):
     """The calls of server tools in a part of a turn.
 
@@ -337,23 +339,19 @@ def _server_calls(messages: Sequence[Message], stop: int, head: int) -> _ServerC
         content = blocks(messages[index]) if messages[index]["role"] == "assistant" else ()
         for place, block in enumerate(content):
             call, result, caller = server_call(block), server_result(block), program(block)
+            # Of a kind that is known, or with the id of a server tool's call.
+            is_sure = kind(block) in SERVER_RESULTS or is_id(result, "server_tool_use")
             if call is not None:
                 found.pending.setdefault(call, []).append((index, place))
             if result is not None and found.pending.get(result):
                 found.pending[result].pop()
-            elif result is not None and needs_call(block):
+            elif result is not None and is_sure:
                 text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
                 found.problems.append(Problem(index, text, place, "server-tool"))
             if caller is not None and caller not in found.pending:
                 text = f"the call's caller {quote(caller)} is not in its turn"
                 found.problems.append(Problem(index, text, place, "server-tool"))
     return found
-
-
-def _server_tool_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
-    """The results and callers in message *index* that have no call before them in their turn."""
-    problems = _server_calls(messages, index + 1, head).problems
-    return [problem for problem in problems if problem.index == index]
 
 
 def _calls_without_result(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
@@ -405,7 +403,7 @@ def _compaction_problems(messages: Sequence[Message], index: int, head: int) -> 
         if is_replacement(block):
             text = "a signed compaction block that is not first"
             problems.append(Problem(index, text, place, "compaction"))
-        elif opens_with_replacement(messages[head]):
+        elif any(map(is_replacement, blocks(messages[head])[:1])):
             text = "a compaction block after a signed one"
             problems.append(Problem(index, text, place, "compaction"))
     return problems
@@ -417,11 +415,6 @@ def is_replacement(block: Block) -> bool:
     return is_summary and bool(field(block, "signature"))
 
 
-def opens_with_replacement(message: Message) -> bool:
-    """Whether *message* begins with a signed compaction block, after which no other may come."""
-    return any(map(is_replacement, blocks(message)[:1]))
-
-
 def _is_system(message: Message) -> bool:
     return message["role"] == "system" and not is_directive(message)
 
@@ -431,12 +424,8 @@ def _follows_user(messages: Sequence[Message], index: int) -> bool:
     before = index - 1
     while messages[before]["role"] == "system":
         before -= 1
-    return messages[before]["role"] == "user" or ends_in_server_result(messages[before])
-
-
-def ends_in_server_result(message: Message) -> bool:
-    """Whether the last block of *message* is the result of a tool that the server runs."""
-    return any(is_server_result(kind(block)) for block in blocks(message)[-1:])
+    last = blocks(messages[before])[-1:]
+    return messages[before]["role"] == "user" or any(map(is_server_result, map(kind, last)))
 
 
 # Marks for the cache ------------------------------------------------------------------------------
@@ -483,11 +472,9 @@ def is_for_hour(mark: object) -> bool:
 def cache_marks(message: Message) -> Iterator[tuple[MarkPlace, object]]:
     """The cache marks of *message*, and where each is."""
     for place, block in enumerate(blocks(message)):
-        content = field(block, "content")  # of a tool result
-        if isinstance(content, list | tuple):
-            for inner, inner_block in enumerate(content):
-                if mark := field(inner_block, "cache_control"):
-                    yield (place, inner), mark
+        for inner, inner_block in enumerate(inner_blocks(block)):
+            if mark := field(inner_block, "cache_control"):
+                yield (place, inner), mark
         if mark := field(block, "cache_control"):
             yield (place, None), mark
 

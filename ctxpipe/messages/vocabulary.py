@@ -113,6 +113,12 @@ def as_blocks(message: Message) -> Sequence[Block]:
     return blocks(message)
 
 
+def inner_blocks(block: Block) -> Sequence[Block]:
+    """The blocks that *block*, such as a tool result, holds; text and None have none."""
+    content = field(block, "content")
+    return content if isinstance(content, list | tuple) else ()
+
+
 def has_thinking(message: Message) -> bool:
     """Whether *message* carries a thinking block."""
     return not THINKING.isdisjoint(map(kind, blocks(message)))
@@ -258,14 +264,6 @@ def begins_with(messages: list[Message], first: Sequence[Message]) -> bool:
     are_equal = is_equal(messages, first)
     messages += rest
     return are_equal
-
-
-def same_at_end(before: Sequence[Message], after: Sequence[Message], most: int) -> int:
-    """How many of the last messages, at most *most*, are the very same objects."""
-    same = 0
-    while same < most and before[-1 - same] is after[-1 - same]:
-        same += 1
-    return same
 
 
 # Rewriting ----------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def session_folder(session_id: str) -> str:
     is_plain = _PLAIN_FOLDER.fullmatch(session_id) and not _WINDOWS_DEVICE.match(session_id)
     if is_plain and not _HASHED_FOLDER.fullmatch(session_id):
         return session_id
-    return f"{_slug(session_id).lower()}-{_digest(session_id)[:16]}"
+    return f"{_slug(session_id).lower()}-{content_hash(session_id, 16)}"
 
 
 def sibling_id(session_id: str, begins: bytes) -> str:
@@ -67,7 +67,7 @@ def hashed_name(name: str, most: int) -> str:
 
     For a name that is too long: others with the same beginning get another one.
     """
-    return f"{name[: most - 17]}#{_digest(name)[:16]}"
+    return f"{name[: most - 17]}#{content_hash(name, 16)}"
 
 
 def with_suffix(key: str, suffix: str) -> str:
@@ -86,7 +86,11 @@ def candidate_keys(key: str, text: str) -> Iterator[str]:
 
 def content_hash(text: str, digits: int = 8) -> str:
     """So many hex *digits* of the text's SHA-256."""
-    return _digest(text)[:digits]
+    digest = hashlib.sha256()
+    # In pieces: encoding a text of 200 MB at once blocks the interpreter, and takes as much memory.
+    for piece in pieces(text):
+        digest.update(piece.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:digits]
 
 
 def _slug(name: str) -> str:
@@ -94,11 +98,3 @@ def _slug(name: str) -> str:
     if _WINDOWS_DEVICE.match(slug):
         return f"id-{slug}"
     return slug or "id"
-
-
-def _digest(text: str) -> str:
-    digest = hashlib.sha256()
-    # In pieces: encoding a text of 200 MB at once blocks the interpreter, and takes as much memory.
-    for piece in pieces(text):
-        digest.update(piece.encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._logs import logger
 from .._threads.threads import in_thread, run_to_completion
 from ..edits.compact import Facts, facts_to_keep
-from ..errors import CtxpipeError, InvalidHistory, StorageError, storage_errors
+from ..errors import CtxpipeError, InvalidHistory, StorageError, safe_text, storage_errors
 from ..messages import Message, ensure_messages, texts
 from ..placeholders.names import content_hash
 from ..placeholders.summaries import archive_references, text_of
@@ -36,17 +36,13 @@ _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
-def archive_record(
-    messages: Sequence[Message], covered: Sequence[range] = (), facts: Facts | None = None
-) -> Record:
+def archive_record(messages: Sequence[Message], facts: Facts | None = None) -> Record:
     """The record that keeps *messages*, for `Archive.save`.
 
     Plain messages come back equal from `load_archive`; model objects of the SDK are written as they
     would be sent and come back as plain dicts, tuples as lists. The archives that a summary at the
-    beginning names, with their digests, are kept as ``before``. *covered* are the places that the
-    messages had in the context, kept as pairs of the first and the one after the last. *facts* are
-    those of the whole conversation up to their end, so that a later compaction need not open the
-    archives before.
+    beginning names, with their digests, are kept as ``before``. *facts* are those of the whole
+    conversation up to their end, so that a later compaction need not open the archives before.
     """
     first = next(texts(messages[0]), "") if messages else ""
     named = archive_references(first) if isinstance(first, str) else []
@@ -60,8 +56,6 @@ def archive_record(
     record: dict[str, object] = {"form": FORM}
     if before:
         record["before"] = before
-    if covered:
-        record["covered"] = [[places.start, places.stop] for places in covered]
     if facts is not None:
         record["facts"] = _encode_facts(facts_to_keep(facts))
     return {**record, "messages": messages}
@@ -72,9 +66,9 @@ def _encode_facts(facts: Facts) -> dict[str, object]:
     return {
         "paths": list(facts.paths.items()),
         "commands": list(facts.commands.items()),
-        "identifiers": list(facts.identifiers),
-        "requests": list(facts.requests),
-        "orders": list(facts.orders),
+        "identifiers": facts.identifiers,
+        "requests": facts.requests,
+        "orders": facts.orders,
     }
 
 
@@ -84,10 +78,25 @@ def _decode_facts(value: Any) -> Facts | None:
     return Facts(
         paths={str(path): bool(written) for path, written in value["paths"]},
         commands={str(line): bool(failed) for line, failed in value["commands"]},
-        identifiers=[str(name) for name in value["identifiers"]],
-        requests=[str(request) for request in value["requests"]],
-        orders=[str(order) for order in value["orders"]],
+        identifiers=list(map(str, value["identifiers"])),
+        requests=list(map(str, value["requests"])),
+        orders=list(map(str, value["orders"])),
     )
+
+
+async def save_raw(
+    archive: Archive, session_id: str, name: str, record: Record, *, required: bool
+) -> str | None:
+    """The place of the raw messages; None when they cannot be saved, unless that is *required*."""
+    try:
+        with storage_errors():
+            return await archive.save(session_id, name, record)
+    except StorageError as error:
+        if required:
+            raise
+        # No traceback: it may quote anything.
+        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400
+        return None
 
 
 async def load_archive(

@@ -57,8 +57,8 @@ class Collapse:
     there is thinking.
 
     Each step is written to a file of its own in *storage*, whole, even where its result had been
-    offloaded. The raw messages are archived there first, with the places that they had in the
-    context: *storage* keeps and returns texts, and keeps records.
+    offloaded. The raw messages are archived there first: *storage* keeps and returns texts, and
+    keeps records.
 
     No live run has confirmed it yet: the figures are those of replayed sessions.
 
@@ -105,7 +105,7 @@ class Collapse:
         texts = await in_thread(collapse.step_texts, layout, whole)
         # The steps first: what is written again after a failure has the same name, an archive not.
         files, suffix = await self._write_steps(turn, layout, texts)
-        record = archive_record(collapse.leaving_messages(layout), layout.leaving)
+        record = archive_record(collapse.leaving_messages(layout))
         archive = await cast("Archive", self.storage).save(turn.session_id, "collapse", record)
         if suffix:
             rewritten = await self._rewrite(turn, layout, whole, suffix)
@@ -227,7 +227,7 @@ def _change(
         steps=len(steps),
         notes=rewritten.notes,
         lines=rewritten.lines,
-        messages=sum(map(len, layout.leaving)),
+        messages=len(layout.leaving),
         freed_tokens=rewritten.freed_tokens,
         archive=archive,
         files=tuple(files),

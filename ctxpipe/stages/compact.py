@@ -16,7 +16,7 @@ from .._text import short_repr
 from .._threads.threads import in_thread
 from ..edits import compact
 from ..edits.compact import Facts, Pin, Source, after_summary
-from ..errors import SettingsError, StorageError, SummaryFailed, safe_text, storage_errors
+from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
 from ..messages import Message, ensure_messages, has_thinking, split_system
 from ..placeholders.names import session_folder
 from ..placeholders.summaries import (
@@ -43,7 +43,7 @@ from ..settings import (
 from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
 from ..storage.protocol import ARCHIVE
-from ..storage.records import Record, message_redactor_of, redactor_of
+from ..storage.records import message_redactor_of, redactor_of
 from ..storage.references import check_reference, reference_of, visible_path
 from ..summarizers import (
     WITHOUT_MODEL,
@@ -66,6 +66,7 @@ from .archive import (
     load_archive,
     read_verified,
     records_by_name,
+    save_raw,
 )
 from .background import BEGINS_AT, PendingSummary
 from .breaker import Attempts, Breaker
@@ -282,7 +283,7 @@ async def compact_messages(
         archive = await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
     path = None
     try:
-        path = await _save(archive, session_id, rest, required=require_archive)
+        path = await save_raw(archive, session_id, "compact", rest, required=require_archive)
         summary = await summarize_with_retry(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
         # No traceback: it may quote anything.
@@ -330,19 +331,6 @@ async def _largest_smaller_result(
     reason = f"the compacted messages would not be smaller than {before:,} tokens"
     logger.warning("%s", reason)
     return CompactResult(original, reason=reason)
-
-
-async def _save(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
-    """The place of the raw messages; None when they cannot be saved, unless that is *required*."""
-    try:
-        with storage_errors():
-            return await archive.save(session_id, "compact", record)
-    except StorageError as error:
-        if required:
-            raise
-        # No traceback: it may quote anything.
-        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400
-        return None
 
 
 # The stage ----------------------------------------------------------------------------------------
@@ -494,7 +482,7 @@ class Compact:
         must_cut = not compact.open_tail(rest) or _has_protected_thinking(turn, rest)
         if must_cut and not turn.force and window_holds(turn, raw):
             return Skip("postponed: only what the model has not answered could go")
-        if turn.budget.reached(turn.ledger.estimate(fixed, head)):
+        if turn.budget.reached(turn.ledger.estimate(fixed)):
             reason = f"over budget: system prompt, tools and system messages hold {fixed:,} tokens"
         else:
             attempts = turn.recall(Attempts)
@@ -525,7 +513,7 @@ class Compact:
     def _writer(self, turn: Turn) -> Summarizer:
         writer = self.summarize or AnthropicSummarizer()
         if isinstance(writer, AnthropicSummarizer):
-            writer = writer.with_client(turn.client)
+            writer = replace(writer, client=writer.client or turn.client)
             if not writer.available:
                 writer = ExtractiveSummarizer(writer.max_words)
         if isinstance(writer, ExtractiveSummarizer):
@@ -623,7 +611,9 @@ class Compact:
             return attempts.archive
         attempts.archive = attempts.archived = ""
         record = archive_record(rest, facts=facts)
-        path = await _save(self.archive, turn.session_id, record, required=self.require_archive)
+        path = await save_raw(
+            self.archive, turn.session_id, "compact", record, required=self.require_archive
+        )
         attempts.archive = path or ""
         return path
 
@@ -664,7 +654,7 @@ class Compact:
         until = self.breaker.cooldown_end()
         budget = turn.budget
         before, after = detail.tokens_before, detail.tokens_after
-        estimate = turn.ledger.estimate(after + turn.overhead, layout.messages)
+        estimate = turn.ledger.estimate(after + turn.overhead)
         is_over = budget.reached(estimate)
         if estimate > budget.target:
             holds = await token_breakdown(turn, replacement, layout)

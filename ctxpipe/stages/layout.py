@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -107,7 +108,7 @@ async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
     raw = await turn.counter.count(layout.messages)
     if raw >= before:
         return False
-    return turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
+    return turn.ledger.estimate(raw + turn.overhead) <= turn.budget.target
 
 
 async def _fits_whole(turn: Turn, layout: Layout) -> bool:
@@ -124,7 +125,7 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
     is_short = max(before, conservative(raw_before)) < FAR_BELOW * turn.budget.trigger
     if is_short and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
         return True
-    likely = turn.ledger.estimate(raw, layout.messages) * max(before, turn.budget.window) // before
+    likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
     return raw < raw_before and not turn.budget.reached(likely)
 
 
@@ -138,7 +139,7 @@ async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
     """Whether *messages* may follow a summary as they are, with the target in sight."""
     head, _ = split_system(turn.messages)
     raw = turn.overhead + await turn.counter.count([*head, *messages])
-    return not turn.protected and turn.ledger.estimate(raw, messages) <= turn.budget.target
+    return not turn.protected and turn.ledger.estimate(raw) <= turn.budget.target
 
 
 async def _from_rich_to_lean(
@@ -209,5 +210,5 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
         "pinned messages": await count(replacement.kept),
         "the request at the end": await count(replacement.closing),
     }
-    largest = sorted(parts.items(), key=lambda part: -part[1])
+    largest = Counter(parts).most_common()
     return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

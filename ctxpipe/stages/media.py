@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from .._text import short_repr
-from .._threads.threads import in_thread, in_thread_if
+from .._threads.threads import in_thread
 from .._values import JsonDict
 from ..edits import media
-from ..edits.media import MediaIndex, Weight
+from ..edits.media import Weight
 from ..errors import SettingsError
 from ..settings import COUNT, SIZE, check_settings
 from ..storage import TextWriter
@@ -60,9 +61,8 @@ class MediaOffload(Moving):
         columns = await turn.columns()
         if not columns.media:  # as in most turns: it costs few calls
             return NOTHING
-        index = turn.recall(MediaIndex)
-        await in_thread_if(turn.is_bulky(index.known), index.extend, turn.messages)
-        total = index.total()
+        weights = await in_thread(media.weigh, turn.messages, list(columns.messages_with_media()))
+        total = reduce(Weight.plus, weights.values(), Weight())
         if total.fits(Weight(self.max_bytes, self.max_images, self.max_pages)) and not turn.force:
             return Skip(f"{total.chars:,} bytes of images and documents are not too much")
         keep = Weight()
@@ -71,9 +71,8 @@ class MediaOffload(Moving):
             keep = Weight(
                 self.keep_bytes, int(share * self.max_images), int(share * self.max_pages)
             )
-        older = index.older(keep)
         end = columns.recent_from(1)
-        places = [place for place in older if turn.protected <= place < end]
+        places = [place for place in media.older(weights, keep) if turn.protected <= place < end]
         leaving = await in_thread(self._find, turn, places)
         if not leaving:
             return Skip("no image or document may leave yet")

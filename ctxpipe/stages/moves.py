@@ -62,9 +62,6 @@ class Pointers:
                 "a longer one would be taken for a tool's own text"
             )
         check_reference(reference_of(self.storage))
-        self._check_location()
-
-    def _check_location(self) -> None:
         key = f"{_SAMPLE}/{_SAMPLE}.md"
         path = self.visible_path(key, self.storage.location(key))
         if reference(placeholder(self.form, path)) == path:

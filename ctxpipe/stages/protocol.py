@@ -97,7 +97,7 @@ class Turn:
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
-        return self.ledger.estimate(await self.raw_tokens(), self.messages)
+        return self.ledger.estimate(await self.raw_tokens())
 
     async def prefix_sums(self) -> Sequence[int]:
         """Raw tokens of the first 0, 1, 2 … messages, without the overhead.

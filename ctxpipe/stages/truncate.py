@@ -8,21 +8,20 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
 
-from .._logs import logger
 from .._text import short_repr
 from .._threads.threads import in_thread
 from ..edits import truncate
 from ..edits.compact import Pin, pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Window
-from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..errors import SettingsError
 from ..messages import Message, ensure_messages, rewrite
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import FLAG, NUMBER, PIN, SIZE, TEXT, TOOLS, check_settings, one_of
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
-from .archive import archive_record
+from .archive import archive_record, save_raw
 from .layout import FOLDER, FileFolder, fold_files
 from .protocol import Change, Skip, Turn
 from .reports import Truncated
@@ -141,16 +140,13 @@ class SmartTruncate:
             return proposal
         kept = {id(message) for message in proposal.messages}
         leaving = [message for message in turn.messages if id(message) not in kept]
-        try:
-            record = archive_record(leaving)
-            with storage_errors():
-                location = await self.archive.save(turn.session_id, "truncate", record)
-        except StorageError as error:
-            if self.require_archive:
-                raise
-            reason = safe_text(error)
-            logger.warning("the messages that truncation removes are not archived: %s", reason)
-            return proposal
+        location = await save_raw(
+            self.archive,
+            turn.session_id,
+            "truncate",
+            archive_record(leaving),
+            required=self.require_archive,
+        )
         return replace(proposal, detail=replace(proposal.detail, archive=location))
 
     async def plan(self, turn: Turn) -> Change | Skip:
@@ -180,10 +176,7 @@ class SmartTruncate:
 def _raw_limit(turn: Turn, limit: int) -> int:
     """The most raw tokens that are estimated at no more than *limit*."""
     candidates = range(limit + 1)  # an estimate is never below the raw count
-    index = bisect_right(
-        candidates, limit, key=lambda raw: turn.ledger.estimate(raw, turn.messages)
-    )
-    return max(0, index - 1)
+    return max(0, bisect_right(candidates, limit, key=turn.ledger.estimate) - 1)
 
 
 # What the function and the stage share ------------------------------------------------------------

@@ -108,12 +108,6 @@ class AnthropicSummarizer:
                 "mode 'inline' reads the agent's prompt cache, so it needs the agent's model"
             )
 
-    def with_client(self, lent: anthropic.AsyncAnthropic | None) -> AnthropicSummarizer:
-        """The same summarizer, with the client *lent* where it has none of its own."""
-        if lent is None or self.client is not None:
-            return self
-        return replace(self, client=lent)
-
     @property
     def available(self) -> bool:
         """Whether there is a client, or the environment holds credentials for one."""

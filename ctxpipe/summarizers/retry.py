@@ -22,7 +22,8 @@ from .._text import count_phrase
 from .._threads.threads import in_thread
 from ..edits.compact import assemble
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
-from ..messages import Message, compact_json, has_results, is_blank, without_surrogates
+from ..messages import Message, has_results, is_blank, without_surrogates
+from ..messages.identity import digest
 from ..placeholders.summaries import safe_summary
 from ..providers.refusals import as_refusal, status_of
 from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
@@ -101,12 +102,8 @@ class FinishedParts:
 
 
 def digest_of(messages: Sequence[Message]) -> bytes:
-    """The SHA-256 digest of *messages*."""
-    hasher = sha256()
-    for message in messages:
-        hasher.update(compact_json(message).encode("utf-8", "surrogatepass"))
-        hasher.update(b"\n")
-    return hasher.digest()
+    """The digest of *messages*, whatever cache marks they have."""
+    return sha256(b"".join(map(digest, messages))).digest()
 
 
 async def summarize_with_retry(

@@ -71,7 +71,8 @@ def context_tokens(reply: object) -> int:
         tokens = _sum(usage, _INPUT)
     if not tokens:
         return 0
-    return tokens + _tokens_cleared(reply)
+    edits = _items(field(reply, "context_management"), "applied_edits")
+    return tokens + sum(_count(field(edit, "cleared_input_tokens")) for edit in edits)
 
 
 def cached_tokens(reply: object) -> int:
@@ -120,8 +121,3 @@ def _ran_server_tools(reply: object, usage: object) -> bool:
     if not isinstance(counts, Mapping):
         counts = getattr(counts, "__dict__", {})
     return any(map(_count, counts.values()))
-
-
-def _tokens_cleared(reply: object) -> int:
-    edits = _items(field(reply, "context_management"), "applied_edits")
-    return sum(_count(field(edit, "cleared_input_tokens")) for edit in edits)

@@ -126,7 +126,7 @@ class Ledger:
         self._bills: dict[str | None, UsageSample] = {}
         self._unread: dict[str | None, list[UnreadBill]] = {}  # by model: the first and last bill
         self.model: str | None = None
-        """The model in use: the one that was observed or expected last."""
+        """The model in use, for which `estimate` speaks: the one that was observed last."""
 
     # Counting -------------------------------------------------------------------------------------
 
@@ -211,16 +211,6 @@ class Ledger:
                     tokens -= part
         return tokens / chars if chars >= _MEASURED_CHARS else 1 / 4
 
-    async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
-        """The tokens of each of *messages*, and the indexes of those with a summary by the server.
-
-        *start* is the index of the first of *messages*.
-        """
-        summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
-        # Most conversations have none.
-        billed = map(part_after_summary, messages) if summaries else messages
-        return await self.counter.counts(billed), summaries
-
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         if known == len(messages) == len(self._seen):
             self.known = known
@@ -230,8 +220,10 @@ class Ledger:
         same = self._same_at_start(messages, known)
         if same < max(len(messages), len(self._seen)):
             new = messages[same:]
-            counts, summaries = await self._count(new, same)
-            self._replace_from(same, new, counts, summaries)
+            summaries = await in_thread_if(len(new) > _MANY, _summaries, new, same)
+            # Most conversations have none.
+            billed = map(part_after_summary, new) if summaries else new
+            self._replace_from(same, new, await self.counter.counts(billed), summaries)
         self.known = len(messages)
 
     def _same_at_start(self, messages: list[Message], known: int | None) -> int:
@@ -270,8 +262,8 @@ class Ledger:
             self._compare()
         return self._bills.get(self.model, _NO_SAMPLE)
 
-    def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
-        """What the API will bill for *messages*, of *raw* tokens with system prompt and tools.
+    def estimate(self, raw: int) -> int:
+        """What the API will bill for *raw* tokens of a context, its system prompt and its tools.
 
         The last bill counts as it is, and only what was appended since is estimated; a context
         that became smaller is estimated by its share. Never less than *raw*.
@@ -315,10 +307,6 @@ class Ledger:
             if is_possible(raw, billed):
                 self._bills[model] = UsageSample(raw, billed, (since_raw, since_billed))
             self.model = model
-
-    def expect(self, model: str) -> None:
-        """Estimate for *model* from now on; before its first usage that is the raw count."""
-        self.model = model
 
     def observe(
         self,

@@ -501,7 +501,7 @@ def test_each_call_that_leaves_is_one_step_and_its_file_holds_its_texts(history:
     assert [step.number for step in layout.steps] == list(range(1, len(layout.steps) + 1))
     stays = [message for part in layout.parts if isinstance(part, dict) for message in [part]]
     kept = {id(message) for message in history if id(message) in set(map(id, stays))}
-    staying = set(range(len(history))).difference(*layout.leaving)
+    staying = set(range(len(history))).difference(layout.leaving)
     assert {id(history[index]) for index in staying} == kept
     assert len(step_texts(layout, {})) == len(layout.steps)
 

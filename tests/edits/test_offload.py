@@ -400,7 +400,7 @@ def test_each_result_comes_with_the_call_it_answers():
     def named(start: int) -> list[tuple[str, str]]:
         return [
             (found.tool_use_id, call.name if call else "")
-            for found, call in results_with_calls(history, start)
+            for found, call in results_with_calls(history, start, 0)
         ]
 
     assert named(0) == [("b", "grep"), ("a", "bash"), ("a", "view"), ("orphan", "")]

@@ -259,14 +259,14 @@ def test_before_the_first_usage_the_estimate_is_the_raw_count():
 
     assert ledger.factor == 1
     for tokens in (0, 1, 100, 101, 33_333):
-        assert ledger.estimate(tokens, []) == ledger.measured_estimate(tokens) == tokens
+        assert ledger.estimate(tokens) == ledger.measured_estimate(tokens) == tokens
 
 
 def test_before_the_first_usage_compaction_begins_at_the_trigger():
     ledger, budget = Ledger(), Budget(window=200_000)
 
-    assert not budget.reached(ledger.estimate(183_999, []))
-    assert budget.reached(ledger.estimate(184_000, []))
+    assert not budget.reached(ledger.estimate(183_999))
+    assert budget.reached(ledger.estimate(184_000))
 
 
 @pytest.mark.parametrize(("raw", "billed"), [(2, 20), (1_000, 3_000), (3_000, 4_500)])
@@ -275,24 +275,24 @@ async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw, billed)
     ledger.observe(usage(billed), [user("x" * raw)])
 
     assert ledger.measured_estimate(raw + 120_000) < 184_000
-    assert ledger.measured_estimate(2 * raw) == ledger.estimate(2 * raw, [])
+    assert ledger.measured_estimate(2 * raw) == ledger.estimate(2 * raw)
 
 
 async def test_a_long_turn_does():
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(30_000), [user("x" * 20_000)])
 
-    assert ledger.measured_estimate(140_000) == ledger.estimate(140_000, []) == 210_000
+    assert ledger.measured_estimate(140_000) == ledger.estimate(140_000) == 210_000
 
 
 async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was_counted():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 5_000)]
 
     ledger.observe(usage(210_000), history)
-    assert ledger.estimate(5_000, history) == 5_000
+    assert ledger.estimate(5_000) == 5_000
 
     ledger.observe(usage(210_000), history, is_certain=True)
-    assert ledger.estimate(5_000, history) == 210_000
+    assert ledger.estimate(5_000) == 210_000
 
 
 async def test_what_was_billed_is_the_estimate_to_the_token():
@@ -301,7 +301,7 @@ async def test_what_was_billed_is_the_estimate_to_the_token():
 
         ledger.observe(usage(billed), history)
 
-        assert ledger.estimate(997, history) == billed
+        assert ledger.estimate(997) == billed
 
 
 SDKS_USAGE = Usage(
@@ -342,7 +342,7 @@ async def test_what_is_appended_is_estimated_with_the_measured_factor():
 
     history.append(assistant("y" * 500))
 
-    assert ledger.estimate(await ledger.total(history), history) == 1_300 + 650
+    assert ledger.estimate(await ledger.total(history)) == 1_300 + 650
 
 
 async def test_the_factor_never_falls_below_one():
@@ -352,7 +352,7 @@ async def test_the_factor_never_falls_below_one():
     ledger.observe(usage(50), history)
 
     assert ledger.factor == 1
-    assert ledger.estimate(10_000, history) == 10_000
+    assert ledger.estimate(10_000) == 10_000
 
 
 async def test_the_factor_never_rises_above_what_text_can_cost():
@@ -365,8 +365,8 @@ async def test_the_factor_never_rises_above_what_text_can_cost():
     ledger.observe(usage(20_000), history)
 
     assert ledger.factor == 2.25
-    assert ledger.estimate(100, history) == 20_000
-    assert ledger.estimate(200, history) == 20_225
+    assert ledger.estimate(100) == 20_000
+    assert ledger.estimate(200) == 20_225
 
 
 async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer():
@@ -377,7 +377,7 @@ async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer(
     ledger.observe(usage(3_000 + 7_500), history)
 
     assert ledger.factor == 2.1
-    assert ledger.estimate(25_000, history) == 3_000 + 37_500
+    assert ledger.estimate(25_000) == 3_000 + 37_500
 
 
 def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for():
@@ -394,7 +394,7 @@ async def test_a_context_that_was_compacted_is_estimated_by_its_share():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(150_000), history)
 
-    assert ledger.estimate(20_000, [user("y" * 20_000)]) == 30_000
+    assert ledger.estimate(20_000) == 30_000
 
 
 async def test_growth_is_measured_anew_after_a_compaction():
@@ -404,7 +404,7 @@ async def test_growth_is_measured_anew_after_a_compaction():
 
     ledger.observe(usage(14_400), [user("x" * 12_000)])
 
-    assert ledger.estimate(13_000, []) == 14_400 + 1_200
+    assert ledger.estimate(13_000) == 14_400 + 1_200
 
 
 async def test_the_last_usage_counts():
@@ -420,13 +420,13 @@ async def test_each_model_has_its_own_factor():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(1_200), history, model="old")
 
-    ledger.expect("new")
+    ledger.model = "new"
     assert ledger.factor == 1
 
     ledger.observe(usage(1_600), history, model="new")
     assert ledger.factor == 1.6
 
-    ledger.expect("old")
+    ledger.model = "old"
     assert ledger.factor == 1.2
 
 
@@ -452,7 +452,7 @@ def test_an_estimate_grows_with_the_count_and_is_never_below_it(
     ledger.observe(usage(billed), [user("x")])
 
     less, more = sorted(counts)
-    assert less <= ledger.estimate(less, []) <= ledger.estimate(more, [])
+    assert less <= ledger.estimate(less) <= ledger.estimate(more)
 
 
 # Impossible bills ---------------------------------------------------------------------------------
@@ -468,11 +468,11 @@ async def test_an_impossible_bill_teaches_nothing(billed: object, field):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe({field: billed}, history)
-    assert (ledger.factor, ledger.estimate(50_000, history)) == (1, 50_000)
+    assert (ledger.factor, ledger.estimate(50_000)) == (1, 50_000)
 
     ledger.observe(usage(60_000), history)
     ledger.observe({field: billed}, history)
-    assert (ledger.factor, ledger.estimate(50_000, history)) == (1.2, 60_000)
+    assert (ledger.factor, ledger.estimate(50_000)) == (1.2, 60_000)
 
 
 @given(
@@ -488,7 +488,7 @@ def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
     for billed in bills:
         ledger.observe(usage(billed), [user("x")])
 
-    assert ledger.estimate(raw, []) <= 2.25 * raw + 32_000
+    assert ledger.estimate(raw) <= 2.25 * raw + 32_000
 
 
 def test_an_impossible_bill_that_was_written_down_is_not_learnt():
@@ -566,7 +566,7 @@ async def test_of_every_bill_what_was_sent_is_known(bill: object, expected: int)
 
     ledger.observe(bill, history)
 
-    assert ledger.estimate(50_000, history) == expected
+    assert ledger.estimate(50_000) == expected
 
 
 # Summaries by the server --------------------------------------------------------------------------
@@ -643,7 +643,7 @@ async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_su
     ledger.observe(usage(1_000), history)
     history.append(assistant("y" * 60_000))
 
-    estimate = ledger.estimate(await ledger.total(history), history)
+    estimate = ledger.estimate(await ledger.total(history))
 
     assert 60_000 <= estimate <= 1_000 + 1.1 * 60_000 + 1
 
@@ -690,7 +690,7 @@ def check_estimates(folder: Path, bill: Bill, *, growth: int):
         for last, now in itertools.pairwise(requests):
             ledger.observe(usage(bill(sums[last], last)), [], overhead=sums[last])
             if sums[last] - sums[requests[0]] >= growth:
-                estimate = ledger.estimate(sums[now], history[:now])
+                estimate = ledger.estimate(sums[now])
                 assert estimate == pytest.approx(bill(sums[now], now), rel=0.03), (name, now)
                 checked += 1
     assert checked > 3_000
