@@ -1,5 +1,5 @@
 """Scripted APIs on 127.0.0.1, for tests of agents: Anthropic's Messages, OpenAI's chat completions
-and responses.
+and responses, Gemini's contents.
 
 The real SDK talks to it, without network, key or mock:
 
@@ -15,6 +15,7 @@ And the contract of a storage, for one of your own: `storage_conformance`.
 
 from .billing import Usage
 from .conformance import storage_conformance
+from .gemini_server import GeminiServer
 from .openai_server import OpenAIServer
 from .replies import (
     Answer,
@@ -43,6 +44,7 @@ __all__ = [
     "ContractBroken",
     "Cut",
     "Failure",
+    "GeminiServer",
     "Hang",
     "MessagesServer",
     "MissingExtra",

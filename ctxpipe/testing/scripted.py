@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from .running import Endpoint, Running
 
+STREAMING = ":streamGenerateContent"
+"""How a path of Gemini's ends that asks for a stream."""
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
@@ -311,7 +313,7 @@ def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
 
 def is_stream(received: Received) -> bool:
     """Whether the client wants the answer as a stream."""
-    return bool(received.body.get("stream"))
+    return bool(received.body.get("stream")) or received.path.endswith(STREAMING)
 
 
 async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:

@@ -3,7 +3,8 @@
 from .codec import Codec, MessagesCodec, Reading, Side
 from .conversations import Conversations, Dialog, SessionName, conversation, conversation_name
 from .exchange import Exchange, HttpExchange, Mount
-from .formats import CHAT, MESSAGES, RESPONSES, Format
+from .formats import CHAT, MESSAGES, RESPONSES, Format, Gemini
+from .gemini import GeminiCodec
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
 from .translation import Translation, Units
@@ -18,6 +19,8 @@ __all__ = [
     "Dialog",
     "Exchange",
     "Format",
+    "Gemini",
+    "GeminiCodec",
     "HttpExchange",
     "MessagesCodec",
     "Mount",

@@ -209,28 +209,31 @@ def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
 def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
     """Give each call of *group* that the results *later* answer an id of its own.
 
-    Other calls become opaque, unless they are the last of all: these still wait.
+    Results whose ids are of no call answer those that have none, in order. Other calls become
+    opaque, unless they are the last of all: these still wait.
     """
     answers = {} if later is None else _answers(later)
+    calls = {block["id"] for block in group.blocks if kind(block) in CALLS}
+    others = [place for own in answers if own not in calls for place in answers[own]]
     answered: set[int] = set()
     for place, block in enumerate(group.blocks):
         if kind(block) not in CALLS:
             continue
         own = block["id"]
-        waiting = answers.get(own)
+        waiting = answers.get(own) or others
         if not waiting and later is not None:
             group.blocks[place] = opaque_block(block)
             continue
         name = _unique_id(own, used)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
         group.blocks[place] = {**block, "id": name, "name": tool}
-        other_name = {name: own} if name != own else {}
-        group.names |= other_name
+        group.names |= {name: own} if name != own else {}
         if waiting and later is not None:
             answer = waiting.pop(0)
             answered.add(answer)
+            named = later.blocks[answer]["tool_use_id"]
             later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
-            later.names |= other_name
+            later.names |= {name: named} if name != named else {}
     if later is not None and later.side == "result":
         _make_opaque(later, answered)
 

@@ -315,8 +315,8 @@ class HttpExchange(Exchange):
             if not all(isinstance(item, dict) for item in body.items):
                 return
             self.body = body
-            name, open_session = self._find(body.values)
             arguments = self.format.arguments(body.values)
+            name, open_session = self._find({**body.values, **arguments["request"]})
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
             await self.begin(
@@ -369,7 +369,7 @@ class HttpExchange(Exchange):
         may_refuse = is_refusing or (is_stream and self.format.may_refuse_late and status < 400)
         self.is_undecided = self.is_shaped and may_refuse
         self._status, self._size, self._refusal = status, 0, b""
-        wanted = b'"type"' if self.is_undecided else b'"usage"'
+        wanted = b'"type"' if self.is_undecided else self.format.billing
         self._reader = ReplyReader(is_stream=is_stream and not is_refusing, wanted=wanted)
 
     def feed(self, chunk: bytes) -> None:
@@ -404,7 +404,7 @@ class HttpExchange(Exchange):
 
     def _decide(self) -> None:
         self.is_undecided = False
-        self._reader.wanted = b'"usage"'
+        self._reader.wanted = self.format.billing
 
     async def retry(self) -> bool:
         """Whether what was held back is a refusal, and there is a shorter `content` to send."""
@@ -497,7 +497,7 @@ _DATA = b"data:"
 
 
 class ReplyReader:
-    """The objects in a reply: the data of a stream's events, or the one object of a whole reply.
+    """The objects in a reply: the data of a stream's events, or the last one of a whole reply.
 
     Of a stream only events that contain *wanted* are parsed.
     """
@@ -532,5 +532,6 @@ def _parse(text: bytes | bytearray) -> Iterator[JsonDict]:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return  # "[DONE]", or what is no JSON
-    if isinstance(data, dict):
-        yield data
+    for last in data[-1:] if isinstance(data, list) else [data]:
+        if isinstance(last, dict):
+            yield last

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
 from .._values import JsonDict, JsonObject
 from ..messages import field, kind
 from .codec import ItemReader, MessagesCodec
+from .gemini import GeminiCodec, system_blocks
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
-from .usage import openai_usage
+from .usage import gemini_usage, openai_usage
+from .values import first_field
 
 
 class Format:
@@ -21,6 +24,8 @@ class Format:
     key: ClassVar[str] = "messages"
     """Where in the body its items are."""
     codec: ClassVar[ItemReader] = ChatCodec()
+    billing: ClassVar[bytes] = b'"usage"'
+    """What the events of a stream contain that say what was billed."""
     may_refuse_late: ClassVar[bool] = False
     """Whether a stream may be refused after it has begun, with status 200."""
 
@@ -123,13 +128,50 @@ class Messages(Format):
         return event if event.get("type") == "message" else None
 
 
+class Gemini(Format):
+    """Gemini's ``generateContent``, streamed or not, of the *model* that its path names."""
+
+    key = "contents"
+    codec: ClassVar[ItemReader] = GeminiCodec()
+    billing = b'"finishReason"'  # others have the usage so far
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def is_shapeable(self, values: JsonObject, items: object) -> bool:
+        """Not where the provider holds the beginning."""
+        is_held = first_field(values, "cachedContent", "cached_content")
+        return not is_held and super().is_shapeable(values, items)
+
+    def arguments(self, values: JsonObject) -> JsonDict:
+        """The system prompt is a content of its own, and a tool may have several functions."""
+        instruction = first_field(values, "systemInstruction", "system_instruction")
+        tools: list[object] = []
+        for tool in values.get("tools") or ():
+            tools += first_field(tool, "functionDeclarations", "function_declarations") or [tool]
+        return {
+            "system": system_blocks(instruction),
+            "tools": tools,
+            "request": {"model": self.model},
+        }
+
+    def usage_in(self, event: JsonObject) -> JsonObject | None:
+        """That of a whole reply, or of the end of a stream."""
+        return gemini_usage(event.get("usageMetadata"))
+
+
+GENERATE = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:]+):(?:g|streamG)enerateContent\Z")
+"""How the path of a request to Gemini ends, at Google's own API and at Vertex."""
 MESSAGES, CHAT, RESPONSES = Messages(), Format(), Responses()
 FORMATS: Sequence[Format] = (MESSAGES, CHAT, RESPONSES)
-"""Every API whose requests are shaped."""
+"""The APIs whose requests are shaped, whatever the model; Gemini's is in the path."""
 
 
 def format_of(method: str, path: str) -> Format | None:
     """The format of a request to *path*, None where it passes as it is."""
     if method != "POST":
         return None
+    asked = GENERATE.search(path)
+    if asked is not None:
+        return Gemini(asked[1])
     return next((known for known in FORMATS if path.endswith(known.path)), None)

@@ -235,7 +235,8 @@ def translation_of(codec: ItemReader) -> Translation | Verbatim:
 def _contents(items: Sequence[Item]) -> list[object]:
     """What would be another object if an item had been edited in place."""
     return [
-        item.get("content", item.get("output")) if type(item) is dict else None for item in items
+        item.get("content", item.get("output", item.get("parts"))) if type(item) is dict else None
+        for item in items
     ]
 
 

@@ -38,6 +38,16 @@ def openai_usage(billed: object) -> dict[str, int] | None:
     )
 
 
+def gemini_usage(billed: object) -> dict[str, int] | None:
+    """The same for the ``usageMetadata`` of Gemini, which counts thoughts apart."""
+    return usage(
+        field(billed, "promptTokenCount"),
+        read=field(billed, "cachedContentTokenCount"),
+        output=_count(field(billed, "candidatesTokenCount"))
+        + _count(field(billed, "thoughtsTokenCount")),
+    )
+
+
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         return 0

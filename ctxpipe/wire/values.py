@@ -155,7 +155,7 @@ def arguments_object(text: object) -> JsonDict:
     What is no JSON object is under the key `RAW`.
     """
     if isinstance(text, Mapping):
-        return dict(text)
+        return cast("JsonDict", rebuilt(text, _sendable, keys=True))
     if not isinstance(text, str):
         return {} if text is None else {RAW: text}
     if not text or text == "{}":

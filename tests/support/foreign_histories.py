@@ -1,4 +1,4 @@
-"""Conversations in the forms of OpenAI's APIs, which these APIs accept, for hypothesis."""
+"""Conversations in the forms of OpenAI's APIs and of Gemini, which these accept, for hypothesis."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from histories import MARK
 from hypothesis import strategies as st
+
+from ctxpipe.testing.gemini_rules import signature_of
 
 WORDS = st.sampled_from(["ok", "", " ", "é😀", "continue", "thinking aloud", '{"a": 1}', "\ud800"])
 LONG = st.integers(1, 200).map(lambda number: f"line {number} of output\n" * number)
@@ -208,3 +210,85 @@ def response_tools(draw: Any, at: int) -> list[dict[str, Any]]:
     ways = st.sampled_from([[search], [thought, search], [unknown], [search, unknown]])
     items: list[dict[str, Any]] = draw(ways)
     return items
+
+
+# Gemini -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def geminis(draw: Any, most: int = 8) -> list[dict[str, Any]]:
+    """Contents of Gemini, which begin and end with the user, or end with responses."""
+    contents = [gemini_user(draw(gemini_parts()))]
+    for at in range(draw(st.integers(1, most))):
+        contents += draw(st.one_of(gemini_calls(at), gemini_words()))
+    if contents[-1].get("role") == "model":
+        contents.append(gemini_user(draw(gemini_parts())))
+    return contents
+
+
+def gemini_user(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": "user", "parts": parts}
+
+
+@st.composite
+def gemini_parts(draw: Any) -> list[dict[str, Any]]:
+    picture = {"inlineData": {"mimeType": "image/png", "data": IMAGE.partition(",")[2]}}
+    file = {"fileData": {"mimeType": "video/mp4", "fileUri": "files/a"}}
+    unknown = {"moonPhase": {"phase": draw(WORDS)}}
+    others = st.lists(st.sampled_from([picture, file, unknown, {"text": ""}]), max_size=2)
+    return [{"text": draw(SAID)}, *draw(others)]
+
+
+@st.composite
+def gemini_words(draw: Any) -> list[dict[str, Any]]:
+    """What the model says, in as many contents as chunks came."""
+    parts: list[dict[str, Any]] = [{"text": draw(SAID)} for _ in range(draw(st.integers(1, 3)))]
+    if draw(st.booleans()):
+        parts.insert(0, {"text": draw(SAID), "thought": True})
+    parts[-1] = {**parts[-1], "thoughtSignature": signature_of("")}
+    if draw(st.booleans()):
+        code = {"executableCode": {"language": "PYTHON", "code": draw(SAID)}}
+        parts.append(draw(st.sampled_from([code, {"text": ""}])))
+    said: list[dict[str, Any]] = draw(gemini_chunks(parts))
+    return [*said, gemini_user(draw(gemini_parts()))] if draw(st.booleans()) else said
+
+
+@st.composite
+def gemini_chunks(draw: Any, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if draw(st.booleans()):
+        return [{"role": "model", "parts": parts}]
+    return [{"role": "model", "parts": [part]} for part in parts]
+
+
+@st.composite
+def gemini_calls(draw: Any, at: int) -> list[dict[str, Any]]:
+    """Calls with ids, without any, or with ids that only the responses have."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=3))
+    ids = draw(st.sampled_from(["both", "none", "responses"]))
+    calls: list[dict[str, Any]] = []
+    responses: list[dict[str, Any]] = []
+    for place, name in enumerate(names):
+        call = {"name": name, "args": {"path": "a.py", "text": draw(TEXT)}}
+        answered = {"name": name, "response": draw(gemini_response())}
+        if ids == "both":
+            call["id"] = f"c|{at}|{place}"
+        if ids != "none":
+            answered["id"] = f"c|{at}|{place}"
+        calls.append({"functionCall": call})
+        responses.append({"functionResponse": answered})
+    calls[0]["thoughtSignature"] = signature_of(names[0])
+    if ids == "both":
+        responses = draw(st.permutations(responses))
+    spoken = draw(st.sampled_from([[], [{"text": draw(SAID)}]]))
+    said = draw(gemini_chunks([*spoken, *calls]))
+    if draw(st.booleans()):
+        return [*said, gemini_user(responses)]
+    return [*said, *(gemini_user([response]) for response in responses)]
+
+
+@st.composite
+def gemini_response(draw: Any) -> dict[str, Any]:
+    text = draw(TEXT)
+    forms = [{"output": text}, {"error": text}, {"result": text, "code": 0}, {"result": [text]}, {}]
+    response: dict[str, Any] = draw(st.sampled_from(forms))
+    return response

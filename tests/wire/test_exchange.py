@@ -20,8 +20,9 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.providers.refusals import Refusal
-from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Exchange, Format, HttpExchange, Mount
+from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Exchange, Format, Gemini, HttpExchange, Mount
 
+GEMINI = Gemini("gemini-3-pro")
 LONG = "a long line of output\n" * 100
 
 
@@ -234,6 +235,7 @@ async def test_what_is_unchanged_keeps_its_bytes(tmp_path):
             "not",
         ),
         (MESSAGES, b'{"messages": [{"role": 1}]}', ""),
+        (GEMINI, b'{"contents": [{"parts": [{"text": "x"}]}], "cachedContent": "c"}', "not"),
         (CHAT, b'{"messages": [' + b"[" * 300 + b"]" * 300 + b"]}", "deeper than 200"),
     ],
 )
@@ -252,6 +254,14 @@ async def test_what_is_not_shaped_passes_as_it_came_and_says_why(known: Format, 
 
 
 USAGE = {"prompt_tokens": 4_000, "completion_tokens": 5}
+GEMINI_REPLY = {
+    "usageMetadata": {
+        "promptTokenCount": 4_000,
+        "candidatesTokenCount": 2,
+        "thoughtsTokenCount": 3,
+    },
+    "candidates": [{"finishReason": "STOP"}, {}],
+}
 REPLIES: list[tuple[Format, str, bytes]] = [
     (CHAT, "application/json", json.dumps({"usage": USAGE}).encode()),
     (CHAT, "text/event-stream", events({"choices": []}, {"usage": USAGE})),
@@ -275,6 +285,13 @@ REPLIES: list[tuple[Format, str, bytes]] = [
             {"type": "message_delta", "usage": {"output_tokens": 5}},
         ),
     ),
+    (GEMINI, "application/json", json.dumps(GEMINI_REPLY).encode()),
+    (GEMINI, "application/json", json.dumps([{"candidates": []}, GEMINI_REPLY]).encode()),
+    (
+        GEMINI,
+        "text/event-stream",
+        events({"usageMetadata": {"promptTokenCount": 9}, "candidates": [{}]}, GEMINI_REPLY),
+    ),
 ]
 
 
@@ -283,7 +300,8 @@ REPLIES: list[tuple[Format, str, bytes]] = [
 async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
     known: Format, content_type: str, reply: bytes, step
 ):
-    said = [{"role": "user", "content": "word " * 3_000}]
+    words = "word " * 3_000
+    said = [{"role": "user", "content": words, "parts": [{"text": words}]}]
     exchange = await begin_http(Mount(ContextPipeline()), known, {known.key: said, "model": "m"})
     before = factor(exchange)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from foreign_histories import chats, responses
+from foreign_histories import chats, geminis, responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from translations import (
@@ -27,8 +27,9 @@ from ctxpipe import (
 )
 from ctxpipe.session import Session
 from ctxpipe.testing.chat_rules import chat_problems
+from ctxpipe.testing.gemini_rules import gemini_problems
 from ctxpipe.testing.responses_rules import responses_problems
-from ctxpipe.wire import ChatCodec, Codec, ResponsesCodec, Translation
+from ctxpipe.wire import ChatCodec, Codec, GeminiCodec, ResponsesCodec, Translation
 
 LINES = "a line of output\n" * 200
 
@@ -48,7 +49,10 @@ class Form:
 
 CHAT = Form(ChatCodec(), chats, "messages", chat_problems)
 RESPONSES = Form(ResponsesCodec(), responses, "input", responses_problems)
-every_form = pytest.mark.parametrize("form", [CHAT, RESPONSES], ids=["chat", "responses"])
+GEMINI = Form(GeminiCodec(), geminis, "contents", gemini_problems)
+every_form = pytest.mark.parametrize(
+    "form", [CHAT, RESPONSES, GEMINI], ids=["chat", "responses", "gemini"]
+)
 
 
 every_pipeline = pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda make: make.__name__)

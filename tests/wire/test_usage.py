@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from openai.types import CompletionUsage
 
-from ctxpipe.wire.usage import openai_usage, usage
+from ctxpipe.wire.usage import gemini_usage, openai_usage, usage
 
 BILLED = {
     "input_tokens": 60,
@@ -33,6 +33,22 @@ BILLED = {
 )
 def test_the_total_of_openai_holds_what_the_cache_has_read(billed: object):
     assert openai_usage(billed) == BILLED
+
+
+def test_gemini_counts_thoughts_apart_and_what_the_cache_has_read_in_the_total():
+    billed = {
+        "promptTokenCount": 100,
+        "cachedContentTokenCount": 40,
+        "candidatesTokenCount": 3,
+        "thoughtsTokenCount": 2,
+    }
+
+    assert gemini_usage(billed) == {
+        "input_tokens": 60,
+        "cache_read_input_tokens": 40,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 5,
+    }
 
 
 def test_an_object_of_the_sdk_is_read_too():

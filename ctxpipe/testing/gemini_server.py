@@ -1,0 +1,132 @@
+"""Gemini's ``generateContent`` on 127.0.0.1: its rules, answers from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .._values import JsonDict, JsonObject
+from .gemini_rules import CALL, SIGNATURE, gemini_problems, signature_of
+from .replies import Answer, Failure, chunks, sse
+from .scripted import STREAMING, Received, ScriptedServer
+
+VERTEX = "/v1/projects/{project}/locations/{place}/publishers/google/models/{model}"
+STATUSES = {
+    400: "INVALID_ARGUMENT",
+    403: "PERMISSION_DENIED",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    529: "UNAVAILABLE",
+}
+FINISH = {"max_tokens": "MAX_TOKENS", "refusal": "SAFETY"}
+
+
+@dataclass(slots=True)
+class GeminiServer(ScriptedServer):
+    """A scripted Gemini API for tests: ``async with GeminiServer([...])``.
+
+    As `MessagesServer`, whose scripts and replies it takes: ``tool_use`` is a function call, with
+    the id that the script gives it, or none. Give its *url* to the SDK as ``base_url``; it is at
+    Vertex' paths, too. The first call of a reply is signed, and models that begin with "gemini-3"
+    ask for its signature. It streams server-sent events, as the SDKs ask for it.
+
+    Raises SettingsError and MissingExtra as `MessagesServer` does.
+    """
+
+    _paths = tuple(
+        base + method
+        for base in ("/{version}/models/{model}", VERTEX)
+        for method in (":generateContent", STREAMING)
+    )
+
+    # Requests -------------------------------------------------------------------------------------
+
+    def _early_failure(self, received: Received) -> Failure | None:
+        if received.headers.keys().isdisjoint(("x-goog-api-key", "authorization")):
+            return Failure(403, "", "Method doesn't allow unregistered callers.")
+        return None
+
+    def _problems(self, received: Received) -> Iterator[str]:
+        body: JsonDict = {**received.body, "model": _model(received)}
+        found = gemini_problems(body)
+        if found:
+            yield from found
+            return
+        body["instructions"] = body.get("systemInstruction")
+        received.prompt = self._meter.read_items(body, "contents")
+        received.tokens = received.prompt.tokens
+        if received.tokens > self.model.window:
+            yield (
+                f"The input token count ({received.tokens}) exceeds the maximum number of tokens "
+                f"allowed ({self.model.window})."
+            )
+
+    # Replies --------------------------------------------------------------------------------------
+
+    def _message(self, received: Received, reply: Answer) -> JsonDict:
+        usage = self._meter.charge_items(received.prompt, received.cached)
+        received.usage = usage
+        output = self._meter.output_tokens(reply.blocks)
+        parts = list(map(_part, reply.blocks))
+        call = next((part for part in parts if CALL in part), None)
+        if call is not None:
+            call[SIGNATURE] = signature_of(call[CALL]["name"])
+        return {
+            "candidates": [
+                {
+                    "content": {"role": "model", "parts": parts},
+                    "finishReason": FINISH.get(reply.reason, "STOP"),
+                    "index": 0,
+                }
+            ],
+            "usageMetadata": {
+                "promptTokenCount": usage.total,
+                "cachedContentTokenCount": usage.cache_read_input_tokens,
+                "candidatesTokenCount": output,
+                "totalTokenCount": usage.total + output,
+            },
+            "modelVersion": _model(received),
+            "responseId": received.id,
+        }
+
+    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
+        [whole] = message["candidates"]
+        *first, last = list(_pieces(whole["content"]["parts"])) or [{"text": ""}]
+        for part in first:
+            yield sse({**message, "candidates": [_candidate(part)]})
+        yield sse({**message, "candidates": [{**whole, **_candidate(last)}]})
+
+    def _error_event(self, failure: Failure, received: Received) -> bytes:
+        return sse(self._error_body(failure, received))
+
+    def _error_body(self, failure: Failure, received: Received) -> JsonDict:  # noqa: ARG002
+        status = STATUSES.get(failure.status, "INTERNAL")
+        error = {"code": failure.status, "message": failure.message, "status": status}
+        return {"error": error}
+
+
+def _candidate(part: JsonDict) -> JsonDict:
+    return {"content": {"role": "model", "parts": [part]}, "index": 0}
+
+
+def _model(received: Received) -> str:
+    return received.path.rpartition("/")[2].partition(":")[0]
+
+
+def _part(block: JsonObject) -> JsonDict:
+    match block["type"]:
+        case "tool_use":
+            call = {"name": block["name"], "args": block["input"]}
+            return {CALL: call if block["id"] is None else {"id": block["id"], **call}}
+        case "thinking":
+            return {"text": block["thinking"], "thought": True}
+    return {"text": block["text"]}
+
+
+def _pieces(parts: Iterable[JsonDict]) -> Iterator[JsonDict]:
+    """*parts* as they are streamed: texts in pieces."""
+    for part in parts:
+        if CALL in part:
+            yield part
+        for text in chunks(part.get("text", "")):
+            yield {**part, "text": text}
