@@ -166,11 +166,11 @@ def wrap(
 ) -> None:
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
 
-    The agent finds the gateway by ANTHROPIC_BASE_URL and OPENAI_BASE_URL; what these say now is
-    where its requests go. Claude Code gets the tools that read back, too; codex, opencode, pi and
-    gemini are told in the ways that they know. Terminal, signals and the exit status pass through.
-    While it runs, lines go to a log file in the root; the sum follows on standard error. Needs the
-    extra gateway.
+    The agent finds the gateway by ANTHROPIC_BASE_URL, OPENAI_BASE_URL and GOOGLE_GEMINI_BASE_URL;
+    what these say now is where its requests go. Claude Code gets the tools that read back, too;
+    codex, opencode and pi are told in the ways that they know. Terminal, signals and the exit
+    status pass through. While it runs, lines go to a log file in the root; the sum follows on
+    standard error. Needs the extra gateway.
     """
     name = Path(command[0]).stem
     client = find_client(name, os.environ)
@@ -321,13 +321,17 @@ GEMINI = "/gemini"
 """Under which paths the APIs are served."""
 CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
 
-_FOR_ALL = {"ANTHROPIC_BASE_URL": f"{{url}}{ANTHROPIC}", "OPENAI_BASE_URL": f"{{url}}{OPENAI}"}
+_FOR_ALL = {
+    "ANTHROPIC_BASE_URL": f"{{url}}{ANTHROPIC}",
+    "OPENAI_BASE_URL": f"{{url}}{OPENAI}",
+    "GOOGLE_GEMINI_BASE_URL": f"{{url}}{GEMINI}",
+}
 _GATEWAY = "run ctxpipe gateway --upstream URL, and write its address"
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What is set for an agent beside ANTHROPIC_BASE_URL and OPENAI_BASE_URL.
+    """What is set for an agent beside the variables of all.
 
     *variables* are of its environment, *arguments* come before the user's; {url} in them is the
     gateway's address. *upstream* is where its own settings send requests, "" where they do not say.
@@ -380,7 +384,6 @@ CLIENTS: Mapping[str, Client] = {
     "claude": Client(reader_option="--mcp-config"),
     "opencode": Client({"ANTHROPIC_BASE_URL": f"{{url}}{ANTHROPIC}/v1"}),
     "pi": Client(arguments=("--extension", str(Path(__file__).with_name("pi.js")))),
-    "gemini": Client({"GOOGLE_GEMINI_BASE_URL": f"{{url}}{GEMINI}"}),
     "kimi": Client(advice=f"{_GATEWAY} as base_url of the provider into kimi's config.toml"),
     "cline": Client(advice=f"{_GATEWAY} by cline auth --provider NAME --baseurl ADDRESS"),
 }

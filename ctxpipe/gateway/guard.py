@@ -139,6 +139,13 @@ def _authorization(value: str) -> str:
     return password
 
 
+_STATUSES: Mapping[int, str] = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    503: "UNAVAILABLE",
+}
 _OPENAI = ("/chat/completions", "/responses")
 _KINDS: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -157,4 +164,7 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):
         return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    if ":" in path.rpartition("/")[2]:  # Gemini's, whose methods are behind a colon
+        code = _STATUSES.get(status, "INTERNAL")
+        return {"error": {"code": status, "message": message, "status": code}}
     return {"type": "error", "error": {"type": kind, "message": message}}

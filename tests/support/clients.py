@@ -20,6 +20,7 @@ from models import MODEL
 from services import free_port
 
 from ctxpipe.testing import (
+    GeminiServer,
     MessagesServer,
     Model,
     OpenAIServer,
@@ -30,6 +31,7 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
+from ctxpipe.testing.scripted import ScriptedServer
 
 PACKAGES = Path(__file__).parents[1] / "clients" / "node_modules"
 SECONDS = 120
@@ -45,7 +47,7 @@ class Client:
     *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
     environment. *call* has a command run, and *window* is one that it cannot end its task in
     without help. *stored* is the session that it has left in its home folder, where the laboratory
-    reads that.
+    reads that. *api* is the API that it asks.
     """
 
     binary: Path
@@ -55,7 +57,7 @@ class Client:
     window: int
     stored: Callable[[Path], bytes] | None
     thinks: bool = False
-    is_openai: bool = False
+    api: type[ScriptedServer] = MessagesServer
 
 
 def _claude(home: Path, url: str) -> Mapping[str, str]:
@@ -97,6 +99,22 @@ def _pi(home: Path, url: str) -> Mapping[str, str]:
     settings = {"providers": {"anthropic": {"baseUrl": url}}}
     (folder / "models.json").write_text(json.dumps(settings))
     return {"ANTHROPIC_API_KEY": key(), "ANTHROPIC_BASE_URL": url}
+
+
+def _gemini(home: Path, url: str) -> Mapping[str, str]:
+    folder = home / ".gemini"
+    folder.mkdir()
+    settings = {
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "general": {"enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return {
+        "GEMINI_API_KEY": key(),
+        "GOOGLE_GEMINI_BASE_URL": url,
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    }
 
 
 def _only_file(pattern: str) -> Callable[[Path], bytes]:
@@ -151,7 +169,7 @@ CLIENTS: Mapping[str, Client] = {
         lambda command: tool_use("exec_command", {"cmd": command}),
         20_000,
         _only_file(".codex/sessions/**/rollout-*.jsonl"),
-        is_openai=True,
+        api=OpenAIServer,
     ),
     "pi": Client(
         PACKAGES / ".bin/pi",
@@ -160,6 +178,15 @@ CLIENTS: Mapping[str, Client] = {
         _bash("bash"),
         14_000,
         None,
+    ),
+    "gemini": Client(
+        PACKAGES / ".bin/gemini",
+        ("-m", "gemini-3-pro-preview", "--approval-mode", "yolo", "-p", TASK),
+        _gemini,
+        _bash("run_shell_command"),
+        16_000,
+        None,
+        api=GeminiServer,
     ),
 }
 
@@ -171,7 +198,7 @@ class Run:
     status: int
     output: str
     error: str
-    api: MessagesServer | OpenAIServer
+    api: ScriptedServer
 
     @property
     def refused(self) -> list[str]:
@@ -196,8 +223,9 @@ class Run:
 
 def _parts(body: RequestBody) -> list[object]:
     """What *body* says from its beginning on."""
-    head = [body.get("tools"), body.get("system"), body.get("instructions")]
-    items: Any = body.get("messages") or body.get("input")
+    given: Mapping[str, Any] = body
+    head = [given.get(name) for name in ("tools", "system", "instructions", "systemInstruction")]
+    items = next(given[name] for name in ("messages", "input", "contents") if name in given)
     parts: list[object] = json.loads(json.dumps([*head, *items]), object_hook=_without_marks)
     return parts
 
@@ -248,9 +276,8 @@ async def run_client(
     client = CLIENTS[name]
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
-    server = OpenAIServer if client.is_openai else MessagesServer
     async with (
-        server(script or _script(client), model=Model(window=window)) as api,
+        client.api(script or _script(client), model=Model(window=window)) as api,
         AsyncExitStack() as stack,
     ):
         url = api.url
@@ -302,10 +329,10 @@ def _script(client: Client) -> Callable[[RequestBody], Any]:
 
 def result_count(body: RequestBody) -> int:
     """How many results of calls *body* has."""
-    number = 0
-    items: Any = body.get("input", ())
-    for item in items:
-        number += str(item.get("type")).endswith("call_output")
+    given: Mapping[str, Any] = body
+    number = sum("call_output" in str(item.get("type")) for item in given.get("input", ()))
+    for content in given.get("contents", ()):
+        number += sum("functionResponse" in part for part in content["parts"])
     for message in body.get("messages", ()):
         content = message["content"]
         if isinstance(content, list):
@@ -314,5 +341,4 @@ def result_count(body: RequestBody) -> int:
 
 
 def _command(what: str) -> str:
-    line = f"line $i of {what} with some words to fill it"
-    return f'for i in $(seq {LINES}); do echo "{line}"; done'
+    return f"seq -f 'line %g of {what} with some words to fill it' {LINES}"
