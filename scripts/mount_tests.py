@@ -100,6 +100,15 @@ MOUNTS = (
         "litellm",
         cannot=((("overflow",), "only the caller's next attempt: no hook sends again"),),
     ),
+    Mount("google-genai", "google-genai", "2.20.0", "gateway", beside=("google-genai",)),
+    Mount(
+        "google-adk",
+        "google-adk",
+        "2.0.0",
+        "gateway",
+        beside=("google-adk",),
+        cannot=((("usage", "sub-agent", "resumed"), "as google-genai, which it asks by"),),
+    ),
     Mount("openai-agents", "openai-agents", "0.20.0", "openai", row="OpenAI Agents SDK"),
     Mount("crewai", "crewai", "1.15.30", "openai", row="CrewAI"),
     Mount(
@@ -204,7 +213,7 @@ def run_tests(names: Sequence[str]) -> int:
 
 def is_compared(mount: Mount) -> bool:
     """Whether the benchmark of the mounts has an agent for *mount*."""
-    return mount.name != "mcp" and not mount.row
+    return mount.name != "mcp" and mount.extra != "gateway" and not mount.row
 
 
 def compare(mount: Mount) -> bool:
