@@ -29,14 +29,13 @@ from ctxpipe import (
 )
 from ctxpipe.conversation.timeline import LEAST_SLICE, SLICES, WATCHED
 from ctxpipe.messages import Message
-from ctxpipe.storage.ownership import TOMBSTONES
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter
 
 LENGTHS = [200, 2_000]
 
 LOOKS = 1
-"""Where no journal says it, a turn asks whether the session was deleted: a hop."""
+"""Where no journal says it, a turn asks whether the session was deleted: a hop, and no file."""
 
 
 class Counted(dict[str, Any]):
@@ -141,11 +140,6 @@ def history(messages: int) -> list[Message]:
     )
 
 
-def looks(folder: Path) -> list[str]:
-    """What a turn opens that looks for a tombstone: the root, and the folder of tombstones."""
-    return [os.fspath(folder), TOMBSTONES] * LOOKS
-
-
 async def ran(work: Work, folder: Path, length: int) -> tuple[Session, list[Message]]:
     """A session after its first turn and one more."""
     session, messages = pipeline(folder, work.counter).session("s"), history(length)
@@ -162,7 +156,7 @@ async def test_an_idle_turn_does_nothing_at_all(work, tmp_path, length: int):
     with work.counted():
         await session.run(messages)
 
-    assert (work.encoded, work.files, work.hops) == (0, looks(tmp_path), LOOKS)
+    assert (work.encoded, work.files, work.hops) == (0, [], LOOKS)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -173,7 +167,7 @@ async def test_a_new_message_costs_its_own_text_and_nothing_else(work, tmp_path,
     with work.counted():
         await session.run([*messages, *new])
 
-    assert (work.files, work.hops) == (looks(tmp_path), LOOKS)
+    assert (work.files, work.hops) == ([], LOOKS)
     assert 0 < work.encoded <= 60
 
 
@@ -248,8 +242,8 @@ async def test_with_a_journal_a_turn_looks_at_it_once_and_writes_one_entry(
 
     with work.counted():
         await session.run(messages)
-    assert (len(work.files), work.hops, work.encoded) == (10, 2, 0)
+    assert (len(work.files), work.hops, work.encoded) == (6, 2, 0)
 
     with work.counted():
         await session.run([*messages, *step(length + 1)])
-    assert (len(work.files), work.hops) <= (14, 3)
+    assert (len(work.files), work.hops) <= (10, 3)
