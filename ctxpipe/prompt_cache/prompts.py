@@ -164,6 +164,10 @@ def as_prompt(
         has_images=any(part.has_image for part in parts),
     )
     head = starts[2] if messages else len(keys)
+    begins = (settings, len(tools), head, keys[:head])
+    digests: list[int] = []
+    if last is not None and (last.settings, len(last.tools), last.head, last.keys[:head]) == begins:
+        digests = last.chain[: starts[2 + known] if known < len(messages) else len(keys)]
     return Prompt(
         model=model if isinstance(model, str) else None,
         settings=settings,
@@ -171,7 +175,7 @@ def as_prompt(
         head=head,
         keys=keys,
         sums=list(accumulate(sizes, initial=0)),
-        chain=_chain(keys, len(tools), head, settings),
+        chain=_chain(digests, keys, len(tools), head, settings),
         starts=starts,
         marks=tuple(marks),
         messages=messages,
@@ -181,16 +185,20 @@ def as_prompt(
     )
 
 
-def _chain(keys: Sequence[int], tools: int, head: int, settings: Settings) -> list[int]:
-    """Digests of all blocks up to each, of which *tools* are tools, and *head* before messages."""
-    digests: list[int] = []
-    value = hash(settings[:2])
-    for place, key in enumerate(keys):
+def _chain(
+    digests: list[int], keys: Sequence[int], tools: int, head: int, settings: Settings
+) -> list[int]:
+    """*digests* of all blocks up to each, and those of the rest.
+
+    So many blocks are *tools*, and so many, the *head*, come before the messages.
+    """
+    value = digests[-1] if digests else hash(settings[:2])
+    for place in range(len(digests), len(keys)):
         if place == tools:
             value = hash((value, settings.speed))
         if place == head:
             value = hash((value, settings[3:]))
-        value = hash((value, key))
+        value = hash((value, keys[place]))
         digests.append(value)
     return digests
 
