@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Protocol
 
+from .._logs import logger
 from .._text import short_repr
 from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction
 from ..edits.offload import Candidate, Scan, passes
@@ -17,6 +18,8 @@ from ..providers.prices import PRICES, Prices
 from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
 from ..tokens import TokenCounter
 from .protocol import Turn
+
+LEAST_WAITING = 20_000
 
 
 class Gate(Protocol):
@@ -127,6 +130,32 @@ async def first_to_leave(
     if best.freed < min_tokens:
         return f"{best.freed:,} tokens would be worth a rewrite, fewer than {min_tokens:,}"
     return best.start
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What is known of the old results of a session that its gate keeps in the context."""
+
+    logged_chars: int = 0
+
+    def log(self, turn: Turn, waiting: Sequence[Candidate], chars: int, reason: str) -> None:
+        """Log how many wait, and for what; again once their *chars* have doubled.
+
+        One result is no batch, and fewer than `LEAST_WAITING` characters are not worth a line.
+        """
+        self.logged_chars = min(self.logged_chars, chars)  # some may have left
+        if chars < max(LEAST_WAITING, 2 * self.logged_chars) or len(waiting) == 1:
+            return
+        self.logged_chars = chars
+        sizes = [candidate.chars for candidate in waiting]
+        logger.info(
+            "session %r: %d results of %s to %s characters wait for a batch: %s",
+            turn.session_id[:40],
+            len(sizes),
+            f"{min(sizes):,}",
+            f"{max(sizes):,}",
+            reason,
+        )
 
 
 def _overpayment(

@@ -32,7 +32,7 @@ from ..settings import (
     setting,
 )
 from ..storage import LocalStorage, TextWriter
-from .gates import Gate, RatioGate
+from .gates import Gate, RatioGate, Waiting
 from .moves import (
     Act,
     Move,
@@ -41,6 +41,7 @@ from .moves import (
     move_texts,
     recall_selection,
     worthwhile_moves,
+    write_texts,
 )
 from .protocol import Change, Skip, Turn
 
@@ -288,6 +289,8 @@ class BatchOffload(Moving):
             waiting = candidates()
             if not waiting:
                 return Skip(chosen)
+            if act is write_texts:
+                turn.recall(Waiting).log(turn, waiting, scan.offloadable_chars, chosen)
             return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {chosen}")
         moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
         if not moves:

@@ -581,6 +581,37 @@ async def test_below_the_ratio_the_very_same_list_comes_back(storage, root):
     assert not root.exists()
 
 
+async def test_results_that_wait_for_a_batch_are_logged_again_once_they_have_doubled(
+    storage, caplog
+):
+    caplog.set_level(logging.INFO, "ctxpipe")
+    session = ContextPipeline([BatchOffload(storage, RatioGate(2))]).session("s")
+    history = conversation(user("go"))
+    counts = []
+
+    for number in range(60):
+        history = conversation(history, step(f"t{number}", result=LOG[: 1000 + number]))
+        result = await session.run(history)
+        counts.append(len(caplog.messages))
+
+    assert [line.partition(": 0.")[0] for line in caplog.messages] == [
+        "session 's': 20 results of 1,000 to 1,019 characters wait for a batch",
+        "session 's': 40 results of 1,000 to 1,039 characters wait for a batch",
+    ]
+    assert (counts.index(1), counts.index(2)) == (20, 40)
+    assert result.reports[0].reason.startswith("59 old results wait; 0.9")
+
+
+async def test_a_plan_logs_no_results_that_wait(storage, caplog):
+    caplog.set_level(logging.INFO, "ctxpipe")
+    results = [step(f"t{number}", result=LOG) for number in range(30)]
+    pipeline = ContextPipeline([BatchOffload(storage, RatioGate(2))])
+
+    await pipeline.plan(conversation(user("go"), *results), session_id="s")
+
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("keep", "expected"), [(0, "[[["), (1, "[[2"), (2, "[12"), (3, "012"), (4, "012")]
 )
