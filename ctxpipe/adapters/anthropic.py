@@ -103,6 +103,7 @@ def ctxpipe_client(
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
+    observation: str = "",
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
 ) -> DefaultAsyncHttpxClient:
@@ -110,14 +111,16 @@ def ctxpipe_client(
 
     What has not changed keeps its bytes. It lends no client to a summarizer without one, and sends
     requests of a thread unchanged; it cannot serve a client that signs bodies, as that of Bedrock
-    does. *transport* is what sends, by default the one that the SDK would use, without the
-    environment's proxies. *settings* are those of ``anthropic.DefaultAsyncHttpxClient``.
+    does. A user's message that begins with *observation* is read as the result of a call;
+    then no breakpoint is placed. *transport* is what sends, by default the one that the SDK would
+    use, without the environment's proxies. *settings* are those of
+    ``anthropic.DefaultAsyncHttpxClient``.
 
     Raises SettingsError for an invalid setting.
     """
     import anthropic
 
-    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints, observation)
     return make_client(anthropic, mount, transport, settings)
 
 
@@ -127,13 +130,14 @@ def ctxpipe_sync_client(
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
+    observation: str = "",
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
     import anthropic
 
-    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints, observation)
     return make_sync_client(anthropic, mount, transport, settings)
 
 

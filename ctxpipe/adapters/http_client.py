@@ -36,7 +36,7 @@ def _exchange(
     request: httpx2.Request, mount: Mount, make: type[HttpExchange]
 ) -> HttpExchange | None:
     """That of *request*, of which nothing was read yet; None where it is sent as it came."""
-    known = format_of(request.method, request.url.path)
+    known = format_of(request.method, request.url.path, mount.observation)
     if known is None or "content-encoding" in request.headers:
         return None
     return make(mount.conversations, known, mount.find, breakpoints=mount.breakpoints)

@@ -34,6 +34,7 @@ def ctxpipe_client(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    observation: str = "",
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
 ) -> DefaultAsyncHttpxClient:
@@ -49,13 +50,14 @@ def ctxpipe_client(
     *session_id* names the conversation, or finds its name in the request's body. Without it the
     name is that of `conversation`, or the body's ``prompt_cache_key``, ``metadata.session_id`` or
     ``user``. Conversations of one name, or of none, are told apart by their histories; each has a
-    *journal* of its own. *transport* is what sends, by default the one that the SDK would use,
-    without the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
+    *journal* of its own. A user's message that begins with *observation* is read as the
+    result of a call. *transport* is what sends, by default the one that the SDK would use, without
+    the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without an SDK of the expected form.
     """
-    mount = Mount(pipeline, session_id, journal, NAMES)
+    mount = Mount(pipeline, session_id, journal, NAMES, observation=observation)
     return make_client(_sdk, mount, transport, settings)
 
 
@@ -64,9 +66,10 @@ def ctxpipe_sync_client(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    observation: str = "",
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
-    mount = Mount(pipeline, session_id, journal, NAMES)
+    mount = Mount(pipeline, session_id, journal, NAMES, observation=observation)
     return make_sync_client(_sdk, mount, transport, settings)

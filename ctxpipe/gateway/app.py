@@ -139,7 +139,7 @@ class Gateway:
             return await self._reader(request, token)
         if compacted:
             return self._compact(compacted[1], self.shaper(token))
-        known = format_of(request.method, path)
+        known = format_of(request.method, path, self.settings.observation)
         if known is None:
             record.passed += 1
             return await self._pass(request)

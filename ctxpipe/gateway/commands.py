@@ -80,6 +80,9 @@ Pins = Annotated[
         help="Messages in which the user says this text stay word for word; may be repeated.",
     ),
 ]
+Observation = Annotated[
+    str, typer.Option(help="Messages of the user that begin with this text are results of calls.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Send every request as it came; say what would be saved.")
 ]
@@ -99,6 +102,7 @@ def gateway(
     cache_seconds: CacheSeconds = FIVE_MINUTES,
     work_dir: WorkDir = None,
     pin: Pins = [],  # noqa: B006  typer copies it
+    observation: Observation = "",
     token_file: Annotated[
         Path | None,
         typer.Option(help="Tokens of 16 characters or more, one a line, that clients must show."),
@@ -134,6 +138,7 @@ def gateway(
         cache_seconds=cache_seconds,
         work_dir=work_dir,
         pin=pin,
+        observation=observation,
         tokens=tokens,
         show_texts=show_texts,
         dry_run=dry_run,
@@ -162,6 +167,7 @@ def wrap(
     cache_seconds: CacheSeconds = FIVE_MINUTES,
     work_dir: WorkDir = None,
     pin: Pins = [],  # noqa: B006  typer copies it
+    observation: Observation = "",
     dry_run: DryRun = False,
 ) -> None:
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
@@ -182,6 +188,7 @@ def wrap(
         cache_seconds=cache_seconds,
         work_dir=work_dir,
         pin=pin,
+        observation=observation,
         dry_run=dry_run,
     )
     serving = open_serving(settings)

@@ -23,7 +23,8 @@ class Settings:
     *address* is a host and a port, 0 for a free one. *root* is the folder of its files; None keeps
     none: then nothing is offloaded, and no conversation survives the gateway. *work_dir* is the
     folder of the agent's files, which are read again after a compaction; None reads none. *pin* are
-    texts: messages in which the user says one stay word for word. *journal* is the URL at which
+    texts: messages in which the user says one stay word for word. *observation* is that of
+    `format_of`. *journal* is the URL at which
     several gateways keep their journals in common, each on the same address if they like; None: in
     *root*, by one gateway alone. *tokens* are those that clients may show; without them only this
     machine is served. With *dry_run* every request is sent as it came, and what would have been
@@ -39,6 +40,7 @@ class Settings:
     preset: str = "coding"
     work_dir: Path | None = None
     pin: Sequence[str] = ()
+    observation: str = ""
     window: int | None = None
     cache_seconds: float = FIVE_MINUTES
     tokens: Sequence[str] = field(default=(), repr=False)

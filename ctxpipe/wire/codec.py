@@ -75,6 +75,10 @@ class Codec(ItemReader):
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Items that say *blocks*, which ctxpipe wrote itself."""
 
+    def opaque(self, block: JsonObject) -> JsonDict:
+        """What is read instead of *block*, a call without its result or the reverse."""
+        return opaque_block(block)
+
     def sendable(self, items: Sequence[Item]) -> list[Item]:
         """*items* with the images and documents of ours in them in the form of this API.
 
@@ -175,9 +179,9 @@ def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) 
     groups = _groups(codec, items, start)
     for before, group in pairwise([None, *groups, None]):
         if before is not None and before.side == "assistant":
-            _pair(before, group, used)
+            _pair(codec, before, group, used)
         elif group is not None and group.side == "result":
-            _make_opaque(group, frozenset())
+            _make_opaque(codec, group, frozenset())
     for group in groups:
         _settle(group)
     _place_systems(groups)
@@ -206,7 +210,7 @@ def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
     return groups
 
 
-def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
+def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> None:
     """Give each call of *group* that the results *later* answer an id of its own.
 
     Results whose ids are of no call answer those that have none, in order. Other calls become
@@ -222,7 +226,7 @@ def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
         own = block["id"]
         waiting = answers.get(own) or others
         if not waiting and later is not None:
-            group.blocks[place] = opaque_block(block)
+            group.blocks[place] = codec.opaque(block)
             continue
         name = _unique_id(own, used)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
@@ -235,7 +239,7 @@ def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
             later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
             later.names |= {name: named} if name != named else {}
     if later is not None and later.side == "result":
-        _make_opaque(later, answered)
+        _make_opaque(codec, later, answered)
 
 
 def _answers(group: _Group) -> dict[object, list[int]]:
@@ -249,13 +253,13 @@ def _answers(group: _Group) -> dict[object, list[int]]:
     return answers
 
 
-def _make_opaque(group: _Group, answered: AbstractSet[int]) -> None:
+def _make_opaque(codec: Codec, group: _Group, answered: AbstractSet[int]) -> None:
     """*group* of results, of which only those at *answered* answer a call; these come first."""
     if len(answered) == len(group.blocks):
         return
     for place, block in enumerate(group.blocks):
         if place not in answered and kind(block) == "tool_result":
-            group.blocks[place] = opaque_block(block)
+            group.blocks[place] = codec.opaque(block)
     order = sorted(range(len(group.blocks)), key=lambda place: place not in answered)
     group.blocks = [group.blocks[place] for place in order]
     group.owners = [group.owners[place] for place in order]

@@ -9,7 +9,14 @@ Whatever goes wrong here, the request is sent as it came: an error of ours is a 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from functools import partial
 from json import JSONDecodeError
@@ -29,7 +36,7 @@ from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
 from ..session.client import BETA
 from ..session.session import conversation_of
 from ..session.sessions import PIPELINE
-from ..settings import FUNCTION, SESSION_ID, excerpt
+from ..settings import FUNCTION, SESSION_ID, TEXT, excerpt
 from ..stages.reports import Result
 from ..storage import JournalStorage
 from ..storage.protocol import JOURNAL_STORAGE
@@ -73,7 +80,8 @@ class Mount:
 
     *session_id* names the conversation, finds its name in a request, or is None: then it is taken
     from where the framework keeps it, for the values of a request at *names*. *journal* is where
-    sessions write down what they know. *cache_breakpoints* are those of `HttpExchange`.
+    sessions write down what they know. *cache_breakpoints* are those of `HttpExchange`,
+    *observation* is that of `format_of`.
 
     Raises SettingsError for invalid settings.
     """
@@ -85,6 +93,7 @@ class Mount:
         journal: JournalStorage | None = None,
         names: Iterable[str] = (),
         cache_breakpoints: int | None = None,
+        observation: str = "",
     ) -> None:
         PIPELINE.check("pipeline", pipeline)
         is_name = SESSION_ID.accepts(session_id) or FUNCTION.accepts(session_id)
@@ -95,7 +104,9 @@ class Mount:
             )
         JOURNAL_STORAGE.optional.check("journal", journal)
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
+        TEXT.check("observation", observation)
         self.breakpoints = cache_breakpoints
+        self.observation = observation
         self._pipeline = pipeline
         self._session_id = session_id
         self._journal = journal

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import ClassVar, cast
 
 from .._values import JsonDict, JsonObject
 from ..messages import field, kind
 from .codec import ItemReader, MessagesCodec
 from .gemini import GeminiCodec, system_blocks
-from .openai_chat import ChatCodec
+from .openai_chat import ChatCodec, ObservationCodec
 from .openai_responses import ResponsesCodec
 from .usage import gemini_usage, openai_usage
 from .values import first_field
@@ -23,7 +24,7 @@ class Format:
     """What the path of a request ends with."""
     key: ClassVar[str] = "messages"
     """Where in the body its items are."""
-    codec: ClassVar[ItemReader] = ChatCodec()
+    codec: ItemReader = ChatCodec()
     billing: ClassVar[bytes] = b'"usage"'
     """What the events of a stream contain that say what was billed."""
     may_refuse_late: ClassVar[bool] = False
@@ -65,7 +66,7 @@ class Responses(Format):
 
     path = "/responses"
     key = "input"
-    codec: ClassVar[ItemReader] = ResponsesCodec()
+    codec: ItemReader = ResponsesCodec()
     may_refuse_late = True
 
     def state_id(self, values: JsonObject) -> str:
@@ -93,7 +94,7 @@ class Messages(Format):
     """Anthropic's Messages API."""
 
     path = "/v1/messages"
-    codec: ClassVar[ItemReader] = MessagesCodec()
+    codec: ItemReader = MessagesCodec()
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
         """Not where the server is to summarize the conversation, has done so, or holds it."""
@@ -132,7 +133,7 @@ class Gemini(Format):
     """Gemini's ``generateContent``, streamed or not, of the *model* that its path names."""
 
     key = "contents"
-    codec: ClassVar[ItemReader] = GeminiCodec()
+    codec: ItemReader = GeminiCodec()
     billing = b'"finishReason"'  # others have the usage so far
 
     def __init__(self, model: str) -> None:
@@ -167,11 +168,18 @@ FORMATS: Sequence[Format] = (MESSAGES, CHAT, RESPONSES)
 """The APIs whose requests are shaped, whatever the model; Gemini's is in the path."""
 
 
-def format_of(method: str, path: str) -> Format | None:
-    """The format of a request to *path*, None where it passes as it is."""
+def format_of(method: str, path: str, observation: str = "") -> Format | None:
+    """The format of a request to *path*, None where it passes as it is.
+
+    *observation* is the mark of `ObservationCodec`; without it texts are texts.
+    """
     if method != "POST":
         return None
     asked = GENERATE.search(path)
     if asked is not None:
         return Gemini(asked[1])
-    return next((known for known in FORMATS if path.endswith(known.path)), None)
+    known = next((known for known in FORMATS if path.endswith(known.path)), None)
+    if known is not None and known.key == "messages" and observation:
+        known = copy(known)
+        known.codec = ObservationCodec(observation)
+    return known

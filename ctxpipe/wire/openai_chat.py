@@ -7,6 +7,7 @@ from typing import Any
 
 from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
+from ..placeholders.names import content_hash
 from .codec import Codec, Item, Reading, Side
 from .values import (
     MARKS,
@@ -24,6 +25,7 @@ from .values import (
     opaque_block,
     own_media,
     read_result,
+    result_block,
     result_blocks,
     result_text,
     says,
@@ -110,6 +112,41 @@ class ChatCodec(Codec):
         if shown:
             sent.append({"role": "user", "content": shown})
         return sent
+
+
+class ObservationCodec(ChatCodec):
+    """The same where the model calls in its words, and the user says what came of it.
+
+    What the user says that begins with *mark* is the result of the reply before it. Plain messages
+    of the Messages API are read as well.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def read(self, item: Item) -> Reading:
+        """*item* as blocks."""
+        reading = super().read(item)
+        if list(map(kind, reading.blocks)) != ["text"]:
+            return reading
+        text = reading.blocks[0]["text"]
+        if reading.side == "assistant":
+            return Reading("assistant", [use_block(content_hash(text), "text", {INPUT: text})])
+        if reading.side == "user" and text.startswith(self._mark):
+            return Reading("result", [result_block("", text)])
+        return reading
+
+    def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
+        """A copy of *item* that says *blocks*."""
+        if self.read(item) != super().read(item):
+            blocks = list(map(self.opaque, blocks))
+        return super().rebuild(item, blocks)
+
+    def opaque(self, block: JsonObject) -> JsonDict:
+        """What *block* says in words."""
+        if kind(block) == "tool_use":
+            return text_block(custom_input(block["input"]))
+        return text_block(result_text(block.get("content")))
 
 
 # Reading ------------------------------------------------------------------------------------------

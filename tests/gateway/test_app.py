@@ -384,3 +384,17 @@ async def test_its_health_says_that_it_is_one_process(tmp_path):
 
 def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
+
+
+async def test_what_a_user_says_leaves_as_a_result_where_its_beginning_is_named(tmp_path):
+    observed = {"role": "user", "content": "Observation:" + " a line of the output" * 1_000}
+    messages = [*HELLO, {"role": "assistant", "content": "Action: make"}, observed]
+    async with (
+        MessagesServer(replies(1)) as api,
+        serving(api.url, tmp_path, observation="Observation:") as gateway,
+    ):
+        await post(gateway, {"messages": messages})
+    [request] = api.requests
+    *before, last = request.body["messages"]
+    assert before == messages[:-1]
+    assert "offloaded to file" in str(last["content"])
