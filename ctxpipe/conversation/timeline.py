@@ -172,9 +172,9 @@ class Timeline:
         self.history: list[Message] = []
         self.context: list[Message] = self.history
         self.sent: list[Message] = self.history
-        self.starts: array[int] = array("q")
+        self.starts: array[int] = array("I")
         """By message of the context: the first message of the history that it replaces."""
-        self.ends: array[int] = array("q")
+        self.ends: array[int] = array("I")
         """By message of the context: the first message of the history after those it replaces."""
         self.stale: Stale = {}
         self._contents: list[object] = []  # of the history, as they were last seen
@@ -308,15 +308,15 @@ class Timeline:
         if step.adopted:
             self.history = list(self.sent)
             count = len(self.history)
-            self.starts = array("q", range(count))
-            self.ends = array("q", range(1, count + 1))
+            self.starts = array("I", range(count))
+            self.ends = array("I", range(1, count + 1))
         del self.history[step.known :]
         self.history += step.messages
         for index in agreement.moved:
             self.history[index] = agreement.history[index]
         end = len(self.history)
-        self.starts[step.kept :] = array("q", range(agreement.fresh, end))
-        self.ends[step.kept :] = array("q", range(agreement.fresh + 1, end + 1))
+        self.starts[step.kept :] = array("I", range(agreement.fresh, end))
+        self.ends[step.kept :] = array("I", range(agreement.fresh + 1, end + 1))
         if step.context is agreement.history and not step.edits:
             self.context = self.sent = self.history
         else:
@@ -347,8 +347,8 @@ class Timeline:
         first = self.starts[start] if start < stop else last
         note_placeholders(self.placeholders, self.history[first:last], messages)
         count = len(messages)
-        self.starts[start:stop] = array("q", [first, *[last] * (count - 1)][:count])
-        self.ends[start:stop] = array("q", [last] * count)
+        self.starts[start:stop] = array("I", [first, *[last] * (count - 1)][:count])
+        self.ends[start:stop] = array("I", [last] * count)
         if stop - start == 1 == count:
             return edit
         # No message has their marks now.

@@ -454,9 +454,9 @@ class CandidateIndex:
     __slots__ = ("_candidates", "_sums", "_totals")
 
     def __init__(self) -> None:
-        self._totals = array("q", [0])  # characters of the first n messages
+        self._totals = array("I", [0])  # characters of the first n messages
         self._candidates: list[Candidate] = []
-        self._sums = array("q", [0])  # characters of the first n candidates
+        self._sums = array("I", [0])  # characters of the first n candidates
 
     @property
     def known(self) -> int:

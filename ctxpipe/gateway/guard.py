@@ -164,7 +164,7 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):
         return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    if ":" in path.rpartition("/")[2]:  # Gemini's, whose methods are behind a colon
+    if ":" in path.rpartition("/models/")[2] != path:  # Gemini's: models/NAME:METHOD
         code = _STATUSES.get(status, "INTERNAL")
         return {"error": {"code": status, "message": message, "status": code}}
     return {"type": "error", "error": {"type": kind, "message": message}}

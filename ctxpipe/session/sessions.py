@@ -26,7 +26,7 @@ PIPELINE = Wanted(
     "a ContextPipeline such as ContextPipeline(stages)",
 )
 
-MESSAGE_BYTES = 140
+MESSAGE_BYTES = 120
 """What a session remembers beside each message: `benchmarks/bench_session.py` prints it."""
 
 

@@ -117,7 +117,7 @@ class Ledger:
     def __init__(self, counter: Counting | None = None) -> None:
         self.counter: TokenCounter = as_counter(counter)
         self._seen: list[Message] = []
-        self._sums = array("q", [0])  # of the first 0, 1, 2 … messages
+        self._sums = array("I", [0])  # of the first 0, 1, 2 … messages
         self._summaries: list[int] = []  # the indexes of messages with a summary by the server
         self._unbilled = 0  # the tokens of the messages before the last summary by the server
         self._tail: object = None  # the content of the last message when it was counted
@@ -153,7 +153,7 @@ class Ledger:
         await self._read(messages, known)
         if not self._unbilled:
             return self._sums
-        return array("q", (max(0, tokens - self._unbilled) for tokens in self._sums))
+        return array("I", (max(0, tokens - self._unbilled) for tokens in self._sums))
 
     async def savings(
         self, before: Sequence[Message], after: Sequence[Message], first: int
@@ -241,7 +241,7 @@ class Ledger:
         self._seen[start:] = messages
         # A new array: those that were handed out do not move.
         sums = itertools.accumulate(counts, initial=self._sums[start])
-        self._sums = self._sums[:start] + array("q", sums)
+        self._sums = self._sums[:start] + array("I", sums)
         self._summaries[bisect_left(self._summaries, start) :] = summaries
         self._unbilled = self._sums[self._summaries[-1]] if self._summaries else 0
         self._tail = None
