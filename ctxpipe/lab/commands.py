@@ -231,9 +231,9 @@ def _print_replays(
 def _print_hours(totals: Sequence[Figures]) -> None:
     """Print what cache marks for an hour would have cost, and whether to place them."""
     for row in totals:
-        advice = "they pay" if row.hour < 1 else "those for five minutes are cheaper"
-        times = f"{as_ratio(row.hour)} times the cost"
-        print_line(f"{row.policy}: with cache marks for an hour {times}; {advice}")
+        advice = "place them, cache_seconds=3600" if row.hour < 1 else "do not place them"
+        times = f"{as_ratio(row.hour)} times as much"
+        print_line(f"{row.policy}: with cache marks for an hour it would cost {times}: {advice}")
 
 
 def _display_name(path: str) -> str:
