@@ -50,7 +50,7 @@ def ctxpipe_client(
     *session_id* names the conversation, or finds its name in the request's body. Without it the
     name is that of `conversation`, or the body's ``prompt_cache_key``, ``metadata.session_id`` or
     ``user``. Conversations of one name, or of none, are told apart by their histories; each has a
-    *journal* of its own. A user's message that begins with *observation* is read as the
+    *journal* of its own. A user's message of a chat that begins with *observation* is read as the
     result of a call. *transport* is what sends, by default the one that the SDK would use, without
     the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
 

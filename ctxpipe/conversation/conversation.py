@@ -397,8 +397,10 @@ class Conversation:
     def mark(
         self, context: Result, body: Mapping[str, Any], breakpoints: int | None
     ) -> dict[str, Any]:
-        """The request *body* with *context*, and with cache breakpoints, at most so many more, or
-        with None those that cost nothing. Where the cache keeps for an hour, all are for an hour.
+        """The request *body*, which sends *context*, with cache breakpoints placed.
+
+        These are at most *breakpoints* more, or with None those that cost nothing. Where the cache
+        keeps for an hour, all marks of the request are for an hour.
 
         A turn that is run a second time, since its request had to be sent again, changes nothing
         any more: what it has rewritten is what the first run did.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..errors import CtxpipeError
+from ..wire.formats import GEMINI_METHOD
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -144,6 +145,8 @@ _STATUSES: Mapping[int, str] = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    413: "INVALID_ARGUMENT",
     503: "UNAVAILABLE",
 }
 _OPENAI = ("/chat/completions", "/responses")
@@ -164,7 +167,7 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):
         return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-    if ":" in path.rpartition("/models/")[2] != path:  # Gemini's: models/NAME:METHOD
+    if GEMINI_METHOD.search(path):
         code = _STATUSES.get(status, "INTERNAL")
         return {"error": {"code": status, "message": message, "status": code}}
     return {"type": "error", "error": {"type": kind, "message": message}}

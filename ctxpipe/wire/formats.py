@@ -161,8 +161,10 @@ class Gemini(Format):
         return gemini_usage(event.get("usageMetadata"))
 
 
-GENERATE = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:]+):(?:g|streamG)enerateContent\Z")
-"""How the path of a request to Gemini ends, at Google's own API and at Vertex."""
+GEMINI_METHOD = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:]+):(\w+)\Z")
+"""How the path of a request to Gemini ends: a model and a method, at Google's API and Vertex's."""
+GENERATE = ("generateContent", "streamGenerateContent")
+"""The methods whose requests are shaped."""
 MESSAGES, CHAT, RESPONSES = Messages(), Format(), Responses()
 FORMATS: Sequence[Format] = (MESSAGES, CHAT, RESPONSES)
 """The APIs whose requests are shaped, whatever the model; Gemini's is in the path."""
@@ -175,9 +177,9 @@ def format_of(method: str, path: str, observation: str = "") -> Format | None:
     """
     if method != "POST":
         return None
-    asked = GENERATE.search(path)
+    asked = GEMINI_METHOD.search(path)
     if asked is not None:
-        return Gemini(asked[1])
+        return Gemini(asked[1]) if asked[2] in GENERATE else None
     known = next((known for known in FORMATS if path.endswith(known.path)), None)
     if known is not None and known.key == "messages" and observation:
         known = copy(known)

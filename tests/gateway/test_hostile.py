@@ -177,6 +177,21 @@ def test_an_openai_client_is_refused_in_its_own_form(open_gateway):
     assert set(json.loads(answer)["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1beta/models/gemini-3-pro:generateContent",
+        "/v1beta/models/gemini-3-pro:countTokens",
+        "/v1/projects/p/locations/l/endpoints/7:streamGenerateContent",
+    ],
+)
+def test_a_client_of_gemini_is_refused_in_its_own_form(open_gateway, path):
+    _, gateway = open_gateway
+    status, answer = answer_to(gateway, request(f"POST {path}", "Origin: null"))
+    error = json.loads(answer)["error"]
+    assert (status, error["code"], error["status"]) == (403, 403, "PERMISSION_DENIED")
+
+
 # Sent on as it came -------------------------------------------------------------------------------
 
 BODIES: Mapping[str, bytes] = {

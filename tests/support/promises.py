@@ -131,6 +131,7 @@ class Run:
     counts: Callable[[Iterable[Message]], int] = len  # type: ignore[assignment]
     encoded: Counter[str] = field(default_factory=Counter)
     raced: bool = False
+    writing: bool = False  # a summary in the background, when the run began
     signed: bool = False
     in_session: bool = False
     edited: bool = False  # the caller has changed the last message since
@@ -168,8 +169,7 @@ def the_input_is_never_modified(run: Run) -> Iterator[str]:
         stem = run.journal.removesuffix(".jsonl") or "no journal"
         # one that was damaged is set aside
         written = {name for name in written if not name.startswith(stem)}
-        if any(getattr(stage, "background", False) for stage in run.stages):
-            # the archive of a summary that an earlier turn has begun
+        if run.writing:  # the archive of a summary that an earlier turn has begun
             written = {name for name in written if "/compact-" not in name}
         if written:
             yield f"nothing was done, and {sorted(written)} was written"

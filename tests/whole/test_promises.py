@@ -551,6 +551,7 @@ class Caller(RuleBasedStateMachine):
             "before": snapshot(self.history),
             "objects": list(self.history),
             "files": (files_below(self.setting.root), {}),
+            "writing": bool(asyncio.all_tasks(self.runner.get_loop())),
         }
         yield seen
         seen["files"] = (seen["files"][0], files_below(self.setting.root))
