@@ -141,12 +141,9 @@ def _authorization(value: str) -> str:
 
 
 _STATUSES: Mapping[int, str] = {
-    400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
-    405: "UNIMPLEMENTED",
-    413: "INVALID_ARGUMENT",
     503: "UNAVAILABLE",
 }
 _OPENAI = ("/chat/completions", "/responses")
@@ -168,6 +165,6 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     if path.endswith(_OPENAI):
         return {"error": {"message": message, "type": kind, "param": None, "code": None}}
     if GEMINI_METHOD.search(path):
-        code = _STATUSES.get(status, "INTERNAL")
+        code = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
         return {"error": {"code": status, "message": message, "status": code}}
     return {"type": "error", "error": {"type": kind, "message": message}}

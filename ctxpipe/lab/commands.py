@@ -232,8 +232,8 @@ def _print_hours(totals: Sequence[Figures]) -> None:
     """Print what cache marks for an hour would have cost, and whether to place them."""
     for row in totals:
         advice = "place them, cache_seconds=3600" if row.hour < 1 else "do not place them"
-        times = f"{as_ratio(row.hour)} times as much"
-        print_line(f"{row.policy}: with cache marks for an hour it would cost {times}: {advice}")
+        ratio = as_ratio(row.hour)
+        print_line(f"{row.policy}: marks for an hour would cost {ratio} times as much: {advice}")
 
 
 def _display_name(path: str) -> str:

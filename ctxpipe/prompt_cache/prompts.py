@@ -164,9 +164,9 @@ def as_prompt(
         has_images=any(part.has_image for part in parts),
     )
     head = starts[2] if messages else len(keys)
-    begins = (settings, len(tools), head, keys[:head])
+    beginning = (settings, head, keys[:head])
     digests: list[int] = []
-    if last is not None and (last.settings, len(last.tools), last.head, last.keys[:head]) == begins:
+    if last is not None and (last.settings, last.head, last.keys[:head]) == beginning:
         digests = last.chain[: starts[2 + known] if known < len(messages) else len(keys)]
     return Prompt(
         model=model if isinstance(model, str) else None,

@@ -110,14 +110,15 @@ def sync(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-def read_bytes(folder: int, name: str) -> bytes | None:
-    """The content of the regular file *name*; None when there is nothing of that name."""
+def read_bytes(folder: int, name: str, limit: int = 64_000_000) -> bytes | None:
+    """At most *limit* bytes of the regular file *name*; None when there is nothing of that name."""
     try:
         file = open_file(name, os.O_RDONLY, folder=folder)
     except FileNotFoundError:
         return None
     with open(file, "rb") as stream:
-        return stream.read()
+        # Not the limit itself: `read` allocates as much as it is asked for.
+        return stream.read(min(limit, os.fstat(file).st_size))
 
 
 def holds(folder: int, name: str, chunks: Iterable[bytes]) -> bool | None:

@@ -294,7 +294,7 @@ class LocalStorage:
 
     def _load_index(self, folder: str) -> bytes:
         with suppress(OSError), self._folders.folder(folder) as fd:
-            return read_bytes(fd, INDEX) or b""
+            return read_bytes(fd, INDEX, 500_000_000) or b""  # no index is as large
         return b""
 
     async def save_index(self, session_id: str, content: bytes, /) -> None:

@@ -196,7 +196,7 @@ class MemoryStorage:
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         remember(self._tombstones, tombstone_name(folder), new_tombstone())
-        everything: tuple[dict[str, Any], ...] = (self.stored, self._journals, self._ids)
-        for kept in everything:
+        kept: dict[str, Any]
+        for kept in (self.stored, self._journals, self._ids):
             for key in [key for key in kept if key.split("/")[0] == folder]:
                 del kept[key]

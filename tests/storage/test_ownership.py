@@ -32,6 +32,7 @@ from ctxpipe import (
 from ctxpipe.stages.compact import Evidence
 from ctxpipe.storage import Cleaned
 from ctxpipe.storage.cleanup import delete_files, find_files
+from ctxpipe.storage.generations import tombstone_name
 from ctxpipe.storage.ownership import ROOT_MARK, SESSION_MARK, TOMBSTONES, StorageRoot
 from ctxpipe.summarizers import ExtractiveSummarizer
 
@@ -382,6 +383,21 @@ async def test_a_mark_that_is_damaged_gives_no_right_to_delete(tmp_path, mark: s
 
     assert names_below(tmp_path) == {*before, "s/new.md"}
     assert (tmp_path / "s" / SESSION_MARK).read_text() == mark
+
+
+async def test_a_file_of_ours_that_claims_a_terabyte_is_not_read_whole(tmp_path):
+    storage = LocalStorage(tmp_path)
+    await storage.write([("s/a.md", "x")])
+    await storage.delete("other")
+    [grave] = [path for path in (tmp_path / TOMBSTONES).iterdir() if path.name != SESSION_MARK]
+    grave = grave.rename(grave.with_name(tombstone_name("s")))
+    for path in (tmp_path / "s" / SESSION_MARK, grave):
+        os.truncate(path, 2**40)
+
+    await storage.write([("s/b.md", "y")])
+    await storage.ensure_not_deleted("s")
+
+    assert (await storage.read("s/b.md")).text == "y"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
