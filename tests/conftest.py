@@ -5,6 +5,7 @@ asyncio under anyio's plugin, in debug mode, no blocking call, and no other mach
 
 from __future__ import annotations
 
+import asyncio.constants
 import gc
 import ipaddress
 import logging
@@ -18,7 +19,6 @@ import tempfile
 import tomllib
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,10 @@ def pytest_unconfigure():
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
-# In debug mode asyncio notes where each callback and each future came from, for its messages: with
-# a look at the file of every frame, this would be a fifth of the whole run.
-walk_stack = traceback.walk_stack
-traceback.walk_stack = lambda frame: islice(walk_stack(frame), 1)  # type: ignore[assignment]
+# In debug mode asyncio notes where each callback, future and coroutine was made, for its messages.
+# That would be a fifth of the whole run: only a coroutine keeps the line that made it.
+traceback.walk_stack = lambda *_: iter(())
+asyncio.constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
 
 # What older SDKs ask with their first request: Python starts `uname` for it, once.
 platform.platform()
@@ -127,11 +127,20 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     return sendable((yield))
 
 
+# How many processes ------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """Three for two cores: a third of the time a test waits, for a disk, a process or a socket."""
+    return (yield) * 3 // 2
+
+
 # The budget -------------------------------------------------------------------------------------
 
 BUDGET_SECONDS = 2
 SLOW = tomllib.loads(Path(__file__).with_name("slow.toml").read_text("utf-8"))
-BEGAN = pytest.StashKey[float]()
+ENDED = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]):
@@ -144,9 +153,8 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item):
-    item.stash[BEGAN] = processor_seconds()
+def pytest_collection_finish(session: pytest.Session):
+    session.config.stash[ENDED] = processor_seconds()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -155,9 +163,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A report of the end holds what the test took, with the fixtures that it was first to need."""
     report = yield
-    if call.when == "teardown" and BEGAN in item.stash:
-        took = processor_seconds() - item.stash[BEGAN]
-        report.user_properties.append(("processor_seconds", took))
+    if call.when == "teardown":
+        before, now = item.config.stash[ENDED], processor_seconds()
+        item.config.stash[ENDED] = now
+        report.user_properties.append(("processor_seconds", now - before))
     return report
 
 
@@ -219,7 +228,8 @@ def loggers_as_they_were() -> Iterator[None]:
     }
     yield
     for logger, level in levels.items():
-        logger.setLevel(level)
+        if logger.level != level:  # to set one empties the cache of every logger
+            logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

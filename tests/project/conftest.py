@@ -62,7 +62,10 @@ def run_module(*arguments: str) -> str:
 @pytest.fixture(scope="session")
 def wheel(made: Made) -> Path:
     def build(folder: Path):
-        run_module("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+        run_module(
+            *("pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+            *("--wheel-dir", str(folder), str(ROOT)),
+        )
 
     [built] = made("wheel", build).glob("*.whl")
     return built

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from histories import MARK
+from histories import MARK, Picked, pick, shuffle
 from hypothesis import strategies as st
 
 from ctxpipe.testing.gemini_rules import signature_of
@@ -14,6 +14,7 @@ from ctxpipe.testing.gemini_rules import signature_of
 WORDS = st.sampled_from(["ok", "", " ", "é😀", "continue", "thinking aloud", '{"a": 1}', "\ud800"])
 LONG = st.integers(1, 200).map(lambda number: f"line {number} of output\n" * number)
 TEXT = st.one_of(WORDS, LONG)
+TEXT_OR_NONE = st.one_of(st.none(), TEXT)
 SAID = TEXT.filter(bool)
 IMAGE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
 ARGUMENTS = st.one_of(
@@ -21,6 +22,11 @@ ARGUMENTS = st.one_of(
     st.integers(1, 2000).map(lambda number: json.dumps({"path": "a.py", "text": "z " * number})),
 )
 NAMES = st.sampled_from(["bash", "read_file", "write-file"])
+
+
+def some(draw: st.DrawFn, options: Sequence[Picked]) -> list[Picked]:
+    """None, one, or two of *options*."""
+    return [pick(draw, options) for _ in range(draw(st.integers(0, 2)))]
 
 
 def call_ids(number: int, at: int) -> list[str]:
@@ -37,19 +43,18 @@ def chats(draw: Any, most: int = 8) -> list[dict[str, Any]]:
     """Messages of chat completions, which end with the user or with results."""
     messages: list[dict[str, Any]] = []
     for _ in range(draw(st.integers(0, 2))):
-        role = draw(st.sampled_from(["system", "developer"]))
+        role = pick(draw, ["system", "developer"])
         messages.append({"role": role, "content": draw(SAID)})
     if draw(st.booleans()):
         messages.append({"role": "user", "content": draw(SAID)})
     for at in range(draw(st.integers(1, most))):
-        messages += draw(st.one_of(chat_call(at), chat_words()))
+        messages += pick(draw, [chat_call, chat_words])(draw, at)
     if messages[-1]["role"] in ("assistant", "system", "developer"):
-        messages.append({"role": "user", "content": draw(chat_content())})
+        messages.append({"role": "user", "content": chat_content(draw)})
     return messages
 
 
-@st.composite
-def chat_content(draw: Any) -> Any:
+def chat_content(draw: st.DrawFn) -> Any:
     if draw(st.booleans()):
         return draw(SAID)
     part = {"type": "text", "text": draw(SAID)}
@@ -57,27 +62,19 @@ def chat_content(draw: Any) -> Any:
         part |= MARK
     picture = {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}}
     sound = {"type": "input_audio", "input_audio": {"data": "QUJD" * 900, "format": "wav"}}
-    others = draw(st.lists(st.sampled_from([picture, sound]), max_size=2))
-    return [part, *others]
+    return [part, *some(draw, [picture, sound])]
 
 
-@st.composite
-def chat_words(draw: Any) -> list[dict[str, Any]]:
+def chat_words(draw: st.DrawFn, _: int) -> list[dict[str, Any]]:
     said: dict[str, Any] = {"role": "assistant", "content": draw(SAID), "refusal": None}
     if draw(st.booleans()):
         said["reasoning_content"] = draw(SAID)
-    asked = {"role": "user", "content": draw(chat_content())}
+    asked = {"role": "user", "content": chat_content(draw)}
     noted = {"role": "developer", "content": draw(SAID)}
-    said_after: list[dict[str, Any]] = draw(
-        st.sampled_from(
-            [[said], [said, asked], [said, asked, noted], [said, noted, asked], [asked]]
-        )
-    )
-    return said_after
+    return pick(draw, [[said], [said, asked], [said, asked, noted], [said, noted, asked], [asked]])
 
 
-@st.composite
-def chat_call(draw: Any, at: int) -> list[dict[str, Any]]:
+def chat_call(draw: st.DrawFn, at: int) -> list[dict[str, Any]]:
     names = call_ids(draw(st.integers(1, 3)), at)
     calls: list[dict[str, Any]] = []
     for name in names:
@@ -87,18 +84,17 @@ def chat_call(draw: Any, at: int) -> list[dict[str, Any]]:
         else:
             custom = {"name": "patch", "input": draw(TEXT)}
             calls.append({"id": name, "type": "custom", "custom": custom})
-    said: dict[str, Any] = {"role": "assistant", "content": draw(st.one_of(st.none(), TEXT))}
+    said: dict[str, Any] = {"role": "assistant", "content": draw(TEXT_OR_NONE)}
     if draw(st.booleans()):
         said["reasoning_content"] = draw(SAID)
     said["tool_calls"] = calls
-    results = [draw(chat_result(name)) for name in draw(st.permutations(names))]
+    results = [chat_result(draw, name) for name in shuffle(draw, names)]
     return [said, *results]
 
 
-@st.composite
-def chat_result(draw: Any, name: str) -> dict[str, Any]:
+def chat_result(draw: st.DrawFn, name: str) -> dict[str, Any]:
     text = draw(TEXT)
-    content = draw(st.sampled_from([text, [{"type": "text", "text": text, **MARK}]]))
+    content = pick(draw, [text, [{"type": "text", "text": text, **MARK}]])
     return {"role": "tool", "tool_call_id": name, "content": content}
 
 
@@ -114,20 +110,18 @@ def responses(draw: Any, most: int = 8) -> list[dict[str, Any]]:
     if draw(st.booleans()):
         items.append({"role": "user", "content": draw(SAID)})
     for at in range(draw(st.integers(1, most))):
-        turns = [response_calls(at), response_words(at), response_tools(at)]
-        items += draw(st.one_of(*turns))
-    items.append({"role": "user", "content": draw(response_content())})
+        items += pick(draw, [response_calls, response_words, response_tools])(draw, at)
+    items.append({"role": "user", "content": response_content(draw)})
     return items
 
 
-@st.composite
-def response_content(draw: Any) -> Any:
+def response_content(draw: st.DrawFn) -> Any:
     if draw(st.booleans()):
         return draw(SAID)
     text = {"type": "input_text", "text": draw(SAID)}
     picture = {"type": "input_image", "detail": "auto", "image_url": IMAGE}
     file = {"type": "input_file", "filename": "a.pdf", "file_data": "QUJD" * 900}
-    return [text, *draw(st.lists(st.sampled_from([picture, file]), max_size=2))]
+    return [text, *some(draw, [picture, file])]
 
 
 def reasoning(name: str, words: Sequence[str]) -> dict[str, Any]:
@@ -135,27 +129,25 @@ def reasoning(name: str, words: Sequence[str]) -> dict[str, Any]:
     return {"type": "reasoning", "id": f"rs_{name}", "summary": summary, "encrypted_content": name}
 
 
-@st.composite
-def response_calls(draw: Any, at: int) -> list[dict[str, Any]]:
+def response_calls(draw: st.DrawFn, at: int) -> list[dict[str, Any]]:
     names = call_ids(draw(st.integers(1, 3)), at)
     items: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for place, name in enumerate(names):
         if draw(st.booleans()):
-            words = draw(st.lists(WORDS.filter(bool), max_size=2))
+            words = some(draw, ["ok", "é😀", "continue", '{"a": 1}', "\ud800"])
             items.append(reasoning(f"{at}_{place}", words))
-        items.append(draw(response_call(name, f"{at}_{place}")))
-        output = draw(response_output())
+        items.append(response_call(draw, name, f"{at}_{place}"))
+        output = response_output(draw)
         kind = f"{items[-1]['type']}_output"
         results.append({"type": kind, "call_id": name, "output": output})
         if draw(st.integers(0, 3)) == 0:  # some models answer calls one by one
             items += results
             results = []
-    return items + list(draw(st.permutations(results)))
+    return items + shuffle(draw, results)
 
 
-@st.composite
-def response_call(draw: Any, name: str, number: str) -> dict[str, Any]:
+def response_call(draw: st.DrawFn, name: str, number: str) -> dict[str, Any]:
     call: dict[str, Any] = {"type": "function_call", "name": draw(NAMES)}
     if draw(st.integers(0, 4)) == 0:
         call = {"type": "custom_tool_call", "name": "patch", "input": draw(TEXT)}
@@ -167,8 +159,7 @@ def response_call(draw: Any, name: str, number: str) -> dict[str, Any]:
     return {**call, "call_id": name}
 
 
-@st.composite
-def response_output(draw: Any) -> Any:
+def response_output(draw: st.DrawFn) -> Any:
     text = draw(TEXT)
     if draw(st.booleans()):
         return text
@@ -178,12 +169,16 @@ def response_output(draw: Any) -> Any:
     ]
 
 
-@st.composite
-def response_words(draw: Any, at: int) -> list[dict[str, Any]]:
+def response_words(draw: st.DrawFn, at: int) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if draw(st.booleans()):
         items.append(reasoning(f"m{at}", []))
-    part = {"type": "output_text", "text": draw(SAID), "annotations": [], "logprobs": None}
+    part: dict[str, Any] = {
+        "type": "output_text",
+        "text": draw(SAID),
+        "annotations": [],
+        "logprobs": None,
+    }
     items.append(
         {
             "type": "message",
@@ -194,22 +189,19 @@ def response_words(draw: Any, at: int) -> list[dict[str, Any]]:
         }
     )
     if draw(st.booleans()):
-        items.append({"role": "user", "content": draw(response_content())})
+        items.append({"role": "user", "content": response_content(draw)})
     if draw(st.integers(0, 3)) == 0:
         items.append({"role": "developer", "content": draw(SAID)})
     return items
 
 
-@st.composite
-def response_tools(draw: Any, at: int) -> list[dict[str, Any]]:
+def response_tools(draw: st.DrawFn, at: int) -> list[dict[str, Any]]:
     """Tools that run at the provider, and items of which nobody knows anything."""
     action = {"type": "search", "query": draw(SAID)}
     search = {"type": "web_search_call", "id": f"ws_{at}", "status": "completed", "action": action}
     unknown = {"type": "moon_call", "id": f"mo_{at}", "phase": draw(WORDS)}
     thought = reasoning(f"t{at}", [])
-    ways = st.sampled_from([[search], [thought, search], [unknown], [search, unknown]])
-    items: list[dict[str, Any]] = draw(ways)
-    return items
+    return pick(draw, [[search], [thought, search], [unknown], [search, unknown]])
 
 
 # Gemini -------------------------------------------------------------------------------------------
@@ -218,11 +210,11 @@ def response_tools(draw: Any, at: int) -> list[dict[str, Any]]:
 @st.composite
 def geminis(draw: Any, most: int = 8) -> list[dict[str, Any]]:
     """Contents of Gemini, which begin and end with the user, or end with responses."""
-    contents = [gemini_user(draw(gemini_parts()))]
+    contents = [gemini_user(gemini_parts(draw))]
     for at in range(draw(st.integers(1, most))):
-        contents += draw(st.one_of(gemini_calls(at), gemini_words()))
+        contents += pick(draw, [gemini_calls, gemini_words])(draw, at)
     if contents[-1].get("role") == "model":
-        contents.append(gemini_user(draw(gemini_parts())))
+        contents.append(gemini_user(gemini_parts(draw)))
     return contents
 
 
@@ -230,17 +222,15 @@ def gemini_user(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "user", "parts": parts}
 
 
-@st.composite
-def gemini_parts(draw: Any) -> list[dict[str, Any]]:
+def gemini_parts(draw: st.DrawFn) -> list[dict[str, Any]]:
     picture = {"inlineData": {"mimeType": "image/png", "data": IMAGE.partition(",")[2]}}
     file = {"fileData": {"mimeType": "video/mp4", "fileUri": "files/a"}}
     unknown = {"moonPhase": {"phase": draw(WORDS)}}
-    others = st.lists(st.sampled_from([picture, file, unknown, {"text": ""}]), max_size=2)
-    return [{"text": draw(SAID)}, *draw(others)]
+    others: list[dict[str, Any]] = [picture, file, unknown, {"text": ""}]
+    return [{"text": draw(SAID)}, *some(draw, others)]
 
 
-@st.composite
-def gemini_words(draw: Any) -> list[dict[str, Any]]:
+def gemini_words(draw: st.DrawFn, _: int) -> list[dict[str, Any]]:
     """What the model says, in as many contents as chunks came."""
     parts: list[dict[str, Any]] = [{"text": draw(SAID)} for _ in range(draw(st.integers(1, 3)))]
     if draw(st.booleans()):
@@ -248,28 +238,26 @@ def gemini_words(draw: Any) -> list[dict[str, Any]]:
     parts[-1] = {**parts[-1], "thoughtSignature": signature_of("")}
     if draw(st.booleans()):
         code = {"executableCode": {"language": "PYTHON", "code": draw(SAID)}}
-        parts.append(draw(st.sampled_from([code, {"text": ""}])))
-    said: list[dict[str, Any]] = draw(gemini_chunks(parts))
-    return [*said, gemini_user(draw(gemini_parts()))] if draw(st.booleans()) else said
+        parts.append(pick(draw, [code, {"text": ""}]))
+    said = gemini_chunks(draw, parts)
+    return [*said, gemini_user(gemini_parts(draw))] if draw(st.booleans()) else said
 
 
-@st.composite
-def gemini_chunks(draw: Any, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def gemini_chunks(draw: st.DrawFn, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if draw(st.booleans()):
         return [{"role": "model", "parts": parts}]
     return [{"role": "model", "parts": [part]} for part in parts]
 
 
-@st.composite
-def gemini_calls(draw: Any, at: int) -> list[dict[str, Any]]:
+def gemini_calls(draw: st.DrawFn, at: int) -> list[dict[str, Any]]:
     """Calls with ids, without any, or with ids that only the responses have."""
-    names = draw(st.lists(NAMES, min_size=1, max_size=3))
-    ids = draw(st.sampled_from(["both", "none", "responses"]))
+    names = [draw(NAMES) for _ in range(draw(st.integers(1, 3)))]
+    ids = pick(draw, ["both", "none", "responses"])
     calls: list[dict[str, Any]] = []
     responses: list[dict[str, Any]] = []
     for place, name in enumerate(names):
         call = {"name": name, "args": {"path": "a.py", "text": draw(TEXT)}}
-        answered = {"name": name, "response": draw(gemini_response())}
+        answered = {"name": name, "response": gemini_response(draw)}
         if ids == "both":
             call["id"] = f"c|{at}|{place}"
         if ids != "none":
@@ -278,17 +266,21 @@ def gemini_calls(draw: Any, at: int) -> list[dict[str, Any]]:
         responses.append({"functionResponse": answered})
     calls[0]["thoughtSignature"] = signature_of(names[0])
     if ids == "both":
-        responses = draw(st.permutations(responses))
-    spoken = draw(st.sampled_from([[], [{"text": draw(SAID)}]]))
-    said = draw(gemini_chunks([*spoken, *calls]))
+        responses = shuffle(draw, responses)
+    spoken = pick(draw, [[], [{"text": draw(SAID)}]])
+    said = gemini_chunks(draw, [*spoken, *calls])
     if draw(st.booleans()):
         return [*said, gemini_user(responses)]
     return [*said, *(gemini_user([response]) for response in responses)]
 
 
-@st.composite
-def gemini_response(draw: Any) -> dict[str, Any]:
+def gemini_response(draw: st.DrawFn) -> dict[str, Any]:
     text = draw(TEXT)
-    forms = [{"output": text}, {"error": text}, {"result": text, "code": 0}, {"result": [text]}, {}]
-    response: dict[str, Any] = draw(st.sampled_from(forms))
-    return response
+    forms: list[dict[str, Any]] = [
+        {"output": text},
+        {"error": text},
+        {"result": text, "code": 0},
+        {"result": [text]},
+        {},
+    ]
+    return pick(draw, forms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from ctxpipe.messages import Message, blocks, kind
 
 Part: TypeAlias = Message | Sequence[Message]
 Content: TypeAlias = str | list[Any]
+Picked = TypeVar("Picked")
 
 MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 PICTURE: dict[str, Any] = {
@@ -135,6 +136,25 @@ def said(messages: Iterable[Message]) -> list[str]:
 
 # Strategies ---------------------------------------------------------------------------------------
 
+RESULTS = ("ok", "", None, python_source(4), python_source(40, 9), "line of a log\n" * 60)
+
+
+def pick(draw: st.DrawFn, options: Sequence[Picked]) -> Picked:
+    """One of *options*, of which the first is the simplest.
+
+    A strategy is costly to make, and these are of integers, which hypothesis makes once:
+    `sampled_from` of options that a history has just made would be a new one for each.
+    """
+    return options[draw(st.integers(0, len(options) - 1))]
+
+
+ORDERS = [st.permutations(range(count)) for count in range(5)]
+
+
+def shuffle(draw: st.DrawFn, items: Sequence[Picked]) -> list[Picked]:
+    """Up to four *items*, in any order."""
+    return [items[at] for at in draw(ORDERS[len(items)])]
+
 
 class _Draft:
     """Numbers what a random history says, so that every text and every id of it is told apart."""
@@ -147,10 +167,8 @@ class _Draft:
 
     def words(self, label: str = "m") -> str:
         self.count += 1
-        filler = self.draw(
-            st.sampled_from(
-                ["", " a word", " lorem ipsum dolor" * 12, " 漢字かな🙂é" * 6, " x" * 400]
-            )
+        filler = pick(
+            self.draw, ["", " a word", " lorem ipsum dolor" * 12, " 漢字かな🙂é" * 6, " x" * 400]
         )
         return f"{label}{self.count}.{filler}"
 
@@ -165,7 +183,7 @@ class _Draft:
     def report(self) -> str:
         """The long text of a harness, or one that a person quotes."""
         report = f"<task-notification>{self.words()}{' finding' * 150}</task-notification>"
-        return self.draw(st.sampled_from([report, report, f"Is it so? {report}", f"{report} So?"]))
+        return pick(self.draw, [report, report, f"Is it so? {report}", f"{report} So?"])
 
     def speech(self, role: str) -> Message:
         """A message of nothing but text: bare, or one to three blocks."""
@@ -184,14 +202,12 @@ class _Draft:
         return [thinking(self.words("t")), *([redacted] if self.chance(5) else [])]
 
     def call(self) -> dict[str, Any]:
-        name = self.draw(st.sampled_from(["bash", "read_file", "Read", "grep", "bash"]))
+        name = pick(self.draw, ["bash", "read_file", "Read", "grep", "bash"])
         number = self.draw(st.integers(0, 3))
-        path = f"src/file{number}.{self.draw(st.sampled_from(['py', 'ts', 'txt']))}"
+        path = f"src/file{number}.{pick(self.draw, ['py', 'ts', 'txt'])}"
         given: dict[str, dict[str, Any]] = {
             "bash": {
-                "command": self.draw(
-                    st.sampled_from(["ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make"])
-                )
+                "command": pick(self.draw, ["ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make"])
             },
             "read_file": {"path": path},
             "Read": {"file_path": path, "limit": 100},
@@ -201,11 +217,7 @@ class _Draft:
         )
 
     def result(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        body: Content | None = self.draw(
-            st.sampled_from(
-                ["ok", "", None, python_source(4), python_source(40, 9), "line of a log\n" * 60]
-            )
-        )
+        body: Content | None = pick(self.draw, RESULTS)
         if body and self.chance(3):
             picture = {
                 "type": "image",
@@ -222,7 +234,7 @@ class _Draft:
             made["id"]: made for made in (self.call() for _ in range(self.draw(st.integers(1, 4))))
         }
         before = [*self.thought(), *([text(self.words())] if say and self.chance(2) else [])]
-        results = [self.result(made) for made in self.draw(st.permutations(list(calls.values())))]
+        results = [self.result(made) for made in shuffle(self.draw, list(calls.values()))]
         after = [text(self.words())] if self.chance(5) else []
         after += [text(self.report())] if self.chance(12) else []
         return [assistant(*before, *calls.values()), user(*results, *after)]
@@ -237,7 +249,7 @@ class _Draft:
 
         A request, results that just came, calls still waiting, or the assistant's words.
         """
-        last = self.draw(st.sampled_from(["request", "results", "waiting", "words"]))
+        last = pick(self.draw, ["request", "results", "waiting", "words"])
         ends = {
             "request": [],
             "results": self.step(),
@@ -264,7 +276,7 @@ def histories(
     user's text.
     """
     draft = _Draft(draw, repeat_ids, thoughts)
-    head = [system(draft.words("system")) for _ in range(draw(st.sampled_from([0, 0, 1, 2])))]
+    head = [system(draft.words("system")) for _ in range(pick(draw, [0, 0, 1, 2]))]
     body = [
         message for _ in range(draw(st.integers(0, max_exchanges))) for message in draft.exchange()
     ]
@@ -280,9 +292,7 @@ def broken_histories(draw: st.DrawFn, max_exchanges: int = 4, max_faults: int = 
     history = copy.deepcopy(draw(histories(max_exchanges)))
     for _ in range(draw(st.integers(1, max_faults))):
         if history:
-            FAULTS[draw(st.sampled_from(sorted(FAULTS)))](
-                history, draw(st.integers(0, len(history) - 1))
-            )
+            FAULTS[pick(draw, sorted(FAULTS))](history, draw(st.integers(0, len(history) - 1)))
     return history
 
 

@@ -57,6 +57,22 @@ def responses_of(client: Any) -> Any:
     return client.responses
 
 
+async def ask_openai(client: Any, wire: str, model: str, items: list[Any]) -> str:
+    """What the model answers an openai *client* by *wire*, "chat" or "responses".
+
+    `create` first walks through every value of the items, which takes most of the time of a long
+    loop. `post` sends them as they are, by the same client.
+    """
+    if wire == "chat":
+        chat: Any = {"model": model, "messages": items}
+        reply = await client.post("/chat/completions", cast_to=object, body=chat)
+        return str(reply["choices"][0]["message"]["content"])
+    responses_of(client)
+    asked: Any = {"model": model, "input": items, "store": False}
+    reply = await client.post("/responses", cast_to=object, body=asked)
+    return str(reply["output"][-1]["content"][0]["text"])
+
+
 async def run_messages(client: Any, history: Any, *, is_async: bool, stream: bool) -> Done:
     """An agent on an anthropic *client* until it calls nothing, from its task or a *history*."""
     ask = ask_async if is_async else ask_in_thread

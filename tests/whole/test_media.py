@@ -19,7 +19,7 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from pictures import SCREEN, look, picture
 from recorded import NIGHTLY
-from sdks import responses_of
+from sdks import ask_openai
 
 from ctxpipe import ContextPipeline, LocalStorage, Stage, offload_tools, presets
 from ctxpipe.adapters.openai import ctxpipe_client
@@ -126,13 +126,6 @@ def shot(wire: str, number: int) -> list[dict[str, Any]]:
     ]
 
 
-async def ask(client: openai.AsyncOpenAI, wire: str, items: list[Any]):
-    if wire == "responses":
-        await responses_of(client).create(model="gpt-5.2", input=items, store=False)
-    else:
-        await client.chat.completions.create(model="gpt-5.2", messages=items)
-
-
 def read_call(wire: str, path: str, content: Any) -> list[dict[str, Any]]:
     """A call that reads back, and what the tool has answered, as a loop hands it on."""
     call = {"name": "read_offloaded", "arguments": f'{{"path": "{path}"}}'}
@@ -213,14 +206,14 @@ async def test_a_loop_on_the_other_apis(wire, tmp_path):
         )
         for number in range(TURNS):
             items += shot(wire, number)
-            await ask(client, wire, items)
+            await ask_openai(client, wire, "gpt-5.2", items)
         check_bodies(server.requests, "input" if wire == "responses" else "messages")
         left = paths(server.requests[-1])
         read, *_ = offload_tools(storage, session_id="s")
         for number, path in enumerate(left):
             assert await read({"path": path}) == [screen(number)]
         items += read_call(wire, left[0], await read({"path": left[0]}))
-        await ask(client, wire, items)
+        await ask_openai(client, wire, "gpt-5.2", items)
         await client.close()
 
     last = server.requests[-1]
@@ -241,9 +234,9 @@ async def test_what_is_read_again_goes_out_in_the_form_of_the_api(wire, tmp_path
         client = openai.AsyncOpenAI(
             base_url=server.base_url, api_key="none", http_client=ctxpipe_client(pipeline)
         )
-        await ask(client, wire, items)
+        await ask_openai(client, wire, "gpt-5.2", items)
         items += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "And?"}]
-        await ask(client, wire, items)
+        await ask_openai(client, wire, "gpt-5.2", items)
         await client.close()
 
     first, second = server.requests

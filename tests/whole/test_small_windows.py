@@ -8,7 +8,7 @@ import openai
 import pytest
 from gateways import key, serving
 from recorded import NIGHTLY
-from sdks import responses_of
+from sdks import ask_openai
 
 from ctxpipe import ContextPipeline, LocalStorage, presets
 from ctxpipe.adapters.openai import ctxpipe_client
@@ -51,28 +51,13 @@ def said(number: int, words: int) -> list[dict[str, Any]]:
     ]
 
 
-async def response(client: openai.AsyncOpenAI, model: str, items: list[Any]) -> str | None:
-    reply = await responses_of(client).create(model=model, input=items, store=False)
-    text: str | None = reply.output_text
-    return text
-
-
-async def chat(client: openai.AsyncOpenAI, model: str, messages: list[Any]) -> str | None:
-    reply = await client.chat.completions.create(model=model, messages=messages)
-    return reply.choices[0].message.content
-
-
-@pytest.mark.parametrize(
-    ("turn_of", "ask"),
-    [(response_turn, response), (chat_turn, chat)],
-    ids=["responses", "chat"],
-)
+@pytest.mark.parametrize(("wire", "turn_of"), [("responses", response_turn), ("chat", chat_turn)])
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize(
     ("way", "window"), [*(("adapter", window) for window in WINDOWS), ("gateway", 16_000)]
 )
 async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
-    way, window, is_known, turn_of, ask, tmp_path
+    way, window, is_known, wire, turn_of, tmp_path
 ):
     model = KNOWN[window] if is_known else "m"
     async with (
@@ -96,6 +81,6 @@ async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
             messages += turn_of(number, window // 40)
         for number in range(LONG, LONG + TURNS):
             messages += turn_of(number, window // 40)
-            assert await ask(asking, model, messages) == "ok"
+            assert await ask_openai(asking, wire, model, messages) == "ok"
     refused = sum(bool(request.problems) for request in server.requests)
     assert refused in ({0} if is_known else {1, 2})
