@@ -144,8 +144,12 @@ ENDED = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    """The slow ones come first, so that the last ones are short and every process ends at once."""
-    items.sort(key=lambda item: item.nodeid.partition("[")[0] not in SLOW)
+    """Files with a slow one come first: the last ones are short, and all processes end at once.
+
+    They come whole, since what a fixture makes for a file would be made twice otherwise.
+    """
+    files = {name.partition("::")[0] for name in SLOW}
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in files)
 
 
 def processor_seconds() -> float:

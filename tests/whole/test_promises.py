@@ -832,11 +832,13 @@ class Caller(RuleBasedStateMachine):
         """Files that the context names stay, whatever else is cleaned."""
         if self.last is None or not self.setting.disk.is_well:
             return
+        if self.sent is None:  # a history that was cut back may name what no context before it does
+            self._turn()
         storage, last = self.setting.disk.storage, self.last
         self._run(lambda: storage.cleanup(max_bytes=0, live=[self.history, last.messages]))
         self.is_cleaned = True  # a name that is free again may go to another text
         self.raw = None
-        if self.seen_of == len(self.history) and self.sent is not None:
+        if self.seen_of == len(self.history):
             self._turn()
 
     def teardown(self) -> None:
