@@ -31,6 +31,10 @@ if (
 ):  # as in a shell's background job: whoever is started inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Little of what is made while ten thousand tests are collected is garbage; to look for it would be
+# a third of that time.
+gc.disable()
+
 # What tests, and programs that they start, leave in the folder for temporary files goes with the
 # run, but for pytest's own folders. The processes of xdist have those of the one that starts them.
 IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
@@ -157,7 +161,9 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def pytest_collection_finish(session: pytest.Session):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session):
+    gc.enable()
     session.config.stash[ENDED] = processor_seconds()
 
 

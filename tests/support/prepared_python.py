@@ -65,11 +65,13 @@ def serve(address: str) -> list[str] | None:
     import importlib
     import select
 
+    gc.disable()
     for name in MODULES:
         with contextlib.suppress(ImportError, SystemExit):  # a command says what it needs
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here is garbage in no program
+    gc.enable()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
