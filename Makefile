@@ -98,12 +98,14 @@ test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, i
 	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist worksteal
 
 # `npm ci` wants every platform's package in the lock file, also those that a registry does not have.
-clients:  ## install the agents of `make test-clients`, a gigabyte of them, at the versions of their lock file
+clients:  ## install the agents of `make test-clients`, two gigabytes of them, at the versions that tests/clients names
 	npm --prefix tests/clients install --no-save --no-audit --no-fund
+	$(PYTHON) -m venv tests/clients/.venv
+	tests/clients/.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
 
 # CLIENTS=claude,codex names some of them; each that is named must be there.
 test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
-	CLIENTS=$(or $(CLIENTS),claude,codex,opencode,pi) $(BIN)/python -m pytest -rA tests/clients
+	CLIENTS=$(or $(CLIENTS),claude,codex,gemini,mini-swe-agent,opencode,pi) $(BIN)/python -m pytest -rA tests/clients
 
 test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
 	$(PYTHON) scripts/mount_tests.py $(MOUNTS)

@@ -79,15 +79,13 @@ async def test_two_gateways_on_one_port_with_one_journal_keep_its_prefix(
     print(f"{client}: {bare.cached:.1%} of the prompt read from the cache, {shared.cached:.1%}")
 
 
-@pytest.mark.parametrize(
-    "client", [name for name in CLIENTS if CLIENTS[name].stored], indirect=True
-)
 async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_requests(
     client, tmp_path
 ):
-    run = await run_client(client, tmp_path)
     read = CLIENTS[client].stored
-    assert read is not None
+    if read is None:
+        pytest.skip(f"the laboratory does not read what {client} stores")
+    run = await run_client(client, tmp_path)
     raw = await to_thread.run_sync(read, tmp_path)
     transcript = read_transcript("session", raw)
     sent = [request.usage for request in run.api.requests if request.body.get("tools")]

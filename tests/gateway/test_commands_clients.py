@@ -19,11 +19,11 @@ base_url = "https://corp.example/v1"
 def test_the_page_names_the_versions_that_tests_clients_runs():
     root = Path(__file__).parents[2]
     package = json.loads((root / "tests/clients/package.json").read_text())
+    pinned = (root / "tests/clients/requirements.txt").read_text().split()
     page = (root / "docs/gateway.md").read_text()
     named = dict(re.findall(r"\| ([\w -]+) \| (\d+\.\d+\.\d+) \|", page))
-    assert named.pop("mini-swe-agent")  # from another registry
-    assert len(named) >= 4
-    assert set(named.values()) <= set(package["dependencies"].values())
+    assert pinned == [f"mini-swe-agent=={named['mini-swe-agent']}"]
+    assert set(package["dependencies"].values()) <= set(named.values())
 
 
 def test_every_agent_has_the_variables_of_all_and_its_own():

@@ -33,7 +33,9 @@ from ctxpipe.testing import (
 )
 from ctxpipe.testing.scripted import ScriptedServer
 
-PACKAGES = Path(__file__).parents[1] / "clients" / "node_modules"
+FOLDER = Path(__file__).parents[1] / "clients"
+PACKAGES = FOLDER / "node_modules"
+PROGRAMS = FOLDER / ".venv" / "bin"
 SECONDS = 120
 ROUNDS = 4
 LINES = 200
@@ -47,7 +49,8 @@ class Client:
     *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
     environment. *call* has a command run, and *window* is one that it cannot end its task in
     without help. *stored* is the session that it has left in its home folder, where the laboratory
-    reads that. *api* is the API that it asks.
+    reads that. *api* is the API that it asks. One whose model calls in its words, without tools,
+    says the results as texts that begin with *observation*.
     """
 
     binary: Path
@@ -58,6 +61,16 @@ class Client:
     stored: Callable[[Path], bytes] | None
     thinks: bool = False
     api: type[ScriptedServer] = MessagesServer
+    observation: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """What a gateway is told of it."""
+        return ["--observation", self.observation] if self.observation else []
+
+    def is_own(self, body: RequestBody) -> bool:
+        """Whether *body* is of the task itself, and not of a title for it."""
+        return bool(body.get("tools") or self.observation)
 
 
 def _claude(home: Path, url: str) -> Mapping[str, str]:
@@ -117,6 +130,15 @@ def _gemini(home: Path, url: str) -> Mapping[str, str]:
     }
 
 
+def _mini(home: Path, url: str) -> Mapping[str, str]:
+    return {
+        "OPENAI_API_KEY": key(),
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+        "MSWEA_CONFIGURED": "true",
+    }
+
+
 def _only_file(pattern: str) -> Callable[[Path], bytes]:
     def read(home: Path) -> bytes:
         [file] = home.glob(pattern)
@@ -142,6 +164,10 @@ def _exported(home: Path) -> bytes:
 
 def _bash(name: str) -> Callable[[str], dict[str, object]]:
     return lambda command: tool_use(name, {"command": command, "description": "look"})
+
+
+def _in_words(command: str) -> dict[str, object]:
+    return text(f"A look.\n\n```mswea_bash_command\n{command}\n```")
 
 
 CLIENTS: Mapping[str, Client] = {
@@ -188,13 +214,28 @@ CLIENTS: Mapping[str, Client] = {
         None,
         api=GeminiServer,
     ),
+    "mini-swe-agent": Client(
+        PROGRAMS / "mini",
+        (
+            *("-c", "mini_textbased.yaml", "--model-class", "litellm_textbased"),
+            *("-m", "openai/gpt-5.2"),
+            *("-y", "--exit-immediately", "-t", TASK),
+        ),
+        _mini,
+        _in_words,
+        12_000,
+        None,
+        api=OpenAIServer,
+        observation="<returncode>",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a client has done."""
+    """What a *client* has done."""
 
+    client: Client
     status: int
     output: str
     error: str
@@ -216,7 +257,8 @@ class Run:
     @property
     def breaks(self) -> int:
         """How often a request of the agent does not begin as the one before it, but for marks."""
-        sent = [_parts(request.body) for request in self.api.requests if request.body.get("tools")]
+        own = filter(self.client.is_own, (request.body for request in self.api.requests))
+        sent = list(map(_parts, own))
         pairs = itertools.pairwise(sent)
         return sum(after[: len(before)] != before for before, after in pairs)
 
@@ -235,11 +277,14 @@ def _without_marks(value: dict[str, object]) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def two_processes(upstream: str, journal: str, root: Path) -> AsyncIterator[str]:
-    """The URL at which two gateways with one *journal* listen."""
+async def two_processes(
+    upstream: str, journal: str, root: Path, options: Sequence[str]
+) -> AsyncIterator[str]:
+    """The URL at which two gateways with one *journal* and these *options* listen."""
     port = free_port()
     command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", upstream]
     command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), "--journal", journal]
+    command += options
     started: list[asyncio.subprocess.Process] = []
     with (root.parent / "gateway.log").open("ab") as log:
         try:
@@ -283,7 +328,7 @@ async def run_client(
         url = api.url
         if journal is not None:
             url = await stack.enter_async_context(
-                two_processes(api.url, journal, work / ".ctxpipe")
+                two_processes(api.url, journal, work / ".ctxpipe", client.options)
             )
         environment = {
             "PATH": os.environ["PATH"],
@@ -292,8 +337,7 @@ async def run_client(
         }
         command = [str(client.binary), *(client.arguments if arguments is None else arguments)]
         if is_wrapped or trial is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-            way = ["wrap"] if trial is None else ["trial", *trial]
+            way = ["wrap", *client.options] if trial is None else ["trial", *trial]
             command = [sys.executable, "-m", "ctxpipe", *way, "--", *command]
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -308,11 +352,18 @@ async def run_client(
         except TimeoutError:
             process.kill()
             output, error = await process.communicate()
-    return Run(process.returncode or 0, output.decode(), error.decode(), api)
+    return Run(client, process.returncode or 0, output.decode(), error.decode(), api)
 
 
-def _script(client: Client) -> Callable[[RequestBody], Any]:
-    """A model that has two commands run at a time, a few times over, and is done."""
+def _script(client: Client) -> Script:
+    """A model that has two commands run at a time, a few times over, and is done.
+
+    One that calls in its words has one run at a time, and the last one says that it is done.
+    """
+    if client.observation:
+        commands = [_command(f"round {number}") for number in range(2 * ROUNDS)]
+        commands.append("printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nDone.\\n'")
+        return [answer(client.call(command)) for command in commands]
 
     def reply(body: RequestBody) -> Any:
         if not body.get("tools"):
