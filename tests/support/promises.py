@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -137,6 +137,7 @@ class Run:
     edited: bool = False  # the caller has changed the last message since
     # placeholders seen so far
     pointers: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    cleaned: Collection[str] = ()  # files that a clean-up was free to delete
     secret: str = ""
 
     @property
@@ -206,8 +207,9 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         for thought in Counter(_thoughts(messages)) - was
     )
     sound = not faults(run.given)
-    # `faults` takes any id
-    told = [problem for problem in run.result.repaired if problem.rule != "tool-id"]
+    # `faults` takes any id, and any number of marks
+    untold = {"tool-id", "cache-marks"}
+    told = [problem for problem in run.result.repaired if problem.rule not in untold]
     if not run.in_session and sound == bool(told):
         yield f"what was broken and what is told differ: {faults(run.given)} and {told}"
     if sound and run.given and parts(run.given[-1])[-1]["type"] == "tool_use":
@@ -264,7 +266,8 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
     for name, where, text in _pointers(run.result.messages, run.originals):
         held = text_at(run.root, where)
         if held is None:
-            yield f"{where} is not there"
+            if where not in run.cleaned:
+                yield f"{where} is not there"
         elif held not in {on_disk(original) for original in _known(run.originals, name)}:
             yield f"{where} does not hold what {name!r} gave, but {held[:60]!r}"
         del text

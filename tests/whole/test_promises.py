@@ -297,6 +297,7 @@ class Caller(RuleBasedStateMachine):
         self.originals = Originals()
         self.pointers: dict[tuple[str, str, str], str] = {}
         self.is_cleaned = False
+        self.cleaned: set[str] = set()
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
         # what the model saw last, and how much of the history that was
         self.seen: list[Message] = []
@@ -581,6 +582,7 @@ class Caller(RuleBasedStateMachine):
                 "encoded": self.watch.tokens.encoded,
                 "raced": self.raced,
                 "pointers": {} if self.is_cleaned else self.pointers,
+                "cleaned": self.cleaned,
                 "secret": SECRET,
                 **seen,
                 **more,
@@ -835,11 +837,14 @@ class Caller(RuleBasedStateMachine):
         if self.sent is None:  # a history that was cut back may name what no context before it does
             self._turn()
         storage, last = self.setting.disk.storage, self.last
+        before = set(self.setting.root.rglob("*.md"))
         self._run(lambda: storage.cleanup(max_bytes=0, live=[self.history, last.messages]))
+        cleaned = before - set(self.setting.root.rglob("*.md"))
         self.is_cleaned = True  # a name that is free again may go to another text
         self.raw = None
-        if self.seen_of == len(self.history):
-            self._turn()
+        self._turn()
+        # From now on: a session without a journal may go back to what no live history has named.
+        self.cleaned |= set(map(str, cleaned))
 
     def teardown(self) -> None:
         assert (self.folder / "outside.txt").read_text() == SECRET
