@@ -83,7 +83,14 @@ MOUNTS = (
         "langchain",
         "1.3.0",
         "langchain",
-        beside=("langchain-openai", "langchain-anthropic", "langgraph"),
+        beside=(
+            "langchain-openai",
+            "langchain-anthropic",
+            "langchain-google-genai",
+            "langchain-deepseek",
+            "langchain-openrouter",
+            "langgraph",
+        ),
     ),
     Mount(
         "deepagents",

@@ -5,25 +5,23 @@ The server is on a socket. Only the frameworks that are installed are run.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
-from itertools import pairwise
 from typing import Any
 
 import openai
 import pytest
-from adapter_contract import AdapterContract, Done
+from adapter_contract import Done, LongContract
 from frameworks.framework import Framework, Job, Report, look, run_page_row
-from mounts import compacting, offloading, placeholders, result, rounds
+from mounts import dicts_of, items_of, offloading, placeholders, rounds
 
 from ctxpipe import ContextPipeline, LocalStorage, offload_tools
 from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
 from ctxpipe.storage import JournalStorage
-from ctxpipe.testing import OpenAIServer, Received, Reply, Script, answer, tool_use
+from ctxpipe.testing import OpenAIServer, Reply, Script, answer, tool_use
 
 DRIVERS = {
     "openai-agents": "openai_agents.OpenAIAgents",
@@ -55,9 +53,6 @@ if not FRAMEWORKS:
 
 # What a framework warns of is its own; that a coroutine was not awaited is an error.
 pytestmark = pytest.mark.filterwarnings("ignore", "error::RuntimeWarning")
-
-
-TURNS = 30
 
 
 @pytest.fixture
@@ -101,25 +96,10 @@ def api_of(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-def items_of(received: Received) -> list[str]:
-    """The items of a request, as they were sent."""
-    return list(map(json.dumps, dicts_of(received)))
-
-
-def dicts_of(received: Received, but: str | None = None) -> list[Any]:
-    """The items of a request, but for one field."""
-    body: Any = received.body
-    items = body["input" if "input" in body else "messages"]
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    return [{key: item[key] for key in item if key != but} for item in items]
-
-
-class TestContract(AdapterContract):
+class TestContract(LongContract):
     """What every adapter promises, in the agents of the frameworks."""
 
     apis = streams = tuple(FRAMEWORKS)
-    rounds = TURNS
 
     def form(self, api: str) -> str:
         return api_of(api) if FRAMEWORKS[api].keeps_thoughts else "chat"
@@ -143,24 +123,6 @@ class TestContract(AdapterContract):
         is_sent = FRAMEWORKS[api].streams_usage or not stream
         with nullcontext() if is_sent else pytest.raises(AssertionError):
             await super().test_usage_is_learned(api, stream)
-
-    async def test_the_bytes_before_what_is_new_stay(self, api: str, tmp_path_factory):
-        work = await self.work(api, tmp_path_factory)
-
-        sent = list(map(items_of, work.server.requests))
-        assert all(after[: len(before)] == before for before, after in pairwise(sent))
-
-    async def test_compactions_within_thirty_turns(self, api: str, stream: bool, tmp_path):
-        pipeline = compacting(tmp_path, window=14_000)
-        async with serve(rounds(TURNS)) as (server, _):
-            done = await run(api, pipeline, Job(stream=stream))
-
-        assert done.output == "Done."
-        assert sorted(done.results) == sorted(map(result, range(2 * TURNS)))
-        assert not server.refused
-        tokens = [request.tokens for request in server.requests]
-        assert max(tokens) < 14_000
-        assert sum(after < before for before, after in pairwise(tokens)) >= 2
 
     async def test_a_new_process_goes_on_with_the_same_bytes(self, tmp_path, api: str):
         storage = LocalStorage(tmp_path)

@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import anyio
 import pytest
-from adapter_contract import AdapterContract, Done
+from adapter_contract import PROOFS, Done, LongContract
 from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
 from ctxpipe import ContextPipeline
 from ctxpipe.storage import JournalStorage
-from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
+from ctxpipe.testing import (
+    GeminiServer,
+    MessagesServer,
+    Model,
+    OpenAIServer,
+    Script,
+    answer,
+    tool_use,
+)
 
 pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not installed")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 
 from ctxpipe.adapters.langchain import LangChainCodec, ctxpipe_middleware
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 APIS = ["chat", "responses", "anthropic"]
+OTHERS = {
+    "deepseek": ("langchain_deepseek", "ChatDeepSeek"),
+    "openrouter": ("langchain_openrouter", "ChatOpenRouter"),
+}
+"""Models of packages that are not everywhere, with an API in the form of OpenAI's chat."""
 every_api = pytest.mark.parametrize("api", APIS)
 THREAD: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 200}
 GO: Any = {"messages": [HumanMessage("go")]}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """No debug mode: it would be LangChain's own code that is watched, at twice the time."""
+    return "asyncio"
 
 
 @tool
@@ -48,15 +72,34 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
     """A server that follows *script*, and LangChain's model for it."""
     if api == "anthropic":
         async with MessagesServer(script, **settings) as server:
-            given: Any = {"base_url": server.url, "api_key": "k", "max_retries": 0}
+            given: Any = {"base_url": server.url, "api_key": "k", "max_retries": 1}
             given |= {"model": "m", "max_tokens": 2000}
             thinking = {"type": "enabled", "budget_tokens": 1024}
             yield server, ChatAnthropic(thinking=thinking, **given)
         return
+    if api == "gemini":
+        google = pytest.importorskip("langchain_google_genai")
+        async with GeminiServer(script, **settings) as server:
+            given = {"base_url": server.url, "api_key": "k", "max_retries": 1}
+            yield server, google.ChatGoogleGenerativeAI(model="gemini-3-pro-preview", **given)
+        return
     async with OpenAIServer(script, **settings) as server:
-        given = {"base_url": server.base_url, "api_key": "k", "max_retries": 0}
-        given["stream_usage"] = True
-        yield server, ChatOpenAI(model="m", use_responses_api=api == "responses", **given)
+        given = {"model": "m", "base_url": server.base_url, "api_key": "k", "max_retries": 1}
+        model = chat_model(api)(stream_usage=True, **given)
+        yield server, model
+        if api == "deepseek":  # else another test's loop would close it
+            await model.root_async_client.close()
+        if api == "openrouter":
+            await model.client.sdk_configuration.async_client.aclose()
+
+
+def chat_model(api: str) -> Callable[..., Any]:
+    """The class of the model that asks *api*, which has the form of OpenAI's."""
+    if api in OTHERS:
+        module, name = OTHERS[api]
+        made: Callable[..., Any] = getattr(pytest.importorskip(module), name)
+        return made
+    return partial(ChatOpenAI, use_responses_api=api == "responses")
 
 
 def agent(model: Any, pipeline: ContextPipeline, **options: Any) -> Any:
@@ -68,10 +111,50 @@ def agent(model: Any, pipeline: ContextPipeline, **options: Any) -> Any:
     return create_agent(model, [look], middleware=[shaping], **options)
 
 
-class TestContract(AdapterContract):
+def prebuilt(model: Any, pipeline: ContextPipeline, *, journal: Any, checkpointer: Any) -> Any:
+    asking = shaped(model, pipeline, journal)
+    return create_react_agent(lambda *_: asking, [look], checkpointer=checkpointer)
+
+
+def graph(model: Any, pipeline: ContextPipeline, *, journal: Any, checkpointer: Any) -> Any:
+    asking = shaped(model, pipeline, journal)
+
+    async def ask(state: MessagesState) -> Any:
+        return {"messages": [await asking.ainvoke(state["messages"])]}
+
+    made = StateGraph(MessagesState)
+    made.add_node("ask", ask)
+    made.add_node("tools", ToolNode([look]))
+    made.add_edge(START, "ask")
+    made.add_conditional_edges("ask", tools_condition)
+    made.add_edge("tools", "ask")
+    return made.compile(checkpointer=checkpointer)
+
+
+def shaped(model: Any, pipeline: ContextPipeline, journal: Any) -> Runnable[Any, Any]:
+    """*model* with its tools, called with the context: for whatever knows no middleware."""
+    shaping = ctxpipe_middleware(pipeline, journal=journal)
+    bound = model.bind_tools([look])
+
+    async def send(request: ModelRequest) -> Any:
+        return await bound.ainvoke(request.messages, **request.model_settings)
+
+    async def ask(messages: list[Any]) -> Any:
+        request = ModelRequest(model=model, messages=messages, tools=[look])
+        return await shaping.awrap_model_call(request, send)
+
+    return RunnableLambda(ask)
+
+
+class TestContract(LongContract):
     """LangChain's agent, with each of its models."""
 
+    apis = streams = (*APIS, "gemini", *OTHERS)
+    make: ClassVar[Callable[..., Any]] = staticmethod(agent)
     serve = staticmethod(serve)  # type: ignore[assignment]
+
+    def form(self, api: str) -> str:
+        return api if api in PROOFS else "chat"
 
     async def run(
         self,
@@ -83,13 +166,27 @@ class TestContract(AdapterContract):
         journal: JournalStorage | None = None,
         stream: bool = False,
     ) -> Done:
-        looking = agent(reached, pipeline, journal=journal, checkpointer=InMemorySaver())
+        looking = self.make(reached, pipeline, journal=journal, checkpointer=InMemorySaver())
         given: Any = GO if history is None else {"messages": history}
         if stream:
             assert [part async for part in looking.astream(given, THREAD, stream_mode="messages")]
         else:
             await looking.ainvoke(given, THREAD)
         return done_of((await looking.aget_state(THREAD)).values["messages"])
+
+
+class TestPrebuilt(TestContract):
+    """LangGraph's prebuilt agent."""
+
+    apis = streams = ("chat", "anthropic")
+    make = staticmethod(prebuilt)
+
+
+class TestNode(TestContract):
+    """A node that calls the model, in a graph of one's own."""
+
+    apis = streams = ("chat", "anthropic")
+    make = staticmethod(graph)
 
 
 def done_of(kept: list[Any]) -> Done:

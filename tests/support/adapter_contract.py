@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from mounts import Factors, bodies, compacting, offloading, placeholders, result, rounds
+from mounts import Factors, bodies, compacting, items_of, offloading, placeholders, result, rounds
 
 from ctxpipe import ContextPipeline, LocalStorage, Skip, Turn
 from ctxpipe.storage import JournalStorage
-from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Received, Script
+from ctxpipe.testing import GeminiServer, MessagesServer, Model, OpenAIServer, Received, Script
+from ctxpipe.testing.scripted import is_stream
 
-PROOFS = {"chat": "", "responses": "encrypted_content", "anthropic": "'signature': '"}
+PROOFS = {
+    "chat": "",
+    "responses": "encrypted_content",
+    "anthropic": "'signature': '",
+    "gemini": "'thoughtSignature': '",
+}
 """What a request has for each thought, by the form of its API."""
+TOO_LONG = ("long", "context", "exceeds the maximum number of tokens")
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Work:
 
     done: Done
     folder: Path
-    server: MessagesServer | OpenAIServer
+    server: MessagesServer | OpenAIServer | GeminiServer
 
 
 async def broken(turn: Turn) -> Skip:
@@ -143,7 +150,7 @@ class AdapterContract(ABC):
             done = await self.run(streamed_api, reached, offloading(tmp_path), stream=True)
 
         assert done.output == "Done."
-        assert any(body.get("stream") for body in bodies(server.requests))
+        assert any(map(is_stream, server.requests))
         assert placeholders(server.requests[-1]) == 2 * self.rounds
         assert not server.refused
 
@@ -165,7 +172,7 @@ class AdapterContract(ABC):
         broke = [bool(request.problems) for request in server.requests]
         assert (True, True) not in pairwise(broke)  # it was asked once more, and that was shorter
         for refused in server.refused:
-            assert "long" in refused.problems[0] or "context" in refused.problems[0]
+            assert any(words in refused.problems[0] for words in TOO_LONG)
 
     async def test_an_error_of_ours_sends_what_was_given(self, api: str):
         pipeline = ContextPipeline([broken], on_error="raise")
@@ -185,3 +192,26 @@ class AdapterContract(ABC):
 
         before, after = server.requests[-2:]
         assert self.sent(before) == self.sent(after)
+
+
+class LongContract(AdapterContract):
+    """The same over thirty turns, whose prefix stays, also where a summary is made."""
+
+    rounds = 30
+
+    async def test_the_bytes_before_what_is_new_stay(self, api: str, tmp_path_factory):
+        work = await self.work(api, tmp_path_factory)
+
+        sent = list(map(items_of, work.server.requests))
+        assert all(after[: len(before)] == before for before, after in pairwise(sent))
+
+    async def test_compactions_within_thirty_turns(self, api: str, stream: bool, tmp_path):
+        async with self.serve(api, rounds(self.rounds)) as (server, reached):
+            done = await self.run(api, reached, compacting(tmp_path, window=14_000), stream=stream)
+
+        assert done.output == "Done."
+        assert sorted(done.results) == sorted(map(result, range(2 * self.rounds)))
+        assert not server.refused
+        tokens = [request.tokens for request in server.requests]
+        assert max(tokens) < 14_000
+        assert sum(after < before for before, after in pairwise(tokens)) >= 2

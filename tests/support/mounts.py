@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,17 @@ def placeholders(received: Received) -> int:
 
 def bodies(requests: list[Received]) -> list[Any]:
     return [dict(request.body) for request in requests]
+
+
+def items_of(received: Received) -> list[str]:
+    """The items of a request, as they were sent."""
+    return list(map(json.dumps, dicts_of(received)))
+
+
+def dicts_of(received: Received, but: str | None = None) -> list[Any]:
+    """The items of a request, but for one field."""
+    body: Any = received.body
+    items = next(body[key] for key in ("input", "messages", "contents") if key in body)
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    return [{key: item[key] for key in item if key != but} for item in items]
