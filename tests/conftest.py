@@ -136,8 +136,8 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)  # mounts are tested without pytest-xdist
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """Three for two cores: a third of the time a test waits, for a disk, a process or a socket."""
-    return (yield) * 3 // 2
+    """Two for each core: a third of the time a test waits, for a disk, a process or a socket."""
+    return (yield) * 2
 
 
 # The budget -------------------------------------------------------------------------------------
