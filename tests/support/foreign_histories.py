@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ctxpipe.testing.gemini_rules import signature_of
 
-WORDS = st.sampled_from(["ok", "", " ", "é😀", "continue", "thinking aloud", '{"a": 1}', "\ud800"])
+SHORT = ["ok", "", " ", "é😀", "continue", "thinking aloud", '{"a": 1}', "\ud800"]
+WORDS = st.sampled_from(SHORT)
 LONG = st.integers(1, 200).map(lambda number: f"line {number} of output\n" * number)
 TEXT = st.one_of(WORDS, LONG)
 TEXT_OR_NONE = st.one_of(st.none(), TEXT)
@@ -135,7 +136,7 @@ def response_calls(draw: st.DrawFn, at: int) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     for place, name in enumerate(names):
         if draw(st.booleans()):
-            words = some(draw, ["ok", "é😀", "continue", '{"a": 1}', "\ud800"])
+            words = some(draw, list(filter(None, SHORT)))
             items.append(reasoning(f"{at}_{place}", words))
         items.append(response_call(draw, name, f"{at}_{place}"))
         output = response_output(draw)
