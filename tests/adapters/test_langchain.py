@@ -72,7 +72,7 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
     """A server that follows *script*, and LangChain's model for it."""
     if api == "anthropic":
         async with MessagesServer(script, **settings) as server:
-            given: Any = {"base_url": server.url, "api_key": "k", "max_retries": 1}
+            given: Any = {"base_url": server.url, "api_key": "k", "max_retries": 0}
             given |= {"model": "m", "max_tokens": 2000}
             thinking = {"type": "enabled", "budget_tokens": 1024}
             yield server, ChatAnthropic(thinking=thinking, **given)
@@ -80,11 +80,11 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
     if api == "gemini":
         google = pytest.importorskip("langchain_google_genai")
         async with GeminiServer(script, **settings) as server:
-            given = {"base_url": server.url, "api_key": "k", "max_retries": 1}
+            given = {"base_url": server.url, "api_key": "k", "max_retries": 0}
             yield server, google.ChatGoogleGenerativeAI(model="gemini-3-pro-preview", **given)
         return
     async with OpenAIServer(script, **settings) as server:
-        given = {"model": "m", "base_url": server.base_url, "api_key": "k", "max_retries": 1}
+        given = {"model": "m", "base_url": server.base_url, "api_key": "k", "max_retries": 0}
         model = chat_model(api)(stream_usage=True, **given)
         yield server, model
         if api == "deepseek":  # else another test's loop would close it
