@@ -297,6 +297,7 @@ class Caller(RuleBasedStateMachine):
         self.originals = Originals()
         self.pointers: dict[tuple[str, str, str], str] = {}
         self.is_cleaned = False
+        self.is_unwritten = False  # another process would not know of the last turn
         self.cleaned: set[str] = set()
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
         # what the model saw last, and how much of the history that was
@@ -500,10 +501,13 @@ class Caller(RuleBasedStateMachine):
         )
         self.watch = Watch(self.setting)
         self.session = self._session(self.watch)
-        if not self.setting.journalled or damage or not self.setting.disk.is_well:
+        is_behind = not self.setting.journalled or damage or not self.setting.disk.is_well
+        if is_behind or self.is_unwritten:
             self._forgotten()
+        self.is_unwritten = False
 
     def _heard(self, result: Result):
+        self.is_unwritten = any("the journal cannot be" in notice for notice in result.notices)
         if any("anew" in notice for notice in result.notices):
             self._forgotten()
 
