@@ -41,7 +41,7 @@ THINKING = ("thinking", "redacted_thinking")
 FOLDED = "<system-reminder>\n## File Context: "
 SURROGATE = "a lone surrogate"
 SAID_BY_REPAIR = frozenset({INTERRUPTED, SILENT_ERROR})
-STEP = re.compile(r"/s\d+(?:-[0-9a-f]{8})?(?:-\d+)?\.md$")
+STEP = re.compile(r"/s\d+(?:-[0-9a-f]{8}){0,2}(?:-\d+)?\.md$")
 SENT_ID = re.compile(r"[a-zA-Z0-9_-]+")
 MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
