@@ -380,7 +380,9 @@ def placeholders_depend_on_content_alone(run: Run) -> Iterator[str]:
     """The same text of the same call, in the same form, is always the same placeholder."""
     for name, where, text in _pointers(run.result.messages, run.originals):
         held = text_at(run.root, where)
-        key = (name, held or "", text.split(":", 1)[0])
+        if held is None:  # cleaned up: another text of that call may have had this place
+            continue
+        key = (name, held, text.split(":", 1)[0])
         if run.pointers.setdefault(key, text) != text:
             yield f"{text!r}, which was {run.pointers[key]!r}"
 
