@@ -257,11 +257,17 @@ def is_failure(result: object) -> bool:
     if field(result, "is_error"):
         return True
     text = result_text(result)
-    for part in (view(text).head, text[-2000:]):  # some agents say in the head how a command ended
-        lowered = part.lower()  # the words first: the pattern alone takes ten times as long
-        if any(word in lowered for word in _FAILURE_WORDS) and _FAILURE.search(part):
-            return True
-    return False
+    parts = view(text).head, text[-2000:]  # some agents say in the head how a command ended
+    return any(_contains(part, _FAILURE, _FAILURE_WORDS) for part in parts)
+
+
+def _contains(text: str, pattern: re.Pattern[str], words: Iterable[str]) -> bool:
+    """Whether *pattern*, which needs one of the *words*, is in *text*.
+
+    The words are looked for first: the pattern alone takes ten times as long.
+    """
+    lowered = text.lower()
+    return any(word in lowered for word in words) and pattern.search(text) is not None
 
 
 _REFUSAL = re.compile(
@@ -301,6 +307,7 @@ _SHELL_REFUSAL = re.compile(
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
     re.IGNORECASE | re.MULTILINE,
 )
+_SHELL_WORDS = ("exit", "return", "status", "denied", "director", "permitted", " not f", "cannot")
 _SHELL_SPEAKS = re.compile(
     r"\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): ", re.IGNORECASE
 )
@@ -332,7 +339,9 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
     if not whole:
         return False
     ends = begin, text[-2000:]
-    return any(map(_SHELL_SPEAKS.match, ends)) or any(map(_SHELL_REFUSAL.search, ends))
+    return any(
+        _SHELL_SPEAKS.match(end) or _contains(end, _SHELL_REFUSAL, _SHELL_WORDS) for end in ends
+    )
 
 
 def _is_short(text: str) -> bool:

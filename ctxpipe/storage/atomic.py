@@ -17,6 +17,7 @@ STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no wr
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NUMBERS = count()
+_BUFFERED = 1 << 16  # bytes
 
 
 def temporary_name() -> str:
@@ -41,8 +42,8 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
         try:
             with ignore_unsupported():
                 os.fchmod(file, 0o600)
-            for chunk in chunks:
-                write_all(file, chunk)
+            with open(file, "wb", _BUFFERED, closefd=False) as stream:
+                stream.writelines(chunks)
             if synced:
                 sync(file)
         finally:

@@ -45,14 +45,12 @@ def visible_path(reference: str, folder: str, location: str) -> str:
     template that ends in {key}, the path below the root, or in {path}, the absolute one. A text
     that is in no file keeps its URL, unless there is a template.
     """
-    key = f"{folder}/{PurePath(location).name}"
-    if reference not in _REFERENCES:
-        return reference.format(path=location, key=key)
-    if reference == "absolute" or is_url(location):
+    if reference == "absolute" or (reference in _REFERENCES and is_url(location)):
         return location
-    if reference == "storage":
-        return f"./{key}"
-    return os.path.relpath(location) if os.path.isabs(location) else location
+    if reference == "relative":
+        return os.path.relpath(location) if os.path.isabs(location) else location
+    key = f"{folder}/{PurePath(location).name}"
+    return f"./{key}" if reference == "storage" else reference.format(path=location, key=key)
 
 
 def _leads_back(reference: object) -> bool:

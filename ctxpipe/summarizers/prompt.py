@@ -164,9 +164,10 @@ async def transcript_prompt(
         limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
     shown = ""
     for limit in limits:
+        longer = shown
         shown = await in_thread(transcript, messages, limit)
         prompt = _mark_as_data(shown, request)
-        if await _fits(prompt, max_tokens, counter):
+        if shown != longer and await _fits(prompt, max_tokens, counter):
             return prompt
     if can_be_split:
         raise PromptTooLong(
