@@ -12,7 +12,7 @@ FUZZ_SECONDS := 120
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-adapters test-extras examples \
+.PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-deep test-adapters test-extras examples \
 	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants size \
 	release-check clean
 
@@ -119,10 +119,12 @@ examples:  ## every mount's example, in the environments of test-adapters, again
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
 
-nightly: test coverage  ## new slow tests, the gate of coverage, properties with 1,000 examples each, first-hour
+# DONE="test test-adapters" leaves these out: `make release-check` has rows of their own for them.
+nightly:  ## tests, coverage's gate, properties with 1,000 examples each and slow tests, all mounts, first-hour
+	$(MAKE) $(filter-out $(DONE),test coverage test-deep test-extras test-adapters examples first-hour)
+
+test-deep: $(STAMP)  ## pytest with 1,000 examples of each property, and the tests that are slow
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
-	$(MAKE) test-extras test-adapters examples
-	$(MAKE) first-hour
 
 # WITHOUT="make test" leaves that command out.
 first-hour:  ## what README and Start tell a new user to do, on the built wheel of the last commit

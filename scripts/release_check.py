@@ -5,9 +5,10 @@
 
 Each check is a target of the Makefile, to which the variables given to make go on, as
 TRANSCRIPTS=FOLDER for the benchmarks. It goes on where it was stopped: a check that has passed on
-this commit is not run again. Of each check the whole output is kept, and the table is written after
-each, in build/release/COMMIT. Exits with 1 unless all have passed, and with 2 when the work tree
-differs from the last commit.
+this commit is not run again, so that two may share the work, each with checks of its own. What has
+a row here is left out of `make nightly`. Of each check the whole output is kept, and the table is
+written after each, in build/release/COMMIT. Exits with 1 unless all have passed, and with 2 when
+the work tree differs from the last commit.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run(root: Path, check: str, log: Path) -> Done:
     """Run ``make CHECK`` in *root*; its output goes to *log*."""
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as file:
-        command = ["make", "--no-print-directory", check]
+        command = ["make", "--no-print-directory", check, f"DONE={' '.join(CHECKS)}"]
         nothing = subprocess.DEVNULL
         done = subprocess.run(
             command, cwd=root, stdin=nothing, stdout=file, stderr=file, check=False
@@ -65,6 +66,12 @@ def run(root: Path, check: str, log: Path) -> Done:
     lines = log.read_text("utf-8", "replace").split("\n")
     said = next((line.strip("= \r") for line in reversed(lines) if line.strip("= \r")), "")
     return Done(done.returncode, time.monotonic() - began, said)
+
+
+def read(results: Path) -> dict[str, Done]:
+    """What was run before, by anyone."""
+    saved = json.loads(results.read_text("utf-8")) if results.exists() else {}
+    return {check: Done(*values) for check, values in saved.items()}
 
 
 def table(commit: str, checks: Sequence[str], done: Mapping[str, Done]) -> str:
@@ -91,8 +98,7 @@ def check_release(root: Path, checks: Sequence[str]) -> int:
     folder = root / "build" / "release" / commit
     folder.mkdir(parents=True, exist_ok=True)
     results = folder / "results.json"
-    saved = json.loads(results.read_text("utf-8")) if results.exists() else {}
-    done = {check: Done(*values) for check, values in saved.items()}
+    done = read(results)
     for number, check in enumerate(checks, 1):
         place = f"{number} of {len(checks)}, make {check}"
         if check in done and done[check].status == 0:
@@ -100,7 +106,8 @@ def check_release(root: Path, checks: Sequence[str]) -> int:
             continue
         log = folder / f"{check}.log"
         print(f"{place}: its output is in {log.relative_to(root)}", flush=True)
-        done[check] = run(root, check, log)
+        outcome = run(root, check, log)
+        done = {**read(results), check: outcome}
         results.write_text(json.dumps(done, indent=1), "utf-8")
         (folder / "checks.md").write_text(table(commit, checks, done), "utf-8")
     print(table(commit, checks, done), end="")

@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from places import ROOT
 
-RELEASE = runpy.run_path(str(ROOT / "scripts" / "release_check.py"))
-MAKEFILE = """
+SCRIPT = str(ROOT / "scripts" / "release_check.py")
+RELEASE = runpy.run_path(SCRIPT)
+ANOTHER = f"""import pathlib, runpy
+runpy.run_path({SCRIPT!r})['check_release'](pathlib.Path(), ['good'])"""
+MAKEFILE = f"""
 good:
 \t@echo ran >> good.txt; echo "| all is well |"
 bad:
 \t@echo "it broke"; exit 3
+long:
+\t@{sys.executable} -c "{"; ".join(ANOTHER.splitlines())}"
 """
 
 
@@ -71,6 +77,20 @@ def test_what_has_failed_is_run_again(project):
     assert RELEASE["check_release"](project, ["good", "bad"]) == 1
     assert log.exists()
     assert runs(project) == 1
+
+
+def test_what_another_has_run_meanwhile_is_kept(project):
+    assert RELEASE["check_release"](project, ["long"]) == 0
+    assert RELEASE["check_release"](project, ["long", "good"]) == 0
+    assert runs(project) == 1
+
+
+def test_nightly_leaves_out_what_has_a_row_of_its_own():
+    command = ["make", "--dry-run", "nightly", f"DONE={' '.join(RELEASE['CHECKS'])}"]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    targets = said.splitlines()[0].split()[1:]
+    assert targets == ["coverage", "test-deep", "test-extras", "examples"]
 
 
 def test_changes_that_are_in_no_commit_are_refused(project, capsys):
