@@ -6,10 +6,11 @@ those of a text are computed once.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import is_
 from typing import NamedTuple, cast
 
@@ -98,18 +99,21 @@ class Prompt:
     *keys* are their digests; *chain* those of all up to each, with the settings that they depend
     on; *sums* the raw tokens of the first 0, 1, 2 … blocks. *starts* has the first block of each of
     the *parts*: the *tools*, the system prompt, and each message. *settings* are digests, too.
-    *head* counts the blocks before the messages.
+    *head* counts the blocks before the messages. *marks* are those *placed* on blocks, and one that
+    is asked for with the request. *first_image* is the first part with one, or their number.
     """
 
     model: str | None
     settings: Settings
     tools: Sequence[object] = field(repr=False)
     head: int
-    keys: list[int] = field(repr=False)
-    sums: list[int] = field(repr=False)
-    chain: list[int] = field(repr=False)
-    starts: list[int] = field(repr=False)
+    keys: array[int] = field(repr=False)
+    sums: array[int] = field(repr=False)
+    chain: array[int] = field(repr=False)
+    starts: array[int] = field(repr=False)
     marks: tuple[Mark, ...]
+    placed: list[Mark] = field(repr=False)
+    first_image: int
     messages: list[Message] = field(repr=False)
     parts: list[Part] = field(repr=False)
     is_summarized: bool  # by the server: it ignores what came before
@@ -139,21 +143,35 @@ def as_prompt(
     system = sent.system if isinstance(sent.system, Sequence) else ()
     before = cast("Message", {"role": "system", "content": system})
     parts = [_tools_part(tools, counter, last), _part(before, size)]
+    head = sum(len(part.keys) for part in parts)
+    keys, sums, chain, starts = array("q"), array("q", [0]), array("q"), array("q")
+    placed: list[Mark] = []
+    same = 0  # parts that lie where they lay in *last*
+    first_image = None
     if last is not None:
+        if parts == last.parts[:2]:
+            same = 2 + known
+            starts = last.starts[:same]
+            stop = last.starts[same] if same < len(last.parts) else len(last.keys)
+            keys, sums, chain = last.keys[:stop], last.sums[: stop + 1], last.chain[:stop]
+            placed = [mark for mark in last.placed if mark.place < stop]
+            first_image = last.first_image if last.first_image < same else None
         parts += last.parts[2 : 2 + known]
     parts += [_part(message, size) for message in messages[known:]]
-    keys = list(chain.from_iterable([part.keys for part in parts]))
-    sizes = chain.from_iterable([part.sizes for part in parts])
-    starts = list(accumulate([len(part.keys) for part in parts[:-1]], initial=0))
-    marks = [
-        replace(mark, place=start + mark.place)
-        for start, part in zip(starts, parts, strict=True)
-        for mark in part.marks
-    ]
+    for index in range(same, len(parts)):
+        part = parts[index]
+        place = len(keys)
+        starts.append(place)
+        keys.extend(part.keys)
+        sums.extend(accumulate(part.sizes, initial=sums.pop()))
+        placed += [replace(mark, place=place + mark.place) for mark in part.marks]
+        if part.has_image and first_image is None:
+            first_image = index
     automatic = sent.option(MARK)
     place = len(keys) - 1
-    if automatic and keys and all(mark.place != place for mark in marks):
-        marks.append(_mark(automatic, place))
+    marks = placed
+    if automatic and keys and all(mark.place != place for mark in placed):
+        marks = [*placed, _mark(automatic, place)]
     model = sent.option("model")
     settings = Settings(
         model=hash(model),
@@ -161,23 +179,23 @@ def as_prompt(
         speed=_setting(sent.option("speed")),
         tool_choice=_setting(sent.option("tool_choice")),
         thinking=_setting(sent.option("thinking")),
-        has_images=any(part.has_image for part in parts),
+        has_images=first_image is not None,
     )
-    head = starts[2] if messages else len(keys)
-    beginning = (settings, head, keys[:head])
-    digests: list[int] = []
-    if last is not None and (last.settings, last.head, last.keys[:head]) == beginning:
-        digests = last.chain[: starts[2 + known] if known < len(messages) else len(keys)]
+    if last is None or last.settings != settings:
+        chain = array("q")
+    _extend(chain, keys, len(tools), head, settings)
     return Prompt(
         model=model if isinstance(model, str) else None,
         settings=settings,
         tools=tools,
         head=head,
         keys=keys,
-        sums=list(accumulate(sizes, initial=0)),
-        chain=_chain(digests, keys, len(tools), head, settings),
+        sums=sums,
+        chain=chain,
         starts=starts,
         marks=tuple(marks),
+        placed=placed,
+        first_image=len(parts) if first_image is None else first_image,
         messages=messages,
         parts=parts,
         is_summarized=is_summarized,
@@ -185,22 +203,21 @@ def as_prompt(
     )
 
 
-def _chain(
-    digests: list[int], keys: Sequence[int], tools: int, head: int, settings: Settings
-) -> list[int]:
-    """*digests* of all blocks up to each, and those of the rest.
+def _extend(
+    chain: array[int], keys: Sequence[int], tools: int, head: int, settings: Settings
+) -> None:
+    """Extend *chain*, digests of all blocks up to each, to all that have *keys*.
 
     So many blocks are *tools*, and so many, the *head*, come before the messages.
     """
-    value = digests[-1] if digests else hash(settings[:2])
-    for place in range(len(digests), len(keys)):
+    value = chain[-1] if chain else hash(settings[:2])
+    for place in range(len(chain), len(keys)):
         if place == tools:
             value = hash((value, settings.speed))
         if place == head:
             value = hash((value, settings[3:]))
         value = hash((value, keys[place]))
-        digests.append(value)
-    return digests
+        chain.append(value)
 
 
 def _after_summary(

@@ -1,9 +1,11 @@
-"""What a turn costs in which no stage has anything to do: counted in calls, which are exact."""
+"""What a turn costs in which no stage has anything to do, and its bill, in calls: exact figures."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -17,37 +19,52 @@ from ctxpipe.summarizers import ExtractiveSummarizer
 
 MOST_CALLS = 350
 """Python calls of a turn with two new messages, through the six stages of a coding agent."""
+MOST_CALLS_OF_A_BILL = 250
+"""Python calls of learning from the bill of such a turn, and of following the prompt cache."""
 
 
-async def calls_of_a_turn(folder: Path, exchanges: int) -> int:
-    """The Python calls of a turn after so many *exchanges*, of two messages each."""
+@contextmanager
+def counted_calls() -> Iterator[list[str]]:
+    """The Python calls of its body, one entry for each."""
+    calls: list[str] = []
+
+    def count(frame: FrameType, event: str, _value: object):
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    gc.collect()
+    gc.disable()  # what it would finalize is of other tests
+    sys.setprofile(count)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+
+
+async def calls_of_a_turn(folder: Path, exchanges: int) -> tuple[int, int]:
+    """The Python calls of a turn after so many *exchanges* of two messages, and of its bill."""
     stages = coding_agent(LocalStorage(folder), work_dir=folder, summarize=ExtractiveSummarizer())
     session = ContextPipeline(stages, budget=Budget(window=10_000_000)).new_session("s")
     history = conversation(user("go"), *(step(f"t{number}") for number in range(exchanges)))
     await session.run(history)
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _value: object):
-        nonlocal calls
-        calls += event == "call"
-
     for number in range(3):  # the first turns remember what later ones look up
         history += step(f"n{number}")
-        gc.collect()
-        gc.disable()  # what it would finalize is of other tests
-        calls = 0
-        sys.setprofile(count)
-        try:
+        with counted_calls() as turn:
             result = await session.run(history)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
         assert not result.changed
-    return calls
+    session.observe({"input_tokens": 60 * len(history)})  # reads all that was sent
+    history += step("n3")
+    await session.run(history)
+    with counted_calls() as bill:
+        session.observe({"input_tokens": 60 * len(history)})
+    return len(turn), len(bill)
 
 
 @pytest.mark.parametrize("exchanges", [100, 1_000, 10_000])
 async def test_a_turn_with_nothing_to_do_makes_as_few_calls_however_long_the_history_is(
     exchanges, tmp_path
 ):
-    assert await calls_of_a_turn(tmp_path, exchanges) <= MOST_CALLS
+    turn, bill = await calls_of_a_turn(tmp_path, exchanges)
+    assert turn <= MOST_CALLS
+    assert bill <= MOST_CALLS_OF_A_BILL
