@@ -37,7 +37,7 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
     The file, and then the *folder* in which it has got its own name, are *synced* if wanted.
     """
     name = temporary_name()
-    file = open_file(name, _CREATE, folder=folder)
+    file = os.open(name, _CREATE, 0o600, dir_fd=folder)
     try:
         try:
             with ignore_unsupported():

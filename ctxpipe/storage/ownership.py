@@ -378,6 +378,7 @@ class StorageRoot:
                 mark = Mark(frozenset(), generation.session_id, generation.has_journal)
             write_mark(folder, SESSION_MARK, mark)
             os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
+            self._known[name] = True
         except OSError as error:
             with suppress(OSError):
                 discard(folder, SESSION_MARK)
