@@ -146,7 +146,8 @@ class Unit:
     """A *message* of ours for the foreign items from *start* up to *stop*.
 
     *owners* says for each block which item it is of. *names* are the ids of calls that differ from
-    those of the items, with the items' own.
+    those of the items, with the items' own. One that is not *sound* has a call without a result, or
+    the reverse, for which the API refuses the items.
     """
 
     message: Message
@@ -154,6 +155,7 @@ class Unit:
     stop: int
     owners: tuple[int, ...] = ()
     names: Mapping[str, object] = field(default_factory=dict)
+    is_sound: bool = True
 
 
 @dataclass(slots=True)
@@ -166,6 +168,7 @@ class _Group:
     blocks: list[JsonDict]
     owners: list[int]
     names: dict[str, object] = field(default_factory=dict)
+    is_sound: bool = True
 
 
 # Units --------------------------------------------------------------------------------------------
@@ -227,6 +230,7 @@ def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> 
         waiting = answers.get(own) or others
         if not waiting and later is not None:
             group.blocks[place] = codec.opaque(block)
+            group.is_sound = False
             continue
         name = _unique_id(own, used)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
@@ -260,6 +264,7 @@ def _make_opaque(codec: Codec, group: _Group, answered: AbstractSet[int]) -> Non
     for place, block in enumerate(group.blocks):
         if place not in answered and kind(block) == "tool_result":
             group.blocks[place] = codec.opaque(block)
+            group.is_sound = False
     order = sorted(range(len(group.blocks)), key=lambda place: place not in answered)
     group.blocks = [group.blocks[place] for place in order]
     group.owners = [group.owners[place] for place in order]
@@ -309,7 +314,9 @@ def _as_unit(group: _Group) -> Unit:
     if list(map(kind, group.blocks)) == ["text"]:
         content = group.blocks[0]["text"]
     message = cast("Message", {"role": role, "content": content})
-    return Unit(message, group.start, group.stop, tuple(group.owners), group.names)
+    return Unit(
+        message, group.start, group.stop, tuple(group.owners), group.names, group.is_sound
+    )
 
 
 def head_blocks(readings: Iterable[Reading]) -> Iterator[JsonDict]:

@@ -284,6 +284,8 @@ class _Search:
         for index, _ in chain(reversed(places[:before]), places[before:]):
             unit = self.units.units[index]
             if unit.message["role"] == role and as_blocks(unit.message) == blocks:
+                if not unit.is_sound:
+                    break
                 self.end = index
                 return _Piece(unit.start, unit.stop)
         return self._rebuilt(role, blocks)

@@ -262,6 +262,19 @@ def test_half_a_pair_that_is_all_that_stays_is_said_as_a_text(name: str):
     assert "what nobody asked for" in json.dumps(sent)
 
 
+@pytest.mark.parametrize("name", ORPHANS)
+def test_half_a_pair_stays_as_a_text_where_something_else_has_left(name: str):
+    form, items = ORPHANS[name]
+    translation = Translation(form.codec)
+    units = translation.read(items)
+    summary: Any = {"role": "user", "content": "A summary."}
+
+    assert form.refused(translation.items(units, units.messages)) == form.refused(items) != []
+    sent = translation.items(units, [summary, *units.messages[1:]])
+    assert form.refused(sent) == []
+    assert "what nobody asked for" in json.dumps(sent)
+
+
 def test_an_item_that_was_edited_in_place_is_read_again():
     messages = chat_turns(30)
     translation = Translation(ChatCodec())
