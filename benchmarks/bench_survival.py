@@ -40,6 +40,7 @@ import anyio
 from benchmarks.baselines import BudgetedPolicy
 from benchmarks.figures import add_figure, recording
 from benchmarks.peers import fake_model
+from benchmarks.peers.conversations import plain
 from benchmarks.peers.driving import with_strings
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
 from benchmarks.peers.rows import shortening_way
@@ -316,7 +317,7 @@ def compact_by_peer(
     tokens = counter.total(history)
     keep = int(SHARE * tokens)
     peer.open(shortening_way(peer), trigger=2 * keep, keep_tokens=keep, clear=keep)
-    wire = peer.turn(history)["messages"]
+    wire = peer.turn(plain(history))["messages"]
     kept, _ = peer.kept()
     files = {path: [said(text.replace("\\n", "\n"))] for path, text in kept.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 import struct
 import zlib
@@ -328,6 +329,28 @@ def spoken(messages: Sequence[Message]) -> list[Message]:
             content = [block for block in content if "thinking" not in block["type"]]
         kept.append(_message(message["role"], content))
     return kept
+
+
+def plain(messages: Sequence[Message]) -> list[Message]:
+    """*messages* whose results name the tools that were found in a text, as every framework takes
+    it.
+    """
+    return [_message(message["role"], _plain(message["content"])) for message in messages]
+
+
+def _plain(content: Any) -> Any:
+    """*content*, of a message or of a result in it."""
+    if not isinstance(content, list):
+        return content
+    blocks = []
+    for block in content:
+        if block["type"] == "tool_result":
+            blocks.append({**block, "content": _plain(block.get("content", ""))})
+        elif block["type"] == "tool_reference":
+            blocks.append({"type": "text", "text": json.dumps(block)})
+        else:
+            blocks.append(block)
+    return blocks
 
 
 def halves(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
