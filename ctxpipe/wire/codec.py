@@ -314,9 +314,7 @@ def _as_unit(group: _Group) -> Unit:
     if list(map(kind, group.blocks)) == ["text"]:
         content = group.blocks[0]["text"]
     message = cast("Message", {"role": role, "content": content})
-    return Unit(
-        message, group.start, group.stop, tuple(group.owners), group.names, group.is_sound
-    )
+    return Unit(message, group.start, group.stop, tuple(group.owners), group.names, group.is_sound)
 
 
 def head_blocks(readings: Iterable[Reading]) -> Iterator[JsonDict]:
