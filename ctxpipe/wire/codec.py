@@ -67,6 +67,9 @@ class ItemReader(ABC):
 class Codec(ItemReader):
     """One form of conversation: its items to blocks, and back."""
 
+    refuses_halves: bool = True
+    """Whether the API refuses a call without its result, and the reverse."""
+
     @abstractmethod
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with these *blocks* as its content; its blocks have its own ids."""
@@ -146,7 +149,7 @@ class Unit:
     """A *message* of ours for the foreign items from *start* up to *stop*.
 
     *owners* says for each block which item it is of. *names* are the ids of calls that differ from
-    those of the items, with the items' own. One that is not *sound* has a call without a result, or
+    those of the items, with the items' own. One that is not sound has a call without a result, or
     the reverse, for which the API refuses the items.
     """
 
@@ -230,7 +233,7 @@ def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> 
         waiting = answers.get(own) or others
         if not waiting and later is not None:
             group.blocks[place] = codec.opaque(block)
-            group.is_sound = False
+            group.is_sound &= not codec.refuses_halves
             continue
         name = _unique_id(own, used)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
@@ -264,7 +267,7 @@ def _make_opaque(codec: Codec, group: _Group, answered: AbstractSet[int]) -> Non
     for place, block in enumerate(group.blocks):
         if place not in answered and kind(block) == "tool_result":
             group.blocks[place] = codec.opaque(block)
-            group.is_sound = False
+            group.is_sound &= not codec.refuses_halves
     order = sorted(range(len(group.blocks)), key=lambda place: place not in answered)
     group.blocks = [group.blocks[place] for place in order]
     group.owners = [group.owners[place] for place in order]

@@ -121,6 +121,8 @@ class ObservationCodec(ChatCodec):
     of the Messages API are read as well.
     """
 
+    refuses_halves = False  # what is only said need not be answered
+
     def __init__(self, mark: str) -> None:
         self._mark = mark
 

@@ -46,6 +46,17 @@ async def sent(mount: Mount, path: str, messages: list[Any]) -> list[Any]:
     return items
 
 
+def test_words_that_nobody_answered_stay_the_same_objects_where_something_leaves():
+    messages = [*loop(f"{MARK} fine", "Why?"), said("assistant", "So."), said("user", f"{MARK} x")]
+    translation = Translation(ObservationCodec(MARK))
+    units = translation.read(messages)
+    summary: Any = said("user", "A summary.")
+
+    items = translation.items(units, [summary, *units.messages[1:]])
+
+    assert [id(item) for item in items[1:]] == [id(message) for message in messages[1:]]
+
+
 @every_api
 @pytest.mark.parametrize("mark", [MARK, "<returncode>"])
 async def test_a_long_observation_leaves_and_all_else_stays(tmp_path, path, mark):
