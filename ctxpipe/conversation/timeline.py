@@ -329,7 +329,7 @@ class Timeline:
         self._cursor = agreement.cursor
         # What edits in place are detected from.
         self._contents[known:] = contents
-        self._sizes[known:] = sizes
+        self._sizes[known:] = array("I", sizes)
         for index in agreement.moved:
             content = self.history[index]["content"]
             self._contents[index] = content
@@ -392,7 +392,7 @@ class Timeline:
         except (KeyError, TypeError):
             ensure_messages(now)
             raise
-        has_same_sizes = sizes == self._sizes[start:stop]
+        has_same_sizes = sizes == self._sizes[start:stop].tolist()
         if has_same_sizes and is_equal(contents, self._contents[start:stop]):
             return stop
         for index in range(start, stop):
@@ -470,11 +470,11 @@ def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
     return list(map(parse, messages[start:], range(start, len(messages))))
 
 
-def _sizes(contents: list[object]) -> array[int]:
+def _sizes(contents: list[object]) -> list[int]:
     try:
-        return array("I", map(len, contents))  # type: ignore[arg-type]
+        return list(map(len, contents))  # type: ignore[arg-type]
     except TypeError:  # a content is None
-        return array("I", map(_size, contents))
+        return list(map(_size, contents))
 
 
 def _size(content: object) -> int:

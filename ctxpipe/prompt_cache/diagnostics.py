@@ -81,7 +81,7 @@ class CacheDiagnostics:
         self._events += 1
         self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
         while len(self._waiting) > MOST_WAITING:
-            self._carry(self._waiting.popleft())
+            self._carry(self._waiting.popleft().sent)
 
     def send_as(self, source: object, body: Mapping[str, object], seconds: float) -> None:
         """The request known by *source* goes out at *seconds* in *body*, with all of its marks."""
@@ -106,14 +106,12 @@ class CacheDiagnostics:
         request = self._find(source)
         if request is not None:
             self._waiting.remove(request)
-            self._carry(request)
+            self._carry(request.sent)
 
-    def _carry(self, request: _Request) -> None:
-        """Remember what *request* has changed for the next one that is compared."""
-        sent = request.sent
+    def _carry(self, sent: Sent) -> None:
+        """Remember what *sent* has changed for the next request that is compared."""
         self._rewritten_from = _first(self._rewritten_from, sent.rewritten_from)
         self._edited_from = _first(self._edited_from, sent.edited_from)
-        request.sent = replace(sent, rewritten_from=None, edited_from=None)
 
     def observe(
         self,
@@ -164,9 +162,11 @@ class CacheDiagnostics:
         """Read the requests in the order in which they were sent, up to *request*."""
         for waiting in list(self._waiting):
             if not waiting.is_read:
-                self._carry(waiting)
+                self._carry(waiting.sent)
                 if waiting.is_on_its_way or waiting is request:
                     self._read(waiting, model)
+                else:
+                    waiting.sent = replace(waiting.sent, rewritten_from=None, edited_from=None)
             if waiting is request:
                 break
 
@@ -389,7 +389,9 @@ class CacheDiagnostics:
 
 
 def _first(one: int | None, other: int | None) -> int | None:
-    return min((place for place in (one, other) if place is not None), default=None)
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def _tolerance(tokens: int) -> float:
