@@ -288,9 +288,12 @@ class Timeline:
 
     def snapshot(self) -> Step:
         """The one step that makes this timeline of an empty one."""
-        edits = diff(parse_from(self.history), self.context)
         return Step(
-            known=0, adopted=False, messages=list(self.history), edits=edits, stale=self.stale
+            0,
+            adopted=False,
+            messages=list(self.history),
+            edits=diff(parse_from(self.history), self.context),
+            stale=self.stale,
         )
 
     def apply(self, step: Step) -> None:
@@ -392,8 +395,8 @@ class Timeline:
         except (KeyError, TypeError):
             ensure_messages(now)
             raise
-        has_same_sizes = sizes == self._sizes[start:stop].tolist()
-        if has_same_sizes and is_equal(contents, self._contents[start:stop]):
+        seen = self._sizes[start:stop].tolist()
+        if seen == sizes and is_equal(contents, self._contents[start:stop]):
             return stop
         for index in range(start, stop):
             if self._differs(now[index], index):

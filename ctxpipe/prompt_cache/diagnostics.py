@@ -296,8 +296,7 @@ class CacheDiagnostics:
         predicted = max(usable, default=bill.read)
         misses = []
         if usable:
-            detail = "by the published rules these tokens were in the cache"
-            why = Difference(0, Cause.UNEXPLAINED, detail)
+            why = Difference(0, Cause.UNEXPLAINED, "by the published rules they were in the cache")
             misses.append(self._miss(why, bill, bill.read, min(predicted, expected), prompt))
         if expected - predicted > _tolerance(expected):
             # What is beyond the entries that can be used.
