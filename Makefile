@@ -104,8 +104,9 @@ clients:  ## install the agents of `make test-clients`, two gigabytes of them, a
 	tests/clients/.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
 
 # CLIENTS=claude,codex names some of them; each that is named must be there.
+CLIENTS ?= claude,codex,gemini,mini-swe-agent,opencode,pi
 test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
-	CLIENTS=$(or $(CLIENTS),claude,codex,gemini,mini-swe-agent,opencode,pi) $(BIN)/python -m pytest -rA tests/clients
+	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -rA tests/clients
 
 test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
 	$(PYTHON) scripts/mount_tests.py $(MOUNTS)

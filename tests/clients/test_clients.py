@@ -1,16 +1,18 @@
 """Real agents through a gateway of their own: ``make test-clients``.
 
-CLIENTS names those that must be there; without it, those that are not installed are skipped.
+CLIENTS names those that are run; without it there are none, since all of them take minutes.
 """
 
 import json
 import os
 import re
+import subprocess
 
 import pytest
 from anyio import to_thread
 from clients import CLIENTS, TASK, result_count, run_client
 from pictures import noise
+from places import ROOT
 
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.prompt_cache import as_bill
@@ -19,25 +21,33 @@ from ctxpipe.testing import RequestBody, answer, tool_use
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
 
 
-def installed(name: str) -> str:
-    """*name*, if it can be run; skips the test where nobody has asked for it."""
-    if not CLIENTS[name].binary.exists():
-        advice = f"{name} is not installed: make clients"
-        if name in WANTED:
-            pytest.fail(advice)
-        pytest.skip(advice)
+def wanted(name: str) -> str:
+    """*name*, where it is asked for; else the test is skipped, since all of them take minutes."""
+    if name not in WANTED:
+        pytest.skip(f"nobody asks for {name}: make test-clients")
+    assert CLIENTS[name].binary.exists(), f"{name} is not installed: make clients"
     return name
 
 
 @pytest.fixture(params=CLIENTS)
 def client(request):
-    if WANTED and request.param not in WANTED:
-        pytest.skip(f"CLIENTS names {', '.join(WANTED)}")
-    return installed(request.param)
+    return wanted(request.param)
 
 
 def test_every_client_that_is_asked_for_is_known():
     assert set(WANTED) <= set(CLIENTS)
+
+
+@pytest.mark.parametrize("asked", [None, "pi"], ids=["all", "one"])
+def test_make_asks_for_every_client_unless_it_is_told_which(asked):
+    variables = {"PATH": os.environ["PATH"], **({"CLIENTS": asked} if asked else {})}
+    command = ["make", "--dry-run", "test-clients"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True
+    )
+
+    [named] = re.findall(r"CLIENTS=(\S+) ", done.stdout)
+    assert set(named.split(",")) == ({asked} if asked else set(CLIENTS))
 
 
 async def test_wrapped_as_a_user_does_it_it_finishes_with_less_and_keeps_its_prefix(
@@ -148,7 +158,7 @@ async def test_claude_reads_back_by_the_tools_that_the_gateway_serves(tmp_path):
         return "Done." if "line 450 of it" in sent else "It was not read back."
 
     run = await run_client(
-        installed("claude"),
+        wanted("claude"),
         tmp_path,
         is_wrapped=True,
         arguments=["-p", TASK, "--allowedTools", f"Bash,{READ_BACK}"],
@@ -181,7 +191,7 @@ async def test_claude_looks_at_many_screens_and_at_the_first_once_more(tmp_path)
         return "Done."
 
     run = await run_client(
-        installed("claude"),
+        wanted("claude"),
         tmp_path,
         is_wrapped=True,
         arguments=["-p", TASK, "--allowedTools", f"Read,{READ_BACK}"],
