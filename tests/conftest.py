@@ -54,6 +54,9 @@ def pytest_unconfigure():
 traceback.walk_stack = lambda *_: iter(())
 asyncio.constants.DEBUG_STACK_DEPTH = 1  # type: ignore[misc]
 
+# And in debug mode it warns of each step that took long, which depends on the machine alone.
+logging.getLogger("asyncio").addFilter(lambda record: " took " not in record.getMessage())
+
 # What older SDKs ask with their first request: Python starts `uname` for it, once.
 platform.platform()
 

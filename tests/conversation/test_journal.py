@@ -1104,25 +1104,27 @@ async def test_a_live_session_gives_its_history_though_the_journal_cannot_be_wri
     assert await new_session(storage).history() == history[:11]
 
 
-class Slow(LocalStorage):
-    """A storage that takes a while to say that an entry is written, if *pause* holds seconds."""
+class Cancelling(LocalStorage):
+    """A storage that cancels *scopes* when an entry is written, before it says so."""
 
-    pause: ClassVar[list[float]] = []
+    scopes: ClassVar[list[anyio.CancelScope]] = []
 
     async def append(self, *entry: Any) -> bool:
         written = await super().append(*entry)
-        await anyio.sleep(sum(self.pause))
+        for scope in self.scopes:
+            scope.cancel()
+            await anyio.sleep_forever()
         return written
 
 
 async def test_a_cancelled_turn_whose_entry_was_written_is_taken_up(tmp_path):
-    storage, history, summarize = Slow(tmp_path), loop(30), Counting()
+    storage, history, summarize = Cancelling(tmp_path), loop(30), Counting()
     session = new_session(storage, summarize)
     await played(session, history[:21])
-    storage.pause.append(60.0)
-    with anyio.move_on_after(0.3) as scope:
+    with anyio.CancelScope() as scope:
+        storage.scopes.append(scope)
         await session.run(history[:23])
-    storage.pause.clear()
+    storage.scopes.clear()
     assert scope.cancelled_caught
     written = lines(tmp_path)
 
@@ -1134,13 +1136,13 @@ async def test_a_cancelled_turn_whose_entry_was_written_is_taken_up(tmp_path):
 
 
 async def test_a_cancelled_summary_that_was_written_is_not_asked_for_again(tmp_path):
-    storage, summarize = Slow(tmp_path), Counting()
+    storage, summarize = Cancelling(tmp_path), Counting()
     history = conversation(user("go"), *(working_step(1) for _ in range(20)))
     session = new_session(storage, summarize)
-    storage.pause.append(60.0)
-    with anyio.move_on_after(1) as scope:
+    with anyio.CancelScope() as scope:
+        storage.scopes.append(scope)
         await session.run(history)
-    storage.pause.clear()
+    storage.scopes.clear()
     assert scope.cancelled_caught
     assert summarize.calls == 1
 

@@ -110,12 +110,12 @@ async def test_a_head_that_never_ends_is_given_up(tmp_path, monkeypatch, begun):
 
 
 async def test_a_request_may_take_longer_than_its_head(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.5)
     async with gateways.Upstream() as api, gateways.serving(api.url, tmp_path) as gateway:
         port = int(gateway.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.7)
         writer.write(b"{}")
         assert b"200" in await asyncio.wait_for(reader.readline(), 30)
         writer.close()

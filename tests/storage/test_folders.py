@@ -274,7 +274,7 @@ async def test_an_archive_that_is_no_file_is_an_error_at_once(
 ):
     make(tmp_path / "compact.json")
 
-    with anyio.fail_after(10), pytest.raises(StorageError, match="cannot read the archive"):
+    with anyio.fail_after(30), pytest.raises(StorageError, match="cannot read the archive"):
         await load_archive(tmp_path / "compact.json")
 
 

@@ -414,7 +414,7 @@ async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path, kind):
         case _:
             mark.symlink_to(tmp_path / "other/s" / SESSION_MARK)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await clean_up_everything(LocalStorage(root))
 
     assert (root / "s/a.md").read_text() == "mine"

@@ -93,7 +93,7 @@ async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_pat
         taken = await seconds_of_turns(opened)
 
     assert min(taken) >= SECONDS
-    assert max(taken) < 2 * SECONDS + 1
+    assert max(taken) < SECONDS + 15  # sixty, one after the other, would take 36
     for session in opened:
         assert (await session.run(SECOND)).notices == ()
     for session, name in zip(opened, names, strict=True):
@@ -103,7 +103,7 @@ async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_pat
 
 
 async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 10.0)
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60.0)
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
     opened = await sessions(journal, [f"s{n}" for n in range(60)])
@@ -113,7 +113,7 @@ async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path, mo
             for session in opened:
                 tasks.start_soon(session.run, SECOND)
             await anyio.sleep(0.1)
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await anyio.to_thread.run_sync(os.getpid)
                 other = SQLiteJournal(tmp_path / "another.sqlite")
                 assert await other.append("s", 0, "of another file")
@@ -124,7 +124,7 @@ async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path, mo
 
 
 async def test_journals_that_are_locked_hold_up_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 3.0)
+    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60.0)
     storage = LocalStorage(tmp_path)
     stuck = [f"stuck-{n}" for n in range(24)]
     opened = await sessions(storage, stuck)
@@ -135,7 +135,7 @@ async def test_journals_that_are_locked_hold_up_no_other(tmp_path, monkeypatch):
             for session in opened:
                 tasks.start_soon(session.run, SECOND)
             await anyio.sleep(0.2)
-            with anyio.fail_after(1.5):
+            with anyio.fail_after(20):
                 result = await other.run(SECOND)
                 await storage.write([("other/a.md", "text")])
             tasks.cancel_scope.cancel()

@@ -68,11 +68,11 @@ def test_each_event_loop_has_its_own_threads():
 
 
 async def test_work_goes_on_when_the_waiting_is_cancelled():
-    begun, done = asyncio.Event(), asyncio.Event()
+    begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         begun.set()
-        await asyncio.sleep(0.01)
+        await go_on.wait()
         done.set()
 
     waiting = asyncio.create_task(run_to_completion(work()))
@@ -82,6 +82,7 @@ async def test_work_goes_on_when_the_waiting_is_cancelled():
         await waiting
 
     assert not done.is_set()
+    go_on.set()
     await done.wait()
 
 
