@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import TimeoutError as NotYet
+from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -51,23 +51,22 @@ class _Portal:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of *work*; an interrupt cancels it. Raises RuntimeError where no loop runs."""
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._start())
+            loop = self._start()
         except BaseException:
             work.close()
             raise
-        while True:
-            try:
-                return future.result(_LOOK_SECONDS)
-            except NotYet:
-                if future.done():
-                    return future.result()
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, loop)
+            while not futures.wait([future], _LOOK_SECONDS).done:
                 if sys.is_finalizing() or not self._thread.is_alive():
-                    raise RuntimeError(
+                    raise RuntimeError(  # noqa: TRY301
                         "the interpreter is shutting down; the turn was not finished"
-                    ) from None
-            except BaseException:
-                future.cancel()
-                raise
+                    )
+            return future.result()
+        except BaseException:
+            # An interrupt may come before there is a future to cancel.
+            loop.call_soon_threadsafe(_cancel, work)
+            raise
 
     def _start(self) -> asyncio.AbstractEventLoop:
         if sys.is_finalizing():
@@ -86,6 +85,15 @@ class _Portal:
                     "there use ctxpipe.Session"
                 )
             return self._loop
+
+
+def _cancel(work: Coroutine[Any, Any, object]) -> None:
+    """Cancel *work* on its own event loop, or close it where that has not begun it."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_coro() is work]
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        work.close()
 
 
 _PORTAL = _Portal()
