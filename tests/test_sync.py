@@ -10,7 +10,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -241,6 +241,35 @@ print(session.run(history).covered)
 
     assert done.stdout.split() == ["interrupted", "1"], done.stderr
     assert time.monotonic() - begun < SECONDS / 2
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["after", "before"])
+def test_an_interrupt_while_a_turn_is_handed_over_ends_it_too(monkeypatch, is_begun):
+    begun, ended = threading.Event(), threading.Event()
+
+    async def stage(_turn: Turn):
+        begun.set()
+        try:
+            await asyncio.sleep(SECONDS)
+        finally:
+            ended.set()
+
+    def interrupted(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop):
+        if is_begun:
+            hand_over(work, loop)
+            assert begun.wait(SECONDS / 2)
+        raise KeyboardInterrupt
+
+    hand_over = asyncio.run_coroutine_threadsafe
+    session = sync.Session(ContextPipeline([stage]), "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.run([user("go")])
+
+    assert not is_begun or ended.wait(SECONDS / 2)
+    assert begun.is_set() == is_begun
+    assert sync.call_on_loop(int) == 0  # nothing has ended the loop
 
 
 async def test_a_session_in_use_by_another_event_loop_raises_instead_of_waiting_for_ever():
