@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import islice
 from typing import TypeAlias
 
 from .._values import leaves
@@ -26,25 +25,23 @@ WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5
 
 MIN_LINE = 24
 MAX_LINE = 200
-MIN_WORDS = 3
 MIN_PATH = 6
 
 # Only where a run of such characters begins: tried at each of them, a long run would take
 # quadratic time.
-_PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
+_PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*+/)+[\w.@+-]*\w")
 _FILE = re.compile(
-    r"\b[\w-]{1,100}\."
+    r"\b[\w-]{1,100}+\."
     r"(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt"
     r"|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,63}")
-_INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
-_NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)+|\d{3,12})(?![\w.])")
+_CODE = re.compile(r"[^_]_+[^_]|[a-z0-9][A-Z]")
+_NUMBER = re.compile(r"\d(?<![\w.].)(?:\d*+(?:\.\d+)+|\d{2,11})(?![\w.])")
 _ROUND_OR_YEAR = re.compile(r"[1-9]0+|(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
-_HEX = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
-_BLANKS = re.compile(r"\s+")
-_WORD = re.compile(r"\w+")
+_HEX = re.compile(r"[0-9a-f](?<!\w.)[0-9a-f]{6,39}+\b")
+_THREE_WORDS = re.compile(r"\b\w++\W++\w++\W++\w")
 
 
 def weight(atom: Atom) -> float:
@@ -55,16 +52,19 @@ def weight(atom: Atom) -> float:
 def atoms(text: str) -> frozenset[Atom]:
     """The atoms of *text*."""
     found: set[Atom] = set()
-    if "/" in text:
-        found.update(filter(None, map(path_atom, _PATH.findall(text))))
-    if "." in text:
-        found.update("F" + name for name in _FILE.findall(text))
-    found.update("I" + word for word in _IDENTIFIER.findall(text) if _is_code(word))
+    lines = set(text.splitlines())
+    paths = _PATH.findall("\n".join(line for line in lines if "/" in line))
+    found.update(filter(None, map(path_atom, paths)))
+    names = _FILE.findall("\n".join(line for line in lines if "." in line))
+    found.update("F" + name for name in names)
+    words = filter(_CODE.search, set(_IDENTIFIER.findall(text)))
+    found.update("I" + word for word in words)
     if _DIGIT.search(text):
         numbers = _NUMBER.findall(text)
         found.update("N" + number for number in numbers if not _ROUND_OR_YEAR.fullmatch(number))
-        found.update("H" + digits for digits in _HEX.findall(text))
-    found.update("L" + line for line in map(_line, text.splitlines()) if line)
+        ids = _HEX.findall(text)
+        found.update("H" + name for name in ids if not (name.isdigit() or name.isalpha()))
+    found.update("L" + line for line in map(_line, lines) if line)
     return frozenset(map(sys.intern, found))
 
 
@@ -78,17 +78,10 @@ def path_atom(path: str) -> Atom | None:
     return "P" + short if len(short) >= MIN_PATH else None
 
 
-def _is_code(word: str) -> bool:
-    return "_" in word.strip("_") or _INNER_CAPITAL.search(word) is not None
-
-
 def _line(line: str) -> str:
     """*line* without line number and indentation, "" when it is too short to be recognized."""
-    line = WIDE_GUTTER.sub("", line)
-    line = _BLANKS.sub(" ", line).strip()
-    if len(line) < MIN_LINE:
-        return ""
-    if sum(1 for _ in islice(_WORD.finditer(line), MIN_WORDS)) < MIN_WORDS:
+    line = " ".join(WIDE_GUTTER.sub("", line).split())
+    if len(line) < MIN_LINE or not _THREE_WORDS.search(line):
         return ""
     return line[:MAX_LINE]
 
