@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, isawaitable, signature
 from typing import Any
@@ -102,17 +102,23 @@ def answer_tokens(max_words: int, window: int) -> int:
 # The transcript -----------------------------------------------------------------------------------
 
 
-def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
-    """*messages* as text: roles, texts, calls with their input, results.
+def render(
+    messages: Sequence[Message], max_block_chars: int, longer: Sequence[str] = ()
+) -> list[str]:
+    """Each of *messages* as text: its role, texts, calls with their input, results.
 
     The middle of a block longer than *max_block_chars* is left out. Our own tags are escaped
-    wherever they occur in the conversation; thinking and media data are left out.
+    wherever they occur in the conversation; thinking and media data are left out. *longer* is what
+    a higher limit gave: what is short enough in it is taken from there.
     """
-    rendered = [_render(message, max_block_chars) for message in messages]
+    rendered = [
+        text if 0 < len(text) <= max_block_chars else _render(message, max_block_chars)
+        for message, text in zip(messages, longer or [""] * len(messages), strict=True)
+    ]
     if acknowledged_count(messages):
         text = _escape(summary_body(messages[0]) or "", 4 * max_block_chars)
         rendered[0] = f"<earlier_summary>\n{text}\n</earlier_summary>"
-    return without_surrogates("\n".join(rendered))
+    return rendered
 
 
 def _render(message: Message, limit: int) -> str:
@@ -162,22 +168,25 @@ async def transcript_prompt(
     can_be_split = len(messages) - earlier > 1
     if not can_be_split:
         limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
-    shown = ""
+    rendered: list[str] = []
     for limit in limits:
-        longer = shown
-        shown = await in_thread(transcript, messages, limit)
-        prompt = _mark_as_data(shown, request)
-        if shown != longer and await _fits(prompt, max_tokens, counter):
+        longer = rendered
+        rendered = await in_thread(render, messages, limit, longer)
+        if rendered == longer:
+            continue
+        prompt = await in_thread(_mark_as_data, rendered, request)
+        if await _fits(prompt, max_tokens, counter):
             return prompt
     if can_be_split:
         raise PromptTooLong(
             f"{len(messages):,} messages do not fit into the {window:,} tokens of the summary model"
         )
     # A character is at most four bytes, a token at least one.
-    return _mark_as_data(shorten(shown, max_tokens // 8), request)
+    return _mark_as_data([shorten("\n".join(rendered), max_tokens // 8)], request)
 
 
-def _mark_as_data(text: str, request: str) -> str:
+def _mark_as_data(rendered: Iterable[str], request: str) -> str:
+    text = without_surrogates("\n".join(rendered))
     return f"<transcript>\n{text}\n</transcript>\n\n{_DATA}\n\n{request}"
 
 

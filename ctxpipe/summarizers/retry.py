@@ -27,7 +27,7 @@ from ..messages.identity import digest
 from ..placeholders.summaries import safe_summary
 from ..providers.refusals import as_refusal, status_of
 from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
-from .prompt import MAX_BLOCK_CHARS, transcript
+from .prompt import MAX_BLOCK_CHARS, render
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _halves(part: list[Message]) -> list[list[Message]]:
 
     A call and its results stay together where that is possible.
     """
-    sizes = list(accumulate(len(transcript([message], MAX_BLOCK_CHARS)) for message in part))
+    sizes = list(accumulate(map(len, render(part, MAX_BLOCK_CHARS))))
     all_cuts = range(1, len(part))
     cuts = [index for index in all_cuts if not has_results(part[index])] or all_cuts
     if not cuts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,13 @@ from histories import (
     user,
 )
 from hypothesis import given
+from hypothesis import strategies as st
 
 from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message, is_encodable
 from ctxpipe.placeholders.summaries import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarize_with_retry
-from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
+from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, render
 from ctxpipe.tokens import TokenCounter, conservative
 
 PICTURE = {
@@ -166,6 +168,10 @@ async def test_an_answer_that_is_no_text_is_explained_and_not_asked_for_again(as
 # The transcript -----------------------------------------------------------------------------------
 
 
+def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
+    return "\n".join(render(messages, max_block_chars))
+
+
 def test_roles_texts_calls_inputs_and_results_are_rendered():
     history = conversation(
         user("read it"),
@@ -242,11 +248,18 @@ def test_an_earlier_summary_is_marked_as_one_without_what_stands_behind_it():
 
 
 @given(histories())
-def test_every_history_becomes_a_text_that_can_be_sent(history: list[Message]):
-    text = transcript([*history, user("half a pair \ud83d")], 1000)
+async def test_every_history_becomes_a_text_that_can_be_sent(history: list[Message]):
+    prompt = await prompt_for([*history, user("half a pair \ud83d")])
 
-    assert is_encodable(text)
-    assert text.count("<message ") == text.count("</message>") == len(history) + 1
+    assert is_encodable(prompt)
+    assert prompt.count("<message ") == prompt.count("</message>") == len(history) + 1
+
+
+@given(histories(), st.integers(50, 5000))
+def test_what_was_rendered_with_a_higher_limit_makes_no_difference(history, limit):
+    history = [*history, *step("t1", "read_file", {"path": "a.py"}, "line\n" * 800)]
+
+    assert render(history, limit, render(history, 10_000)) == render(history, limit)
 
 
 async def test_the_transcript_comes_first_marked_as_data():
