@@ -301,13 +301,16 @@ _FIRST_LINE_REFUSAL = re.compile(
     r"(?:errno|fatal|failed|failure|denied|\w{0,40}(?:error|exception))\b\s*[\"']?\s*[:>\]})])",
     re.IGNORECASE,
 )
-_SHELL_REFUSAL = re.compile(
-    r"^[^\n]{0,300}: (?:permission denied|no such file or directory|operation not permitted|"
-    r"is a directory|not a directory|command not found|cannot open)\b|"
-    r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
-    re.IGNORECASE | re.MULTILINE,
+_SHELL_REFUSAL = (
+    r": (?:permission denied|no such file or directory|operation not permitted|is a directory|"
+    r"not a directory|command not found|cannot open)\b"
 )
-_SHELL_WORDS = ("exit", "return", "status", "denied", "director", "permitted", " not f", "cannot")
+_SHELL_REFUSES = re.compile(_SHELL_REFUSAL, re.IGNORECASE)  # quick: it begins with a literal
+_SHELL_LINE = re.compile(rf"^[^\n]{{0,300}}{_SHELL_REFUSAL}", re.IGNORECASE | re.MULTILINE)
+_EXIT_STATUS = re.compile(
+    r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]", re.IGNORECASE
+)
+_STATUS_WORDS = ("exit", "return", "status")
 _SHELL_SPEAKS = re.compile(
     r"\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): ", re.IGNORECASE
 )
@@ -338,9 +341,11 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
         return True
     if not whole:
         return False
-    ends = begin, text[-2000:]
     return any(
-        _SHELL_SPEAKS.match(end) or _contains(end, _SHELL_REFUSAL, _SHELL_WORDS) for end in ends
+        _SHELL_SPEAKS.match(end)
+        or (_SHELL_REFUSES.search(end) and _SHELL_LINE.search(end))
+        or _contains(end, _EXIT_STATUS, _STATUS_WORDS)
+        for end in {begin, text[-2000:]}
     )
 
 

@@ -45,7 +45,7 @@ def server_spans(messages: Sequence[Message]) -> tuple[list[range], int]:
     waiting: dict[str, int] = {}
     made: dict[str, int] = {}
     for index, message in enumerate(messages):
-        if closes_turn(message):
+        if made and closes_turn(message):
             waiting.clear()
             made.clear()
         if message["role"] != "assistant":
@@ -57,6 +57,8 @@ def server_spans(messages: Sequence[Message]) -> tuple[list[range], int]:
                 call = str(field(block, "id"))
                 waiting[call] = index
                 made[call] = index
+            if not made:
+                continue
             result = server_result(block)
             if result in waiting:
                 spans.append(range(waiting.pop(result), index + 1))

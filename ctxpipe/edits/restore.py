@@ -6,6 +6,7 @@ import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
+from operator import attrgetter
 
 from ..messages import (
     Message,
@@ -138,15 +139,18 @@ def _calls_with_results(
     """
     calls: dict[str, ToolCall] = {}
     results: dict[tuple[int, int], ToolResult] = {}  # by the place of the call
-    for index in range(len(messages)):
-        calls.update((call.id, call) for call in tool_calls(messages, index, index + 1))
-        for found in tool_results(messages, index, index + 1):
-            call = calls.get(found.tool_use_id)
-            if call is None or (call.place in results and _is_failure(results[call.place])):
-                continue
-            text = offloaded.get(result_text(found))
-            results[call.place] = found if text is None else replace(found, content=text)
-    for call in tool_calls(messages):
+    made = list(tool_calls(messages))
+    parts: list[ToolCall | ToolResult] = [*made, *tool_results(messages)]
+    for part in sorted(parts, key=attrgetter("place")):
+        if isinstance(part, ToolCall):
+            calls[part.id] = part
+            continue
+        call = calls.get(part.tool_use_id)
+        if call is None or (call.place in results and _is_failure(results[call.place])):
+            continue
+        text = offloaded.get(result_text(part))
+        results[call.place] = part if text is None else replace(part, content=text)
+    for call in made:
         if call.place in results:
             yield call, results[call.place]
 

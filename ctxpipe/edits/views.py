@@ -101,6 +101,7 @@ TOKEN = re.compile(
     r"(?P<quiet>2>\s*(?:/dev/null|&1))|(?P<stop>&&|[;\n])|(?P<pipe>\|(?!\|))|"
     rf"(?P<word>{WORD})|[ \t\r]+"
 )
+_QUOTED = re.compile(r"['\"\\]")
 VIEWERS = frozenset({"bat", "cat", "head", "less", "more", "nl", "open", "sed", "tail"})
 FILTERS = VIEWERS - {"open"}
 VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl"}
@@ -169,7 +170,9 @@ def _pipelines(line: str) -> list[list[list[str]]]:
 
 
 def _unquote(words: Sequence[str]) -> list[str]:
-    plain = [part for word in words for part in shlex.split(word)]
+    plain = [
+        part for word in words for part in (shlex.split(word) if _QUOTED.search(word) else [word])
+    ]
     if plain and plain[0] in ("command", "sudo"):
         return plain[1:]
     return plain
