@@ -283,6 +283,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
         ),
         (("--compare", "/nowhere.toml"), "cannot be read"),
         (("--read", "-1"), "the price read is -1"),
+        (("--read", "7"), "Invalid value for '--read'"),
         (("--scheduler", "nowhere"), "no Dask scheduler"),
         (("--nonsense",), "No such option"),
     ],

@@ -67,6 +67,7 @@ ReadPrice = Annotated[
         "--read",
         help="The price of a cached token, relative to an input token; default: the model's, "
         "without --model 0.1.",
+        max=1,
     ),
 ]
 Strict = Annotated[
