@@ -122,7 +122,7 @@ docs: $(STAMP)  ## the documentation, strictly, into build/site
 
 # DONE="test test-adapters" leaves these out: `make release-check` has rows of their own for them.
 nightly:  ## tests, coverage's gate, properties with 1,000 examples each and slow tests, all mounts, first-hour
-	$(MAKE) $(filter-out $(DONE),test coverage test-deep test-extras test-adapters examples first-hour)
+	$(MAKE) $(filter-out $(DONE),test coverage test-deep test-extras test-langgraph test-adapters examples first-hour)
 
 test-deep: $(STAMP)  ## pytest with 1,000 examples of each property, and the tests that are slow
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
